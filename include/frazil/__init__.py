@@ -1,0 +1,5 @@
+"""frazil: Kafka streams into Apache Iceberg tables, exactly once, operated from Airflow."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

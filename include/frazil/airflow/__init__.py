@@ -1,0 +1,3 @@
+"""Operators, triggers and DAG factories: the only room that imports Airflow."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""The `frazil` command."""
+
+from __future__ import annotations

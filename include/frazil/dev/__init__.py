@@ -1,0 +1,3 @@
+"""Embedded Kafka and Airflow for `frazil dev`, the demo, tests and benchmarks."""
+
+from __future__ import annotations

@@ -1,0 +1,93 @@
+"""Every error frazil raises on purpose, as one shallow tree.
+
+FrazilError                  exit  restart?
+├── WriterBusy                 9   no   another process of this host holds the writer's lock
+├── SpecError                 10   no   a stream's YAML, or a reference in it, cannot be used
+├── OffsetGap                 11   no   Kafka deleted records that were not yet read
+├── RolledBack                12   no   the table went back behind the stream's marker
+├── Fenced                    13   no   another writer of this stream took over
+├── TopicRecreated            14   no   the topic's id is not the marker's
+├── SchemaIncompatible        15   no   the declared schema does not fit the table's
+├── AccessDenied              16   no   Kafka, the catalog or the storage refuses our credentials
+├── AdoptionRequired          17   no   the table has rows that no stream wrote
+├── MarkerUnreadable          18   no   the marker was written by a newer frazil, or edited by hand
+├── StaleBatch                20   yes  the batch starts elsewhere than the marker: stage it anew
+├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
+├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
+└── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
+
+The exit code is what the writer's process ends with, and `RESTARTABLE` is what the supervisor asks.
+Any other exit code than these is a crash, and a crash is restarted with backoff.
+"""
+
+from __future__ import annotations
+
+
+class FrazilError(Exception):
+    """The root. The message says what happened, where, and what to do now."""
+
+    exit_code: int = 1
+    restartable: bool = False
+
+
+class WriterBusy(FrazilError):
+    exit_code = 9
+
+
+class SpecError(FrazilError):
+    exit_code = 10
+
+
+class OffsetGap(FrazilError):
+    exit_code = 11
+
+
+class RolledBack(FrazilError):
+    exit_code = 12
+
+
+class Fenced(FrazilError):
+    exit_code = 13
+
+
+class TopicRecreated(FrazilError):
+    exit_code = 14
+
+
+class SchemaIncompatible(FrazilError):
+    exit_code = 15
+
+
+class AccessDenied(FrazilError):
+    exit_code = 16
+
+
+class AdoptionRequired(FrazilError):
+    exit_code = 17
+
+
+class MarkerUnreadable(FrazilError):
+    exit_code = 18
+
+
+class StaleBatch(FrazilError):
+    exit_code = 20
+    restartable = True
+
+
+class CommitUnavailable(FrazilError):
+    exit_code = 21
+    restartable = True
+
+
+class KafkaUnavailable(FrazilError):
+    exit_code = 22
+    restartable = True
+
+
+class EnvironmentUnusable(FrazilError):
+    exit_code = 1
+
+
+NO_RESTART = frozenset(cls.exit_code for cls in FrazilError.__subclasses__() if not cls.restartable and cls.exit_code > 1)
+"""Exit codes of a writer after which a restart would fail in the same way (a bare 1 is a crash)."""

@@ -1,0 +1,23 @@
+"""Where frazil keeps what belongs to this machine: `$FRAZIL_HOME`, by default `.frazil` of the current folder.
+
+<home>/streams/<name>/   a writer's run folder: lock, status.json, exit.json, writer.log, checkpoint-<epoch>/
+<home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
+<home>/dev/              embedded Kafka and Airflow  <home>/jars/     JVM jars by checksum
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """The folder, absolute; not created here."""
+    return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
+
+
+def run_folder(stream: str) -> Path:
+    """The run folder of one stream's writer on this machine, made if missing."""
+    folder = home() / "streams" / stream
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

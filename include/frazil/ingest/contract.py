@@ -1,0 +1,149 @@
+"""What passes between the driver and its executors: plain frozen values that pickle and turn into JSON.
+
+One batch has one `StageContext`, and a `StageTask` for each Spark task; a task answers with a `StageResult`.
+No record returns to the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TopicPartition = tuple[str, int]
+
+Target = Literal["main", "dead-letters"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """Records `[start, end)` of one topic-partition; offsets in it may be missing (compaction, transactions)."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """The ranges that one Spark task reads: many Kafka partitions may share a task, and so a file."""
+
+    index: int
+    ranges: tuple[OffsetRange, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StageTask:
+        return cls(value["index"], tuple(OffsetRange(**r) for r in value["ranges"]))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """A table to write files for, as its metadata stood when the batch began.
+
+    `schema_json`, `spec_json` and `sort_order_json` are Iceberg's own JSON forms; `folder` is this batch's own
+    `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
+    """
+
+    schema_json: str
+    spec_json: str
+    sort_order_json: str
+    properties: Mapping[str, str]
+    folder: str
+    target_file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """All that the tasks of one batch have in common."""
+
+    stream: str
+    epoch: int
+    batch: int
+    kafka: Mapping[str, str]
+    """librdkafka properties, references resolved."""
+    io: Mapping[str, str]
+    """PyIceberg FileIO properties."""
+    format: Literal["json"]
+    event_time_column: str
+    event_time_unit: Literal["iso", "s", "ms", "us", "ns"]
+    coordinates: bool
+    main: TargetTable
+    dead_letters: TargetTable
+    topic_ids: Mapping[str, str]
+    dead_letter_floor: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Dead letters below these offsets are in their table already, and are counted but not written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One Parquet file that no table knows yet, with all that a manifest entry needs.
+
+    Bounds, and `partition` (one value per partition field), are Iceberg single-value serialisations in base64.
+    """
+
+    target: Target
+    path: str
+    records: int
+    bytes: int
+    schema_id: int
+    spec_id: int
+    sort_order_id: int | None
+    """Set only when the whole file is sorted."""
+    partition: tuple[str | None, ...]
+    column_sizes: Mapping[int, int]
+    value_counts: Mapping[int, int]
+    null_value_counts: Mapping[int, int]
+    nan_value_counts: Mapping[int, int]
+    lower_bounds: Mapping[int, str]
+    upper_bounds: Mapping[int, str]
+    split_offsets: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
+        """JSON has no integer keys and no tuples: both are put back."""
+        fixed = {
+            k: {int(i): x for i, x in v.items()} if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v
+            for k, v in value.items()
+        }
+        return cls(**fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeProgress:
+    """What became of one range: `records` landed rows, `rejected` dead letters (those below the floor included)."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    records: int
+    rejected: int
+    max_event_time_us: int | None
+    """Microseconds since the epoch, UTC; None when no row landed."""
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return (self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    files: tuple[StagedFile, ...]
+    progress: tuple[RangeProgress, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"files": [f.to_json() for f in self.files], "progress": [dataclasses.asdict(p) for p in self.progress]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StageResult:
+        return cls(
+            tuple(StagedFile.from_json(f) for f in value["files"]), tuple(RangeProgress(**p) for p in value["progress"])
+        )

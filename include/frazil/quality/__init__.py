@@ -1,0 +1,3 @@
+"""Great Expectations suites and gates (arrives with partition signals)."""
+
+from __future__ import annotations

@@ -1,0 +1,63 @@
+"""The writer's status file: written by its own thread, readable by anything, without a JVM."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+FILE_NAME = "status.json"
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    TAKING_OVER = "taking-over"
+    WAITING = "waiting"
+    STAGING = "staging"
+    JOURNALING = "journaling"
+    COMMITTING = "committing"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Where a writer stands. Times are milliseconds since the epoch, UTC."""
+
+    stream: str
+    pid: int
+    spec_fingerprint: str
+    phase: Phase
+    written_at_ms: int
+    advanced_at_ms: int
+    """When something last moved: the phase, the batch, or the records of the batch at hand."""
+    epoch: int | None = None
+    batch: int | None = None
+    batch_records: int = 0
+    """Records read so far by the batch at hand."""
+    lag: int | None = None
+    """Records in Kafka, up to the last stable offset, that are not committed."""
+    last_commit_at_ms: int | None = None
+    last_commit_snapshot: int | None = None
+    watermark_ms: int | None = None
+    table_location: str | None = None
+    """Set once the table exists: desired state and journals stand beside it."""
+    error: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """Replace the status file whole: a reader sees the old one or the new one."""
+        temporary = folder / f".{FILE_NAME}.{os.getpid()}"
+        temporary.write_text(json.dumps(dataclasses.asdict(self)))
+        temporary.replace(folder / FILE_NAME)
+
+    @classmethod
+    def read(cls, folder: Path) -> Heartbeat | None:
+        """The last heartbeat, or None where no writer has run."""
+        try:
+            raw = json.loads((folder / FILE_NAME).read_text())
+        except FileNotFoundError:
+            return None
+        return cls(**{**raw, "phase": Phase(raw["phase"])})

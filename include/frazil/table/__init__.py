@@ -1,0 +1,3 @@
+"""Catalogs, tables and the storage beneath them."""
+
+from __future__ import annotations

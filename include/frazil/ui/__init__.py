@@ -1,0 +1,3 @@
+"""The operations page (arrives with its issue)."""
+
+from __future__ import annotations
