@@ -1,0 +1,54 @@
+"""`frazil`: one command, whose subcommands load their own modules only when called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from frazil import __version__
+from frazil.errors import FrazilError
+
+COMMANDS = {
+    "dev": "frazil.cli.dev:dev",
+    "validate": "frazil.cli.validate:validate",
+    "run": "frazil.cli.run:run",
+    "status": "frazil.cli.status:status",
+    "pause": "frazil.cli.desired:pause",
+    "resume": "frazil.cli.desired:resume",
+    "restart": "frazil.cli.desired:restart",
+    "reset": "frazil.cli.marker:reset",
+    "adopt": "frazil.cli.marker:adopt",
+    "forget": "frazil.cli.marker:forget",
+    "audit": "frazil.cli.audit:audit",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when it is used: `frazil --help` loads no PyArrow."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name].split(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="frazil")
+def frazil() -> None:
+    """Kafka streams into Apache Iceberg tables, exactly once."""
+
+
+def main() -> None:
+    """Entry point: an error of ours is one sentence and its own exit code, never a traceback."""
+    try:
+        frazil()
+    except FrazilError as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(error.exit_code)
