@@ -1,0 +1,294 @@
+"""The only committer of a stream: take-over, dead letters, batches, each one compare-and-swap with the marker inside.
+
+Relies on: (1) no marker changes without a snapshot on main in the same update; (2) one process per epoch; (3) a
+journal is written before its commit, and is whole; (4) staged files are never changed once staged. It does not rely
+on clocks, on Spark's checkpoint, or on a lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from pyiceberg.table import Table
+from pyiceberg.table.update import SetPropertiesUpdate
+
+from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.marker import BatchKey, Marker, SourceIdentity, read_marker
+from frazil.commit.rules import (
+    Verdict,
+    check_adopted,
+    check_ancestry,
+    check_fence,
+    check_source,
+    continuity,
+    dead_letter_continuity,
+    files_fit,
+)
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
+from frazil.errors import StaleBatch
+from frazil.ingest.contract import StagedFile, TopicPartition
+from frazil.partitions.watermark import watermark_us
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTables:
+    """What one stream commits to, and where its journals are."""
+
+    stream: str
+    main: TableHandle
+    dead_letters: TableHandle
+    journals: JournalStore
+    clock_ms: Callable[[], int]
+    patience: Patience = field(default_factory=Patience)
+
+    def marker(self) -> Marker | None:
+        """The marker as the catalog has it now."""
+        return read_marker(self.main.refresh().metadata.properties, self.stream)
+
+
+Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
+"""From a table and its marker: the marker to write next, or the answer if nothing is to be written."""
+
+
+class Committer:
+    """Commits one epoch of one stream."""
+
+    def __init__(self, tables: StreamTables, epoch: int) -> None:
+        self._tables = tables
+        self.epoch = epoch
+
+    @classmethod
+    def take_over(
+        cls,
+        tables: StreamTables,
+        *,
+        source: SourceIdentity,
+        initial: Callable[[], Mapping[TopicPartition, int]],
+        first_epoch: int = 1,
+    ) -> Committer:
+        """Begin the next epoch: from its landing on, no commit of an earlier epoch can land in either table.
+
+        `initial` is asked for the first offsets only where the stream has no marker; its first epoch is then above
+        every epoch that ever staged a file here (a stream may have been forgotten). Raises `RolledBack`,
+        `TopicRecreated` and `AdoptionRequired`. A take-over whose answer was lost is simply taken again.
+        """
+
+        def decide(table: Table, marker: Marker | None) -> Marker:
+            if marker is None:
+                check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier)
+                return Marker(tables.stream, BatchKey(first_epoch, 0), settled=None, offsets=initial(), source=source)
+            check_ancestry(table.metadata, marker, table=tables.main.identifier)
+            check_source(marker, source)
+            return dataclasses.replace(
+                marker, at=BatchKey(marker.at.epoch + 1, 0), source=_joined(marker.source, source)
+            )
+
+        tables.main.refresh()
+        taken = append(tables, tables.main, decide, files=(), summary={"frazil.operation": "take-over"})
+        return cls(tables, taken.at.epoch)._fence_dead_letters(source)
+
+    def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
+        """The dead-letter table gets the epoch too, or a paused writer could still commit files that we discard."""
+
+        def decide(table: Table, marker: Marker | None) -> Marker:
+            if marker is None:
+                return Marker(self._tables.stream, BatchKey(self.epoch, 0), settled=None, offsets={}, source=source)
+            if marker.at.epoch > self.epoch:
+                check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
+            check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
+            offsets = _of_same_topics(marker, source)
+            return dataclasses.replace(marker, at=BatchKey(self.epoch, 0), offsets=offsets, source=source)
+
+        self._tables.dead_letters.refresh()
+        append(
+            self._tables,
+            self._tables.dead_letters,
+            decide,
+            files=(),
+            summary={"frazil.operation": "take-over"},
+        )
+        return self
+
+    def commit(self, journal: Journal) -> Marker:
+        """Dead letters first, then the batch. Returns the marker that holds it, also when it was there already.
+
+        Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `AccessDenied`, `CommitUnavailable`.
+        """
+        if journal.dead_letter_files:
+            self._commit_dead_letters(journal)
+
+        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+            check_ancestry(table.metadata, marker, table=self._tables.main.identifier)
+            check_source(marker, journal.source)
+            verdict = continuity(marker, journal)
+            if verdict is Verdict.COMMITTED:
+                return Done(marker)
+            _check_stageable(table, journal, verdict, journal.main_files, at=marker)
+            return advanced(marker, journal)
+
+        return append(self._tables, self._tables.main, decide, files=journal.main_files, summary=self._history(journal))
+
+    def _commit_dead_letters(self, journal: Journal) -> None:
+        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+            check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
+            if marker.settled == journal.key:
+                return Done(marker)
+            offsets = _of_same_topics(marker, journal.source)
+            verdict = dead_letter_continuity(offsets, journal)
+            if verdict is Verdict.COMMITTED:
+                return Done(marker)
+            _check_stageable(table, journal, verdict, journal.dead_letter_files, at=marker)
+            return dataclasses.replace(
+                marker,
+                at=BatchKey(self.epoch, marker.at.batch + 1),
+                settled=journal.key,
+                offsets={**offsets, **{p.topic_partition: p.end for p in journal.progress}},
+                source=journal.source,
+            )
+
+        append(
+            self._tables,
+            self._tables.dead_letters,
+            decide,
+            files=journal.dead_letter_files,
+            summary=self._history(journal),
+        )
+
+    def dead_letter_floor(self) -> Mapping[TopicPartition, int]:
+        """Offsets below which dead letters are in their table already."""
+        marker = read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
+        return {} if marker is None else marker.offsets
+
+    def _history(self, journal: Journal) -> dict[str, str]:
+        return {
+            "frazil.records": str(journal.records),
+            "frazil.rejected": str(journal.rejected),
+            "frazil.commit-record": self._tables.journals.path(journal.key),
+        }
+
+
+def append(
+    tables: StreamTables,
+    handle: TableHandle,
+    decide: Decide,
+    *,
+    files: tuple[StagedFile, ...],
+    summary: Mapping[str, str],
+) -> Marker:
+    """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind."""
+    writer = SnapshotWriter(files, handle.current().metadata.new_snapshot_id())
+
+    def propose(table: Table) -> Done[Marker] | Change[Marker]:
+        marker = decide(table, read_marker(table.metadata.properties, tables.stream))
+        if isinstance(marker, Done):
+            return marker
+        prepared = writer.prepare(table, summary={**_position(marker), **summary}, now_ms=tables.clock_ms())
+        marker = marker.with_snapshot(prepared.snapshot.snapshot_id, prepared.snapshot.sequence_number or 0)
+        return Change(
+            requirements=prepared.requirements,
+            updates=(
+                *prepared.updates,
+                SetPropertiesUpdate(updates={marker.property_name: marker.to_property()}),
+            ),
+            result=marker,
+        )
+
+    try:
+        landed = swap(handle, propose, patience=tables.patience)
+    except BaseException:
+        _clean(writer, handle)
+        raise
+    if len(writer.attempts) > 1:
+        _clean(writer, handle)
+    return landed
+
+
+def _clean(writer: SnapshotWriter, handle: TableHandle) -> None:
+    """Best effort: what cannot be removed now costs storage, and must not hide how the commit ended."""
+    if not writer.attempts:
+        return
+    try:
+        writer.delete_unused(handle.refresh())
+    except Exception as error:
+        log.warning("unused manifests of %s were left behind: %r", handle.identifier, error)
+
+
+def advanced(marker: Marker, journal: Journal) -> Marker:
+    """The marker after a batch."""
+    ends = {p.topic_partition: p.end for p in journal.progress}
+    newest = dict(marker.max_event_times_us)
+    for p in journal.progress:
+        if p.max_event_time_us is not None:
+            newest[p.topic_partition] = max(p.max_event_time_us, newest.get(p.topic_partition, p.max_event_time_us))
+    offsets = {**marker.offsets, **ends}
+    return dataclasses.replace(
+        marker,
+        at=BatchKey(marker.at.epoch, marker.at.batch + 1),
+        settled=journal.key,
+        offsets=offsets,
+        source=_joined(marker.source, journal.source),
+        max_event_times_us=newest,
+        idle=journal.idle,
+        watermark_us=watermark_us(
+            newest, partitions=offsets.keys(), idle=journal.idle, previous_us=marker.watermark_us
+        ),
+    )
+
+
+def _check_stageable(
+    table: Table, journal: Journal, verdict: Verdict, files: tuple[StagedFile, ...], *, at: Marker
+) -> None:
+    """Anything that is neither to be committed nor committed is discarded by the next epoch, and staged anew."""
+    where = f"batch {journal.key} of stream {journal.stream!r}"
+    if verdict is Verdict.STALE:
+        starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
+        off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
+        raise StaleBatch(f"{where} starts elsewhere than the marker stands (batch, marker): {off}; it is staged anew")
+    if not files_fit(table.metadata, files):
+        raise StaleBatch(f"{where} was staged for a schema or partition spec that the table gave up; it is staged anew")
+
+
+def _joined(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
+    return SourceIdentity(found.cluster_id, {**known.topic_ids, **found.topic_ids})
+
+
+def _of_same_topics(marker: Marker, found: SourceIdentity) -> dict[TopicPartition, int]:
+    """The marker's offsets that still mean something: those of a topic made again compare with nothing."""
+    same_cluster = marker.source.cluster_id == found.cluster_id
+    known = marker.source.topic_ids
+    return {
+        (topic, partition): offset
+        for (topic, partition), offset in marker.offsets.items()
+        if same_cluster and known.get(topic) == found.topic_ids.get(topic, known.get(topic))
+    }
+
+
+def _position(marker: Marker) -> dict[str, str]:
+    """A marker in a snapshot's summary: history, for people and other tools. Small however many partitions."""
+    position = {
+        "frazil.stream": marker.stream,
+        "frazil.epoch": str(marker.at.epoch),
+        "frazil.batch-id": str(marker.at.batch),
+    }
+    if marker.watermark_us is not None:
+        position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
+    if marker.max_event_times_us:
+        position["max-event-time"] = iso_utc(max(marker.max_event_times_us.values()))
+    return position
+
+
+def iso_utc(us: int) -> str:
+    """Microseconds since the epoch as ISO 8601; as the bare number where no calendar reaches."""
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
+    except OverflowError:
+        return f"{us} us"

@@ -1,0 +1,148 @@
+"""The pre-commit: one durable object per batch, written before the commit, whole or not at all.
+
+After a crash the next epoch commits it without reading Kafka or writing Parquet again, if its start is still where
+the marker stands; otherwise it is discarded with its files. Once committed it stays as the commit record that the
+snapshot's summary points to, which the audit and the way back from a rollback read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from frazil.commit.marker import BatchKey, SourceIdentity, flat, nested
+from frazil.ingest.contract import RangeProgress, StagedFile, TopicPartition
+from frazil.table.storage import ObjectStore
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Everything the commit of one batch needs."""
+
+    stream: str
+    key: BatchKey
+    table_uuid: str
+    created_at_ms: int
+    source: SourceIdentity
+    progress: tuple[RangeProgress, ...]
+    files: tuple[StagedFile, ...]
+    """Of both tables: `StagedFile.target` says which."""
+    dead_letter_floor: Mapping[TopicPartition, int]
+    idle: frozenset[TopicPartition]
+    offsets_after: Mapping[TopicPartition, int]
+    """Where the whole stream stands once this batch is committed."""
+
+    @property
+    def records(self) -> int:
+        return sum(p.records for p in self.progress)
+
+    @property
+    def rejected(self) -> int:
+        return sum(p.rejected for p in self.progress)
+
+    @property
+    def main_files(self) -> tuple[StagedFile, ...]:
+        return tuple(f for f in self.files if f.target == "main")
+
+    @property
+    def dead_letter_files(self) -> tuple[StagedFile, ...]:
+        return tuple(f for f in self.files if f.target == "dead-letters")
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(
+            {
+                "format": FORMAT_VERSION,
+                "stream": self.stream,
+                "epoch": self.key.epoch,
+                "batch": self.key.batch,
+                "table-uuid": self.table_uuid,
+                "created-at-ms": self.created_at_ms,
+                "cluster-id": self.source.cluster_id,
+                "topic-ids": dict(self.source.topic_ids),
+                "progress": [dataclasses.asdict(p) for p in self.progress],
+                "files": [f.to_json() for f in self.files],
+                "dead-letter-floor": nested(self.dead_letter_floor),
+                "idle": nested(dict.fromkeys(self.idle, 1)),
+                "offsets-after": nested(self.offsets_after),
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Journal | None:
+        """None for what is not a whole journal of this format: a torn, foreign or newer object."""
+        try:
+            raw = json.loads(data)
+            if raw["format"] != FORMAT_VERSION:
+                return None
+            return cls._from_json(raw)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    @classmethod
+    def _from_json(cls, raw: Mapping[str, Any]) -> Journal:
+        return cls(
+            stream=raw["stream"],
+            key=BatchKey(raw["epoch"], raw["batch"]),
+            table_uuid=raw["table-uuid"],
+            created_at_ms=raw["created-at-ms"],
+            source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),
+            progress=tuple(RangeProgress(**p) for p in raw["progress"]),
+            files=tuple(StagedFile.from_json(f) for f in raw["files"]),
+            dead_letter_floor=flat(raw["dead-letter-floor"]),
+            idle=frozenset(flat(raw["idle"])),
+            offsets_after=flat(raw["offsets-after"]),
+        )
+
+
+class JournalStore:
+    """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`."""
+
+    def __init__(self, store: ObjectStore, state_location: str) -> None:
+        self._store = store
+        self._folder = f"{state_location}/journal"
+
+    def path(self, key: BatchKey) -> str:
+        return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"
+
+    def put(self, journal: Journal) -> bool:
+        """Write the journal durably; False when its key is taken (by a writer that this one does not know of)."""
+        self._store.sync_files([f.path for f in journal.files])
+        return self._store.put_if_absent(self.path(journal.key), journal.to_bytes())
+
+    def get(self, key: BatchKey) -> Journal | None:
+        return self.read(self.path(key))
+
+    def read(self, path: str) -> Journal | None:
+        data = self._store.get(path)
+        return None if data is None else Journal.from_bytes(data)
+
+    def keys(self) -> list[BatchKey]:
+        """All keys in order; objects of other names are not ours and are left alone."""
+        return sorted(filter(None, (_key_of(f.path) for f in self._store.list_files(self._folder))))
+
+    def after(self, settled: BatchKey | None, *, table_uuid: str, stream: str) -> Iterator[Journal]:
+        """Whole journals of this stream and table that are later than the last committed one, in order."""
+        for key in self.keys():
+            if settled is not None and key <= settled:
+                continue
+            journal = self.get(key)
+            if journal is not None and (journal.stream, journal.table_uuid, journal.key) == (
+                stream,
+                table_uuid,
+                key,
+            ):
+                yield journal
+
+    def delete(self, keys: list[BatchKey]) -> None:
+        self._store.delete([self.path(key) for key in keys])
+
+
+def _key_of(path: str) -> BatchKey | None:
+    epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
+    return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

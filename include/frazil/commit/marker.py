@@ -1,0 +1,137 @@
+"""Where a stream stands, written in the table by the commit itself: the table property `frazil.stream.<name>`.
+
+It is the only truth about a stream's progress. No marker changes without a snapshot on the branch in the same
+update, because the snapshot's requirement is its fence: a property alone has no compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from frazil.errors import MarkerUnreadable
+from frazil.ingest.contract import TopicPartition
+
+FORMAT_VERSION = 1
+PROPERTY_PREFIX = "frazil.stream."
+
+
+class BatchKey(NamedTuple):
+    """Names one batch of a stream for ever: epochs never repeat, and batches count up within one."""
+
+    epoch: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """Which Kafka this is: offsets mean nothing in another cluster, or in a topic made again."""
+
+    cluster_id: str
+    topic_ids: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """One stream's position. Offsets are the next to read; event times are microseconds since the epoch, UTC."""
+
+    stream: str
+    at: BatchKey
+    """The epoch that owns the stream, and its last batch (0 is the take-over itself)."""
+    settled: BatchKey | None
+    """The last journal that was committed; a later journal may still be waiting."""
+    offsets: Mapping[TopicPartition, int]
+    source: SourceIdentity
+    max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
+    idle: frozenset[TopicPartition] = frozenset()
+    watermark_us: int | None = None
+    snapshot_id: int = -1
+    sequence_number: int = -1
+
+    @property
+    def property_name(self) -> str:
+        return property_name(self.stream)
+
+    def with_snapshot(self, snapshot_id: int, sequence_number: int) -> Marker:
+        return dataclasses.replace(self, snapshot_id=snapshot_id, sequence_number=sequence_number)
+
+    def to_property(self) -> str:
+        """Compact JSON: it is carried by every metadata file of the table."""
+        return json.dumps(
+            {
+                "format": FORMAT_VERSION,
+                "epoch": self.at.epoch,
+                "batch": self.at.batch,
+                "settled": self.settled,
+                "offsets": nested(self.offsets),
+                "max-event-times-us": nested(self.max_event_times_us),
+                "idle": nested(dict.fromkeys(self.idle, 1)),
+                "watermark-us": self.watermark_us,
+                "cluster-id": self.source.cluster_id,
+                "topic-ids": dict(self.source.topic_ids),
+                "snapshot-id": self.snapshot_id,
+                "sequence-number": self.sequence_number,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_property(cls, stream: str, text: str) -> Marker:
+        """Raises `MarkerUnreadable` for a newer format and for what no frazil wrote."""
+        try:
+            raw = json.loads(text)
+            if raw["format"] != FORMAT_VERSION:
+                raise MarkerUnreadable(
+                    f"the marker of stream {stream!r} has format {raw['format']}, this frazil reads {FORMAT_VERSION}: "
+                    "run the frazil version that wrote it, or a newer one"
+                )
+            return cls(
+                stream=stream,
+                at=BatchKey(raw["epoch"], raw["batch"]),
+                settled=BatchKey(*raw["settled"]) if raw["settled"] else None,
+                offsets=flat(raw["offsets"]),
+                source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),
+                max_event_times_us=flat(raw["max-event-times-us"]),
+                idle=frozenset(flat(raw["idle"])),
+                watermark_us=raw["watermark-us"],
+                snapshot_id=raw["snapshot-id"],
+                sequence_number=raw["sequence-number"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MarkerUnreadable(
+                f"the table property {property_name(stream)!r} is not a marker ({error!r}): it was edited by hand; "
+                f"put it back, or run `frazil reset {stream}` to choose a position"
+            ) from error
+
+
+def property_name(stream: str) -> str:
+    return PROPERTY_PREFIX + stream
+
+
+def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
+    """The stream's marker among a table's properties, or None where the stream never committed."""
+    text = properties.get(property_name(stream))
+    return None if text is None else Marker.from_property(stream, text)
+
+
+def nested(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """`{(topic, partition): n}` as JSON can hold it, sorted so that equal markers are equal texts."""
+    out: dict[str, dict[str, int]] = {}
+    for (topic, partition), value in sorted(values.items()):
+        out.setdefault(topic, {})[str(partition)] = value
+    return out
+
+
+def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
+    """The inverse of `nested`."""
+    return {
+        (topic, int(partition)): int(value)
+        for topic, partitions in values.items()
+        for partition, value in partitions.items()
+    }

@@ -1,0 +1,159 @@
+"""The rules that every attempt to commit checks on the metadata it will replace (design: fence, ancestry, continuity, fit).
+
+Each is a function of its own, pure, and either returns a verdict or raises the error that stops the writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil.commit.journal import Journal
+from frazil.commit.marker import PROPERTY_PREFIX, Marker, SourceIdentity
+from frazil.errors import AdoptionRequired, Fenced, RolledBack, TopicRecreated
+from frazil.ingest.contract import StagedFile, TopicPartition
+
+MAIN = "main"
+
+
+class Verdict(Enum):
+    """What continuity says of a batch."""
+
+    COMMIT = "it starts where the marker stands"
+    COMMITTED = "it is in the table already"
+    STALE = "it starts elsewhere than the marker stands"
+
+
+def head_of(metadata: TableMetadata) -> Snapshot | None:
+    """The newest snapshot of the main branch."""
+    ref = metadata.refs.get(MAIN)
+    return metadata.snapshot_by_id(ref.snapshot_id) if ref else None
+
+
+def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
+    """The stream is ours: its marker carries our epoch."""
+    if marker is None:
+        raise Fenced(
+            f"stream {stream!r} was forgotten while its writer of epoch {epoch} ran; start it again if it should run"
+        )
+    if marker.at.epoch != epoch:
+        raise Fenced(
+            f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}: "
+            f"another writer runs; see `frazil status {stream}`"
+        )
+    return marker
+
+
+def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
+    """The marker's snapshot is an ancestor of the branch.
+
+    Properties do not roll back with the branch. Walking back from its head, a sequence number at or below the
+    marker's without its snapshot means that the table went back behind the marker; a chain that ends in an expired
+    parent above it is a table whose history was expired, and fine.
+    """
+    snapshots = {s.snapshot_id: s for s in metadata.snapshots}
+    ref = metadata.refs.get(MAIN)
+    current = snapshots.get(ref.snapshot_id) if ref else None
+    while current is not None:
+        if current.snapshot_id == marker.snapshot_id:
+            return
+        if (current.sequence_number or 0) <= marker.sequence_number:
+            break
+        if current.parent_snapshot_id is None or current.parent_snapshot_id not in snapshots:
+            return
+        current = snapshots[current.parent_snapshot_id]
+    raise RolledBack(
+        f"table {table} was rolled back behind stream {marker.stream!r}: its last commit was snapshot "
+        f"{marker.snapshot_id} (sequence number {marker.sequence_number}), which is no longer in branch {MAIN!r}. "
+        f"`frazil reset {marker.stream} --to table` re-reads what the rollback removed; "
+        f"`frazil reset {marker.stream} --to marker` accepts its absence"
+    )
+
+
+def check_adopted(metadata: TableMetadata, *, stream: str, table: str) -> None:
+    """A table with rows that no stream wrote is not taken without being asked for."""
+    head = head_of(metadata)
+    if head is None or any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
+        return
+    rows = head.summary.get("total-records") if head.summary else None
+    if rows != "0":
+        raise AdoptionRequired(
+            f"table {table} has {rows or 'an unknown number of'} rows that stream {stream!r} did not write: "
+            f"run `frazil adopt {stream}` to let the stream append to it"
+        )
+
+
+def check_source(marker: Marker, found: SourceIdentity) -> None:
+    """The topics are those that the marker's offsets belong to; topics that the marker does not know may be new."""
+    if marker.source.cluster_id != found.cluster_id:
+        raise TopicRecreated(
+            f"stream {marker.stream!r} was read from Kafka cluster {marker.source.cluster_id}, and "
+            f"source.bootstrap-servers now leads to {found.cluster_id}: its offsets mean nothing there. Put the address "
+            f"back, or run `frazil reset {marker.stream} --to earliest` to begin anew with this cluster"
+        )
+    for topic, topic_id in marker.source.topic_ids.items():
+        now = found.topic_ids.get(topic)
+        if now is not None and now != topic_id:
+            raise TopicRecreated(
+                f"topic {topic!r} of stream {marker.stream!r} was deleted and made again (id {topic_id} became {now}): "
+                f"the marker's offsets belong to the old one. Run `frazil reset {marker.stream} --to earliest` to read "
+                "the new topic from its beginning"
+            )
+
+
+def continuity(marker: Marker, journal: Journal) -> Verdict:
+    """Whether a batch continues the marker. Topic-partitions that the marker does not know begin anywhere."""
+    if marker.settled == journal.key:
+        return Verdict.COMMITTED
+    if not journal.progress:
+        return Verdict.COMMIT
+    offsets = marker.offsets
+    if all(p.start == offsets.get(p.topic_partition, p.start) for p in journal.progress):
+        return Verdict.COMMIT
+    if all(p.end <= offsets.get(p.topic_partition, -1) for p in journal.progress):
+        return Verdict.COMMITTED
+    return Verdict.STALE
+
+
+def dead_letter_continuity(offsets: Mapping[TopicPartition, int], journal: Journal) -> Verdict:
+    """The dead-letter table's rule is `≤`: most batches have none, so its marker trails the main one's.
+
+    Rows of a range begin at its start or at the floor that staging respected, whichever is later.
+    """
+    begins = {
+        p.topic_partition: max(p.start, journal.dead_letter_floor.get(p.topic_partition, 0)) for p in journal.progress
+    }
+    if all(offsets.get(tp, -1) <= begin for tp, begin in begins.items()):
+        return Verdict.COMMIT
+    if all(p.end <= offsets.get(p.topic_partition, -1) for p in journal.progress):
+        return Verdict.COMMITTED
+    return Verdict.STALE
+
+
+def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
+    """Whether staged files may still be added, unread and unchanged, to a table whose metadata moved on.
+
+    Files keep the spec and the schema they were written with. Any spec that the table still lists is legal for a
+    file; the schema fits while every required column of today was written then, with a type that is the same or was
+    safely promoted (field ids never change meaning otherwise).
+    """
+    specs: dict[int, PartitionSpec] = metadata.specs()
+    schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}
+    current = metadata.schema()
+    pairs = {(f.spec_id, f.schema_id) for f in files}
+    return all(
+        spec_id in specs and schema_id in schemas and _schema_fits(schemas[schema_id], current)
+        for spec_id, schema_id in pairs
+    )
+
+
+def _schema_fits(written: Schema, current: Schema) -> bool:
+    before = index_by_id(written)
+    return all(
+        field.field_id in before and before[field.field_id].required for field in current.fields if field.required
+    )

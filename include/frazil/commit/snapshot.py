@@ -1,0 +1,255 @@
+"""One snapshot of a branch, made from staged files: manifests with the files' own spec, manifest list, updates.
+
+Built on `pyiceberg.manifest` and not on PyIceberg's `Transaction`, which retries on its own without our
+precondition, writes every file with the table's default spec, and copies the metadata about fourteen times.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary, UpdateMetrics, update_snapshot_summaries
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+from pyiceberg.typedef import Record
+from pyiceberg.types import PrimitiveType
+
+from frazil.commit.rules import MAIN, head_of
+from frazil.errors import SchemaIncompatible
+from frazil.ingest.contract import StagedFile
+
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A snapshot that is written and not yet committed, and what its commit asserts."""
+
+    snapshot: Snapshot
+    parent_id: int | None
+    updates: tuple[TableUpdate, ...]
+    requirements: tuple[TableRequirement, ...]
+    manifest_list: str
+
+
+@dataclass(slots=True)
+class SnapshotWriter:
+    """Writes the snapshots of one commit: its manifests once, its manifest list anew for every attempt.
+
+    The snapshot id stays the same over all attempts, since the manifests carry it.
+    """
+
+    files: Sequence[StagedFile]
+    snapshot_id: int
+    commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    manifests: list[ManifestFile] = field(default_factory=list)
+    attempts: list[Prepared] = field(default_factory=list)
+
+    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
+        """The next attempt, on the metadata that `table` holds. `summary` goes into the snapshot's summary."""
+        metadata, parent = table.metadata, head_of(table.metadata)
+        if not self.manifests and self.files:
+            self.manifests = self._write_manifests(table)
+        path = f"{_metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
+        existing = parent.manifests(table.io) if parent else []
+        _write_list(table, path, [*self.manifests, *existing], snapshot_id=self.snapshot_id, parent=parent)
+        snapshot = Snapshot(
+            snapshot_id=self.snapshot_id,
+            parent_snapshot_id=parent.snapshot_id if parent else None,
+            manifest_list=path,
+            sequence_number=metadata.next_sequence_number(),
+            # Iceberg asks for times that do not go back along a branch, whatever this host's clock does.
+            timestamp_ms=max(now_ms, metadata.last_updated_ms),
+            summary=_summary(self.files, extra=summary, parent=parent),
+            schema_id=metadata.current_schema_id,
+        )
+        prepared = Prepared(
+            snapshot=snapshot,
+            parent_id=snapshot.parent_snapshot_id,
+            updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot)),
+            requirements=(
+                AssertTableUUID(uuid=metadata.table_uuid),
+                AssertRefSnapshotId(ref=MAIN, snapshot_id=snapshot.parent_snapshot_id),
+                AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
+                AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
+            ),
+            manifest_list=path,
+        )
+        self.attempts.append(prepared)
+        return prepared
+
+    def delete_unused(self, table: Table) -> None:
+        """Remove what attempts wrote for nothing, as freshly loaded metadata proves.
+
+        An attempt that was reported failed may still land, as long as the branch is where the attempt began: only
+        when its snapshot is absent *and* the branch moved on are its files waste.
+        """
+        live = {s.manifest_list for s in table.metadata.snapshots}
+        head = head_of(table.metadata)
+        head_id = head.snapshot_id if head else None
+        dead = [a.manifest_list for a in self.attempts if a.manifest_list not in live and a.parent_id != head_id]
+        if self.attempts and len(dead) == len(self.attempts):
+            dead += [m.manifest_path for m in self.manifests]
+            self.manifests = []
+        self.attempts = [a for a in self.attempts if a.manifest_list not in dead]
+        for path in dead:
+            table.io.delete(path)
+
+    def _write_manifests(self, table: Table) -> list[ManifestFile]:
+        metadata = table.metadata
+        number = itertools.count()
+        return [
+            _write_manifest(
+                list(files),
+                path=f"{_metadata_folder(metadata)}/{self.commit_id}-m{next(number)}.avro",
+                table=table,
+                snapshot_id=self.snapshot_id,
+            )
+            for _, files in itertools.groupby(sorted(self.files, key=_layout), key=_layout)
+        ]
+
+
+def _layout(file: StagedFile) -> tuple[int, int]:
+    return (file.spec_id, file.schema_id)
+
+
+def _write_manifest(files: list[StagedFile], *, path: str, table: Table, snapshot_id: int) -> ManifestFile:
+    """One manifest of files that share spec and schema, written with *their* spec and schema."""
+    metadata = table.metadata
+    spec = metadata.specs()[files[0].spec_id]
+    schema = metadata.schema_by_id(files[0].schema_id)
+    if schema is None:
+        raise SchemaIncompatible(f"schema {files[0].schema_id} of staged file {files[0].path} is no longer the table's")
+    with write_manifest(
+        FORMAT_VERSION, spec, schema, table.io.new_output(path), snapshot_id, _avro_codec(metadata)
+    ) as writer:
+        for file in files:
+            writer.add_entry(
+                ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED,
+                    snapshot_id=snapshot_id,
+                    sequence_number=None,
+                    file_sequence_number=None,
+                    data_file=data_file(file, spec=spec, schema=schema),
+                )
+            )
+    return writer.to_manifest_file()
+
+
+def _write_list(
+    table: Table, path: str, manifests: Sequence[ManifestFile], *, snapshot_id: int, parent: Snapshot | None
+) -> None:
+    with write_manifest_list(
+        format_version=FORMAT_VERSION,
+        output_file=table.io.new_output(path),
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=parent.snapshot_id if parent else None,
+        sequence_number=table.metadata.next_sequence_number(),
+        avro_compression=_avro_codec(table.metadata),
+    ) as writer:
+        if manifests:
+            writer.add_manifests(list(manifests))
+
+
+def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
+    """The manifest's form of a staged file; bounds and partition values are put back from their serialised form."""
+    types = [field.field_type for field in spec.partition_type(schema).fields]
+    values = [
+        None if text is None else from_bytes(_primitive(kind), base64.b64decode(text))
+        for kind, text in zip(types, file.partition, strict=True)
+    ]
+    built = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=file.path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*values),
+        record_count=file.records,
+        file_size_in_bytes=file.bytes,
+        column_sizes=dict(file.column_sizes),
+        value_counts=dict(file.value_counts),
+        null_value_counts=dict(file.null_value_counts),
+        nan_value_counts=dict(file.nan_value_counts),
+        lower_bounds={k: base64.b64decode(v) for k, v in file.lower_bounds.items()},
+        upper_bounds={k: base64.b64decode(v) for k, v in file.upper_bounds.items()},
+        split_offsets=list(file.split_offsets),
+        sort_order_id=file.sort_order_id,
+        key_metadata=None,
+        equality_ids=None,
+    )
+    built.spec_id = file.spec_id
+    return built
+
+
+def _primitive(kind: object) -> PrimitiveType:
+    if not isinstance(kind, PrimitiveType):
+        raise TypeError(f"a partition value of type {kind} cannot be")
+    return kind
+
+
+def _summary(files: Iterable[StagedFile], *, extra: Mapping[str, str], parent: Snapshot | None) -> Summary:
+    """Added and total counts as every Iceberg writer keeps them, and ours."""
+    metrics = UpdateMetrics()
+    partitions = set()
+    for file in files:
+        metrics.added_data_files += 1
+        metrics.added_records += file.records
+        metrics.added_file_size += file.bytes
+        partitions.add((file.spec_id, file.partition))
+    counts = metrics.to_dict()
+    if partitions:
+        counts["changed-partition-count"] = str(len(partitions))
+    return update_snapshot_summaries(
+        Summary(operation=Operation.APPEND, **counts, **extra), parent.summary if parent else None
+    )
+
+
+def _move_branch(metadata: TableMetadata, snapshot: Snapshot) -> SetSnapshotRefUpdate:
+    """Move main, and keep the retention that its owner set: the update replaces the whole reference."""
+    kept: SnapshotRef | None = metadata.refs.get(MAIN)
+    return SetSnapshotRefUpdate(
+        ref_name=MAIN,
+        type=SnapshotRefType.BRANCH,
+        snapshot_id=snapshot.snapshot_id,
+        max_ref_age_ms=kept.max_ref_age_ms if kept else None,
+        max_snapshot_age_ms=kept.max_snapshot_age_ms if kept else None,
+        min_snapshots_to_keep=kept.min_snapshots_to_keep if kept else None,
+    )
+
+
+def _metadata_folder(metadata: TableMetadata) -> str:
+    configured = metadata.properties.get(TableProperties.WRITE_METADATA_PATH)
+    return configured.rstrip("/") if configured else f"{metadata.location.rstrip('/')}/metadata"
+
+
+def _avro_codec(metadata: TableMetadata) -> str:
+    return metadata.properties.get(
+        TableProperties.WRITE_AVRO_COMPRESSION, TableProperties.WRITE_AVRO_COMPRESSION_DEFAULT
+    )

@@ -1,0 +1,133 @@
+"""One compare-and-swap on a table, tried until it is decided: the loop is ours, and so is the check in each round.
+
+A certain conflict is retried on new metadata. Every other failure means that the outcome is unknown: the table is
+loaded again and asked, because a commit may land after it was reported failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, ForbiddenError, NoSuchTableError, UnauthorizedError
+from pyiceberg.table import Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
+
+from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class TableHandle:
+    """One table of a catalog, with the metadata last seen.
+
+    The metadata is kept between commits: a commit that another one overtook fails on the snapshot it asserts, and
+    only then is the table read again. That halves the time of a commit on a table with a long history.
+    """
+
+    def __init__(self, catalog: Catalog, identifier: str) -> None:
+        self._catalog = catalog
+        self.identifier = identifier
+        self._table: Table | None = None
+
+    def current(self) -> Table:
+        """The table as last seen; loaded if it was not yet."""
+        return self._table or self.refresh()
+
+    def refresh(self) -> Table:
+        self.forget()
+        self._table = self._catalog.load_table(self.identifier)
+        return self._table
+
+    def forget(self) -> None:
+        """Make the next look a load."""
+        self._table = None
+
+    def commit(
+        self, table: Table, *, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> None:
+        """A single attempt; whatever it raises, the next look loads the table anew."""
+        self._table = None
+        response = self._catalog.commit_table(table, requirements, updates)
+        self._table = Table(
+            table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
+    """Nothing (more) to change: the answer is known."""
+
+    result: T
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """What to swap in, and the answer once it has landed."""
+
+    requirements: tuple[TableRequirement, ...]
+    updates: tuple[TableUpdate, ...]
+    result: T
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to go on, in seconds: waits double from `first_s` to `most_s`, with full jitter."""
+
+    total_s: float = 600.0
+    first_s: float = 0.05
+    most_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self, attempt: int) -> None:
+        self.sleep(random.uniform(0, min(self.most_s, self.first_s * 2**attempt)))
+
+
+def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *, patience: Patience) -> T:
+    """Ask `decide` what to do with the table as it is, do it, and repeat until it is done.
+
+    `decide` sees the metadata that its change will replace, in every round; what it raises ends the loop.
+    Raises `CommitUnavailable` when no round is decided within `patience.total_s`.
+    """
+    deadline = patience.clock() + patience.total_s
+    attempt = 0
+    while True:
+        try:
+            table = handle.current()
+            decision = decide(table)
+            if isinstance(decision, Done):
+                return decision.result
+            handle.commit(table, requirements=decision.requirements, updates=decision.updates)
+        except FrazilError:
+            raise
+        except CommitFailedException as conflict:
+            log.info("commit to %s lost a race, trying again: %s", handle.identifier, conflict)
+        except (ForbiddenError, UnauthorizedError, PermissionError) as error:
+            raise AccessDenied(f"committing to table {handle.identifier} is not permitted: {error}") from error
+        except NoSuchTableError as error:
+            raise CommitUnavailable(f"table {handle.identifier} does not exist any more: {error}") from error
+        except Exception as error:  # any other failure is an unknown outcome: the next round looks
+            if patience.clock() >= deadline:
+                raise CommitUnavailable(
+                    f"committing to table {handle.identifier} failed for {patience.total_s:.0f} s; "
+                    f"the last error was {error!r}. The staged files and the journal are kept"
+                ) from error
+            log.warning("the outcome of a commit to %s is unknown (%r): looking again", handle.identifier, error)
+        else:
+            return decision.result
+        if patience.clock() >= deadline:
+            raise CommitUnavailable(
+                f"committing to table {handle.identifier} lost every race for {patience.total_s:.0f} s: "
+                "something commits to it without pause. The staged files and the journal are kept"
+            )
+        handle.forget()
+        patience.wait(attempt)
+        attempt += 1

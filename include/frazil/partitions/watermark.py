@@ -1,0 +1,31 @@
+"""How far event time has certainly come: the minimum over a stream's topic-partitions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+TopicPartition = tuple[str, int]
+
+
+def watermark_us(
+    max_event_times_us: Mapping[TopicPartition, int],
+    *,
+    partitions: Collection[TopicPartition],
+    idle: Collection[TopicPartition],
+    previous_us: int | None,
+) -> int | None:
+    """The stream's watermark in microseconds since the epoch, or None while it is unknown.
+
+    A partition that never had a record keeps it unknown unless it is idle; idle partitions hold nothing back. Where
+    all are idle, the newest event time seen is the answer: nothing is unread that could be older. It never goes back.
+    """
+    active = [tp for tp in partitions if tp not in idle]
+    if any(tp not in max_event_times_us for tp in active):
+        return previous_us
+    if active:
+        candidate: int | None = min(max_event_times_us[tp] for tp in active)
+    else:
+        candidate = max((max_event_times_us[tp] for tp in partitions if tp in max_event_times_us), default=None)
+    if candidate is None:
+        return previous_us
+    return candidate if previous_us is None else max(candidate, previous_us)
