@@ -1,114 +1,297 @@
 """A stream as its user declares it: frozen, kebab-case in YAML, complete with defaults.
 
-Nothing here holds a secret: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay as written
-until `frazil.spec.references.resolve` is asked for the value, at the moment of use.
+Nothing here holds a secret: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay as
+written until `frazil.spec.references.resolve` is asked for the value, at the moment of use.
+
+A validator's ValueError is a half sentence that follows the value: `frazil.spec.problems` puts file, key and
+value before it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from frazil.spec import layout, rules
+from frazil.spec.types import parse_type
 from frazil.spec.units import parse_bytes, parse_duration
+
+STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
+_IDENTIFIER = re.compile(r"[^\s.`'\"/]+(\.[^\s.`'\"/]+)+")
+_NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
 
 
 def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _positive_duration(value: object) -> timedelta:
+    duration = parse_duration(value)
+    if not duration:
+        raise ValueError("is zero; write a duration above 0, such as 60s")
+    return duration
+
+
+def _positive_bytes(value: object) -> int:
+    size_bytes = parse_bytes(value)
+    if not size_bytes:
+        raise ValueError("is zero; write a size above 0, such as 128MiB")
+    return size_bytes
+
+
+def _start(value: object) -> object:
+    """A moment needs its zone: without one it would mean something else on every machine."""
+    if value in {"earliest", "latest"}:
+        return value
+    try:
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError("is not earliest, latest or an ISO 8601 time with a zone: 2013-12-30T00:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
+    return moment
+
+
+def _texts(value: object) -> object:
+    """Properties are text to Kafka, Iceberg and Spark: a number or boolean of the YAML becomes its text."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        str(k): str(v).lower() if isinstance(v, bool) else str(v) if isinstance(v, int | float) else v
+        for k, v in value.items()
+    }
+
+
+def _identifier(value: str) -> str:
+    if not _IDENTIFIER.fullmatch(value):
+        raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
+    return value
+
+
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 """`60s`, `5m`, `1h30m`, `250ms`, `7d`."""
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-"""`128MiB`, `1GB`, or a number of bytes."""
+PositiveDuration = Annotated[timedelta, BeforeValidator(_positive_duration)]
+
+Bytes = Annotated[int, BeforeValidator(_positive_bytes)]
+"""`128MiB`, `1GB`, or a number of bytes; above 0."""
+
+Start = Annotated[Literal["earliest", "latest"] | datetime, BeforeValidator(_start)]
+
+Properties = Annotated[dict[str, str], BeforeValidator(_texts)]
 
 
 class Model(BaseModel):
+    """Python names fields in snake_case, YAML in kebab-case; an unknown key is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True)
 
 
 class Source(Model):
     """Where records come from."""
 
-    bootstrap_servers: str
-    topics: tuple[str, ...] = Field(min_length=1)
-    format: Literal["json"] = "json"
-    start: Literal["earliest", "latest"] | datetime = "earliest"
-    properties: dict[str, str] = Field(default_factory=dict, description="librdkafka properties, secrets by reference")
+    bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
+    topics: tuple[str, ...] = Field(min_length=1, description="One topic, or a list of topics.")
+    format: Literal["json"] = Field(default="json", description="How a record's value is encoded.")
+    start: Start = Field(
+        default="earliest",
+        description="Where a new stream begins: `earliest`, `latest`, or an ISO 8601 time with a zone. "
+        "Later starts go on from the table's marker.",
+    )
+    properties: Properties = Field(
+        default_factory=dict,
+        description="librdkafka consumer properties, such as security. Secrets are references, never values.",
+    )
+
+    @field_validator("topics", mode="before")
+    @classmethod
+    def _one_topic(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("topics")
+    @classmethod
+    def _distinct_topics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for topic in value:
+            if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+                raise ValueError(f"names the topic {topic!r}; Kafka allows letters, digits, '.', '_' and '-'")
+        if len(set(value)) < len(value):
+            raise ValueError("names a topic twice")
+        return value
 
 
 class Column(Model):
     """One column: an Iceberg type as Iceberg writes it, `struct<…>`, `list<…>` and `map<…>` included."""
 
-    name: str
-    type: str
-    required: bool = False
-    doc: str | None = None
+    name: str = Field(min_length=1)
+    type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
+    required: bool = Field(False, description="A record without a value for it is a dead letter (`not null`).")
+    doc: str | None = Field(default=None, description="What the column means; kept in the table's schema.")
+
+    @field_validator("type")
+    @classmethod
+    def _canonical_type(cls, value: str) -> str:
+        return str(parse_type(value))
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if "." in value or value != value.strip():
+            raise ValueError("holds a dot or surrounding spaces; a column's name holds neither")
+        return value
 
 
 class Table(Model):
     """Which table the stream lands in, and how it is laid out."""
 
-    identifier: str
-    catalog: str | None = Field(None, description="a PyIceberg catalog; the default catalog if not named")
-    location: str | None = None
-    properties: dict[str, str] = Field(default_factory=dict)
+    identifier: str = Field(description="`namespace.table`; made at the first start if missing.")
+    catalog: str | None = Field(None, description="A PyIceberg catalog's name; the default catalog if not named.")
+    location: str | None = Field(None, description="Where a new table is made; the catalog decides if not named.")
+    properties: Properties = Field(default_factory=dict, description="Iceberg table properties of a new table.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _identifier_alone(cls, value: object) -> object:
+        return {"identifier": value} if isinstance(value, str) else value
+
+    @field_validator("identifier")
+    @classmethod
+    def _whole_identifier(cls, value: str) -> str:
+        return _identifier(value)
 
 
 class EventTime(Model):
-    """The column that says when a record happened. `unit` is for numeric columns' wire form."""
+    """The column that says when a record happened."""
 
-    column: str
-    unit: Literal["iso", "s", "ms", "us", "ns"] = "iso"
+    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema.")
+    unit: Literal["iso", "s", "ms", "us", "ns"] = Field(
+        default="iso",
+        description="How a record writes it: ISO 8601 text, or a number of seconds, ms, us or ns since 1970.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _column_alone(cls, value: object) -> object:
+        return {"column": value} if isinstance(value, str) else value
 
 
 class Commit(Model):
     """When a batch is due: its size or its oldest unread record's age, whichever comes first."""
 
-    interval: Duration = timedelta(seconds=60)
-    size: Bytes = 128 * 2**20
-    max_records: int = Field(20_000_000, gt=0)
-    align: Literal["none"] = "none"
+    interval: PositiveDuration = Field(
+        default=timedelta(seconds=60), description="How old the oldest uncommitted record may become."
+    )
+    size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
+    max_records: int = Field(default=20_000_000, gt=0, description="The most records in one batch, after a downtime.")
+    align: Literal["none"] = Field(default="none", description="`none`: a batch is due by age and size alone.")
 
 
 class Watermark(Model):
-    idle_timeout: Duration = timedelta(minutes=5)
+    """How the stream's event time advances."""
+
+    idle_timeout: PositiveDuration = Field(
+        default=timedelta(minutes=5),
+        description="A topic-partition with nothing unread for this long no longer holds the watermark back.",
+    )
 
 
 class DeadLetters(Model):
     """Records that cannot be decoded land in `<table>_dead_letters`, or in the table named here."""
 
-    table: str | None = None
+    table: str | None = Field(default=None, description="`namespace.table`; `<table>_dead_letters` if not named.")
+
+    @field_validator("table")
+    @classmethod
+    def _whole_identifier(cls, value: str | None) -> str | None:
+        return None if value is None else _identifier(value)
 
 
 class Resources(Model):
     """What the writer may use of its machine."""
 
-    cores: int = Field(2, gt=0)
-    driver_memory: Bytes = 1 * 2**30
-    spark: dict[str, str] = Field(default_factory=dict, description="further Spark properties")
+    cores: int = Field(default=2, gt=0, description="Tasks that run at once.")
+    driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
+    spark: Properties = Field(default_factory=dict, description="Further Spark properties.")
 
 
 class StreamSpec(Model):
     """One declared stream."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")
-    source: Source
-    table: Table
-    columns: tuple[Column, ...] = Field(alias="schema", min_length=1)
-    event_time: EventTime
-    partition_by: tuple[str, ...] = ()
-    sort_by: tuple[str, ...] = ()
-    commit: Commit = Commit()
-    lateness: Duration = timedelta(0)
-    watermark: Watermark = Watermark()
-    coordinates: bool = Field(True, description="keep kafka_topic, kafka_partition, kafka_offset, kafka_timestamp")
-    dead_letters: DeadLetters = DeadLetters()
-    resources: Resources = Resources()
+    name: str = Field(pattern=STREAM_NAME, description="Lower case letters, digits, `-` and `_`; never reused.")
+    source: Source = Field(description="Where records come from.")
+    table: Table = Field(description="The table: `namespace.table`, or a mapping.")
+    columns: tuple[Column, ...] = Field(
+        alias="schema",
+        min_length=1,
+        description="`column: type`, `column: type not null`, or `column: {type, required, doc}`.",
+    )
+    event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
+    partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
+    sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
+    commit: Commit = Field(default=Commit(), description="When a batch is due.")
+    lateness: Duration = Field(
+        default=timedelta(0), description="How long after its end a window still waits for records."
+    )
+    watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
+    coordinates: bool = Field(
+        default=True,
+        description="Keep `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns.",
+    )
+    dead_letters: DeadLetters = Field(default=DeadLetters(), description="Where undecodable records land.")
+    resources: Resources = Field(default=Resources(), description="What the writer may use.")
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _columns_by_name(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return tuple(_column(str(name), declared) for name, declared in value.items())
+
+    @field_validator("partition_by", "sort_by", mode="before")
+    @classmethod
+    def _one_term(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("partition_by")
+    @classmethod
+    def _partition_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(_named(text, layout.parse_term)) for text in value)
+
+    @field_validator("sort_by")
+    @classmethod
+    def _sort_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(_named(text, layout.parse_sort_term)) for text in value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if problems := rules.problems(self):
+            raise rules.InconsistentError(problems)
+        return self
+
+    @property
+    def dead_letter_table(self) -> str:
+        """The identifier of the table that takes this stream's dead letters."""
+        return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
 
     def fingerprint(self) -> str:
         """A digest of everything declared: it changes exactly when a running writer must be restarted."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _column(name: str, declared: object) -> object:
+    """`"type [not null]"`, or a mapping with `type`; anything else is left for the model to refuse."""
+    if isinstance(declared, str):
+        bare = _NOT_NULL.sub("", declared)
+        return {"name": name, "type": bare, "required": bare != declared}
+    return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
+
+
+def _named(text: str, parse: Any) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} {error}") from None

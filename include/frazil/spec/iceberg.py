@@ -1,0 +1,184 @@
+"""A declared stream in PyIceberg's words: schema, partition spec, sort order; and the dead letters' table."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    VoidTransform,
+    YearTransform,
+)
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+from frazil.spec import types
+from frazil.spec.layout import Term, parse_sort_term, parse_term
+from frazil.spec.model import StreamSpec
+from frazil.spec.rules import COORDINATES
+
+FIRST_PARTITION_FIELD_ID = 1000
+"""Iceberg specification, "Partition Specs": partition field ids of a first spec start here."""
+
+_PRIMITIVES: dict[str, type[Any]] = {
+    "boolean": BooleanType,
+    "int": IntegerType,
+    "long": LongType,
+    "float": FloatType,
+    "double": DoubleType,
+    "date": DateType,
+    "time": TimeType,
+    "timestamp": TimestampType,
+    "timestamptz": TimestamptzType,
+    "string": StringType,
+    "uuid": UUIDType,
+    "binary": BinaryType,
+    "decimal": DecimalType,
+    "fixed": FixedType,
+}
+_TRANSFORMS: dict[str, type[Any]] = {
+    "identity": IdentityTransform,
+    "bucket": BucketTransform,
+    "truncate": TruncateTransform,
+    "year": YearTransform,
+    "month": MonthTransform,
+    "day": DayTransform,
+    "hour": HourTransform,
+    "void": VoidTransform,
+}
+_REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})
+_COORDINATE_DOCS = {
+    "kafka_topic": "Topic of the Kafka record",
+    "kafka_partition": "Partition of the Kafka record",
+    "kafka_offset": "Offset of the Kafka record",
+    "kafka_timestamp": "Timestamp of the Kafka record",
+}
+
+
+class _FieldIds:
+    """Fresh ids, a level before what is nested in it, as Iceberg assigns them."""
+
+    def __init__(self) -> None:
+        self._ids = count(1)
+
+    def convert(self, declared: types.Type) -> IcebergType:
+        if isinstance(declared, types.Primitive):
+            primitive: IcebergType = _PRIMITIVES[declared.name](*declared.arguments)
+            return primitive
+        if isinstance(declared, types.Struct):
+            return StructType(*self.fields([(f.name, f.type, f.required, None) for f in declared.fields]))
+        if isinstance(declared, types.List):
+            element_id = next(self._ids)
+            return ListType(element_id, self.convert(declared.element), element_required=False)
+        key_id, value_id = next(self._ids), next(self._ids)
+        return MapType(key_id, self.convert(declared.key), value_id, self.convert(declared.value), value_required=False)
+
+    def fields(self, declared: list[tuple[str, types.Type, bool, str | None]]) -> list[NestedField]:
+        ids = [next(self._ids) for _ in declared]
+        return [
+            NestedField(field_id, name, self.convert(field_type), required=required, doc=doc)
+            for field_id, (name, field_type, required, doc) in zip(ids, declared, strict=True)
+        ]
+
+
+def schema(spec: StreamSpec) -> Schema:
+    """The declared columns in their order, then the Kafka coordinates unless switched off; fresh ids from 1."""
+    declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
+    if spec.coordinates:
+        declared += [
+            (name, kind, name in _REQUIRED_COORDINATES, _COORDINATE_DOCS[name]) for name, kind in COORDINATES.items()
+        ]
+    return Schema(*_FieldIds().fields(declared), schema_id=0)
+
+
+def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
+    """The declared partitioning over the field ids of `of`; fields are named as Spark names them."""
+    terms = [parse_term(text) for text in spec.partition_by]
+    fields = [
+        PartitionField(
+            source_id=of.find_field(term.column).field_id,
+            field_id=FIRST_PARTITION_FIELD_ID + index,
+            transform=_transform(term),
+            name=_partition_name(term),
+        )
+        for index, term in enumerate(terms)
+    ]
+    return PartitionSpec(*fields, spec_id=0)
+
+
+def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
+    """The declared order over the field ids of `of`; the unsorted order (id 0) where none is declared."""
+    terms = [parse_sort_term(text) for text in spec.sort_by]
+    fields = [
+        SortField(
+            source_id=of.find_field(sort.term.column).field_id,
+            transform=_transform(sort.term),
+            direction=SortDirection(sort.direction),
+            null_order=NullOrder(f"nulls-{sort.nulls}"),
+        )
+        for sort in terms
+    ]
+    return SortOrder(*fields, order_id=1) if fields else SortOrder(order_id=0)
+
+
+def _transform(term: Term) -> Transform[Any, Any]:
+    arguments = (term.width,) if term.width else ()
+    transform: Transform[Any, Any] = _TRANSFORMS[term.transform](*arguments)
+    return transform
+
+
+def _partition_name(term: Term) -> str:
+    """Iceberg's own default names (its Java `PartitionSpec.Builder`): ts_day, id_bucket, name_trunc."""
+    suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(term.transform, f"_{term.transform}")
+    return f"{term.column}{suffix}"
+
+
+DEAD_LETTER_SCHEMA = Schema(
+    NestedField(1, "kafka_topic", StringType(), required=True, doc="Topic of the record"),
+    NestedField(2, "kafka_partition", IntegerType(), required=True, doc="Partition of the record"),
+    NestedField(3, "kafka_offset", LongType(), required=True, doc="Offset of the record"),
+    NestedField(
+        4, "topic_id", StringType(), required=False, doc="Kafka's id of the topic: it tells re-creations apart"
+    ),
+    NestedField(5, "kafka_timestamp", TimestamptzType(), required=False, doc="Timestamp of the record"),
+    NestedField(6, "key", BinaryType(), required=False, doc="The key's bytes as they came"),
+    NestedField(7, "value", BinaryType(), required=False, doc="The value's bytes as they came"),
+    NestedField(8, "error_class", StringType(), required=True, doc="Why it could not be decoded, for counting"),
+    NestedField(9, "error", StringType(), required=True, doc="Why it could not be decoded, for reading"),
+    NestedField(10, "rejected_at", TimestamptzType(), required=True, doc="When frazil set it aside"),
+    schema_id=0,
+)
+
+DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
+    PartitionField(source_id=10, field_id=FIRST_PARTITION_FIELD_ID, transform=DayTransform(), name="rejected_at_day"),
+    spec_id=0,
+)

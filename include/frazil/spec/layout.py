@@ -1,0 +1,105 @@
+"""Partition and sort terms as text (`day(ts)`, `bucket(16, id) desc nulls last`), parsed without PyIceberg.
+
+Which transform fits which type is Iceberg's specification, section "Partition Transforms"; a test holds the
+table here against PyIceberg's `can_transform`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from frazil.spec.types import Primitive, Type
+
+TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
+ALLOWED = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
+
+_TIMES = frozenset({"timestamp", "timestamptz"})
+_BUCKETS = _TIMES | {"int", "long", "decimal", "date", "time", "string", "uuid", "fixed", "binary"}
+_FITS = {
+    "bucket": _BUCKETS,
+    "truncate": frozenset({"int", "long", "decimal", "string", "binary"}),
+    "year": _TIMES | {"date"},
+    "month": _TIMES | {"date"},
+    "day": _TIMES | {"date"},
+    "hour": _TIMES,
+}
+_TERM = re.compile(
+    r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()]+)\s*(?P<close>\))?"
+)
+_SORT_TAIL = re.compile(r"(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A transform of a column; `width` is set for bucket (the count) and truncate (the width) only."""
+
+    transform: str
+    column: str
+    width: int | None = None
+
+    def __str__(self) -> str:
+        if self.transform == "identity":
+            return self.column
+        return f"{self.transform}({f'{self.width}, ' if self.width else ''}{self.column})"
+
+
+@dataclass(frozen=True, slots=True)
+class SortTerm:
+    """A term to sort by. Iceberg's default puts nulls first when ascending, last when descending."""
+
+    term: Term
+    direction: Literal["asc", "desc"]
+    nulls: Literal["first", "last"]
+
+    def __str__(self) -> str:
+        return f"{self.term} {self.direction} nulls {self.nulls}"
+
+
+def parse_term(text: str) -> Term:
+    """One partition term; a bare column is its identity. Raises ValueError that says what is allowed."""
+    match = _TERM.fullmatch(text.strip())
+    if match is None or bool(match["transform"]) != bool(match["close"]):
+        raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED}")
+    name = (match["transform"] or "identity").lower()
+    if name not in TRANSFORMS:
+        close = get_close_matches(name, TRANSFORMS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"has {name!r}, which is no Iceberg transform{hint} (allowed: {ALLOWED})")
+    return Term(name, match["column"], _width(name, match["width"]))
+
+
+def parse_sort_term(text: str) -> SortTerm:
+    """`column`, `column desc`, `bucket(16, id) asc nulls last`. Raises ValueError saying what is allowed."""
+    stripped = text.strip()
+    head = re.match(r"\w+\s*\([^)]*\)|\S+", stripped)
+    tail = _SORT_TAIL.fullmatch(stripped[head.end() :].rstrip()) if head else None
+    if head is None or tail is None:
+        raise ValueError("is not a sort term; write a column or transform, then asc or desc, then nulls first or last")
+    ascending = (tail["direction"] or "asc").lower() == "asc"
+    nulls_first = tail["nulls"].lower() == "first" if tail["nulls"] else ascending
+    return SortTerm(parse_term(head[0]), "asc" if ascending else "desc", "first" if nulls_first else "last")
+
+
+def fits(transform: str, source: Type) -> bool:
+    """Whether Iceberg allows the transform on a column of this type."""
+    if not isinstance(source, Primitive):
+        return False
+    return source.name in _FITS[transform] if transform in _FITS else True
+
+
+def fitting_types(transform: str) -> str:
+    """The types that a transform takes, for messages."""
+    return ", ".join(sorted(_FITS[transform])) if transform in _FITS else "any type but struct, list and map"
+
+
+def _width(transform: str, text: str | None) -> int | None:
+    if transform not in {"bucket", "truncate"}:
+        if text is not None:
+            raise ValueError(f"gives {transform} a number; write {transform}(column)")
+        return None
+    if text is None or not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"needs a whole number above 0: {transform}(16, column)")
+    return int(text)

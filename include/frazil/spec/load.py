@@ -1,0 +1,111 @@
+"""Declared streams from YAML: every problem of a file in one SpecError, each with its key and way out.
+
+It loads no PyIceberg, for Airflow's DAG processor reads the folder again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from frazil.errors import SpecError
+from frazil.spec.model import StreamSpec
+from frazil.spec.problems import describe
+from frazil.spec.yaml_file import read_mapping
+
+DEFAULTS_FILE = "_defaults.yaml"
+
+
+def load_stream(path: Path) -> StreamSpec:
+    """The stream that one file declares, over the `_defaults.yaml` of the same folder.
+
+    Raises SpecError that names the file, and for every problem its key, value and what is allowed.
+    """
+    declared = read_mapping(path)
+    defaults_file = path.parent / DEFAULTS_FILE
+    merged = _merge(read_mapping(defaults_file), declared) if defaults_file.exists() else declared
+    try:
+        return StreamSpec.model_validate(merged, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise SpecError(describe(error, merged, path)) from None
+
+
+def load_streams(folder: Path) -> dict[str, StreamSpec]:
+    """Every stream of a folder by name, sorted; files that begin with an underscore are not streams.
+
+    Raises SpecError with the problems of all files together, and where two streams get in each other's way.
+    """
+    if not folder.is_dir():
+        raise SpecError(f"{folder} is not a folder; name the folder of declared streams by --streams or FRAZIL_STREAMS")
+    loaded: dict[Path, StreamSpec] = {}
+    failures: list[str] = []
+    for path in stream_files(folder):
+        try:
+            loaded[path] = load_stream(path)
+        except SpecError as error:
+            failures.append(str(error))
+    failures.extend(conflicts(loaded))
+    if failures:
+        raise SpecError("\n".join(failures))
+    return {spec.name: spec for spec in sorted(loaded.values(), key=lambda spec: spec.name)}
+
+
+def find_stream(folder: Path, name: str) -> StreamSpec:
+    """One stream of a folder by its name; the other files of the folder need not be sound.
+
+    Raises SpecError: the known names when it is not there, or what is wrong with its file.
+    """
+    known: dict[str, Path] = {}
+    failures: list[str] = []
+    for path in stream_files(folder):
+        try:
+            declared = read_mapping(path).get("name")
+        except SpecError as error:
+            failures.append(str(error))
+            continue
+        if declared == name and name in known:
+            raise SpecError(f"the stream {name!r} is declared twice: {known[name]} and {path}; rename one")
+        known[str(declared)] = path
+    if name in known:
+        return load_stream(known[name])
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(known)) or 'none'}"
+    raise SpecError("\n".join([message, *failures]))
+
+
+def stream_files(folder: Path) -> list[Path]:
+    """The files of a folder that declare streams, sorted by name."""
+    files = (path for pattern in ("*.yaml", "*.yml") for path in folder.glob(pattern))
+    return sorted(path for path in files if not path.name.startswith(("_", ".")))
+
+
+def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
+    """Where streams that are each sound get in each other's way, a sentence each."""
+    found: list[str] = []
+    names: dict[str, Path] = {}
+    main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
+    for path, spec in streams.items():
+        if spec.name in names:
+            found.append(f"{path}: name: {spec.name!r} is the name of {names[spec.name]} too; rename one")
+        names.setdefault(spec.name, path)
+        owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
+        if owner is not None and owner != path:
+            found.append(
+                f"{path}: dead-letters.table: {spec.dead_letter_table!r} is the table of the stream "
+                f"in {owner}; name another one"
+            )
+    return found
+
+
+def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings merge key by key; anything else of `above` replaces what is beneath."""
+    merged = dict(beneath)
+    for key, value in above.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -1,0 +1,124 @@
+"""Pydantic's errors as sentences for whoever wrote the YAML: key, value, what is allowed, the near miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from frazil.spec.model import STREAM_NAME, StreamSpec
+from frazil.spec.rules import InconsistentError, Problem, is_secret
+
+_MEANINGS = {
+    "missing": "is missing",
+    "string_type": "is not text",
+    "int_type": "is not a whole number",
+    "int_parsing": "is not a whole number",
+    "bool_type": "is not true or false",
+    "bool_parsing": "is not true or false",
+    "tuple_type": "is not a list",
+    "dict_type": "is not a mapping",
+    "model_type": "is not a mapping",
+    "string_too_short": "is empty",
+    "too_short": "is empty; at least one is needed",
+}
+
+
+def describe(error: ValidationError, declared: Mapping[str, Any], path: Path) -> str:
+    """One line a problem, each `file: key: value message`; a secret's value is not shown."""
+    found = _problems(error, declared)
+    known = {problem.key for problem in found}
+    found += [problem for problem in _hidden(error, declared) if problem.key not in known]
+    return "\n".join(f"{path}: {_line(problem)}" for problem in found)
+
+
+def _line(problem: Problem) -> str:
+    shown = "" if problem.value is None else f"{_short(problem.value)} "
+    return f"{problem.key}: {shown}{problem.message}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
+    return [problem for details in error.errors() for problem in _translate(details, declared)]
+
+
+def _hidden(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
+    """Problems between the parts, which pydantic does not reach while one part is wrong: look without it."""
+    wrong = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
+    rest = {key: value for key, value in declared.items() if key not in wrong}
+    if not wrong or len(rest) == len(declared):
+        return []
+    try:
+        StreamSpec.model_validate(rest, by_alias=True, by_name=False)
+    except ValidationError as again:
+        between = (details for details in again.errors() if not details["loc"])
+        return [problem for details in between for problem in _translate(details, rest)]
+    return []
+
+
+def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[Problem]:
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, InconsistentError):
+        yield from cause.problems
+        return
+    key = _key(details["loc"], declared)
+    value = None if is_secret(key) or details["type"] == "missing" else details["input"]
+    if details["type"] == "extra_forbidden":
+        yield Problem(key, None, _unknown_key(details["loc"]))
+    elif cause is not None:
+        yield Problem(key, value if not isinstance(value, list | tuple | dict) else None, str(cause))
+    else:
+        yield Problem(key, value, _meaning(details))
+
+
+def _meaning(details: ErrorDetails) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "literal_error":
+        return f"is not allowed; write {context['expected'].replace(chr(39), '')}"
+    if kind == "string_pattern_mismatch" and context["pattern"] == STREAM_NAME:
+        return "is no stream name; write lower case letters, digits, '-' and '_', a letter first, at most 63"
+    if kind == "greater_than":
+        return f"is not above {context['gt']}"
+    return _MEANINGS.get(kind, f"cannot be used: {details['msg']}")
+
+
+def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
+    """The dotted path as the YAML writes it: a column by its name, not by its place."""
+    parts = [str(part) for part in location]
+    columns = declared.get("schema")
+    if len(location) > 1 and location[0] == "schema" and isinstance(columns, Mapping) and isinstance(location[1], int):
+        parts[1] = str(list(columns)[location[1]])
+    return ".".join(parts)
+
+
+def _unknown_key(location: Sequence[int | str]) -> str:
+    name = str(location[-1])
+    allowed = _allowed_keys(location[:-1])
+    close = get_close_matches(name.replace("_", "-"), allowed, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"is an unknown key{hint} (allowed: {', '.join(allowed)})"
+
+
+def _allowed_keys(location: Sequence[int | str]) -> list[str]:
+    """The YAML keys of the model at a path."""
+    model: type[BaseModel] = StreamSpec
+    for part in location:
+        field = next((f for f in model.model_fields.values() if f.alias == part), None)
+        if field is not None:
+            model = _model_of(field.annotation)
+    return [str(field.alias) for field in model.model_fields.values()]
+
+
+def _model_of(annotation: Any) -> type[BaseModel]:
+    """The model that a field holds, itself or as the item of a tuple."""
+    inner = getattr(annotation, "__args__", (annotation,))[0]
+    model: type[BaseModel] = inner
+    return model

@@ -1,0 +1,173 @@
+"""What must hold between the parts of a declared stream: pure checks, all of them reported at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from frazil.spec.layout import Term, fits, fitting_types, parse_sort_term, parse_term
+from frazil.spec.types import Primitive, Struct, Type, parse_type
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+COORDINATES = {
+    "kafka_topic": Primitive("string"),
+    "kafka_partition": Primitive("int"),
+    "kafka_offset": Primitive("long"),
+    "kafka_timestamp": Primitive("timestamptz"),
+}
+"""The columns that frazil adds, with their types, unless `coordinates: false`."""
+
+SET_BY_FRAZIL = {
+    "bootstrap.servers": "write source.bootstrap-servers",
+    "isolation.level": "frazil reads committed records only",
+    "auto.offset.reset": "frazil never jumps over records; a new stream's start is source.start",
+    "enable.partition.eof": "frazil needs it to see the end of a range",
+    "group.id": "offsets live in the table, and there is no consumer group to join",
+    "enable.auto.commit": "offsets live in the table",
+    "enable.auto.offset.store": "offsets live in the table",
+}
+"""librdkafka properties that are not the user's, and why."""
+
+_SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
+_REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`key` is the dotted kebab path; `value` what was written there, None where it must not be shown."""
+
+    key: str
+    value: object
+    message: str
+
+
+class InconsistentError(ValueError):
+    """Raised inside the model's validation; `frazil.spec.load` turns it into a SpecError."""
+
+    def __init__(self, found: tuple[Problem, ...]) -> None:
+        super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
+        self.problems = found
+
+
+def is_secret(key: str) -> bool:
+    """Whether a property's value must not stand in a file."""
+    return _SECRET.search(key) is not None
+
+
+def problems(spec: StreamSpec) -> tuple[Problem, ...]:
+    """Everything that is wrong between the parts; empty when the stream is sound."""
+    return (
+        *_columns(spec),
+        *_event_time(spec),
+        *_layout(spec),
+        *_kafka_properties(spec),
+        *_table(spec),
+    )
+
+
+def _columns(spec: StreamSpec) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for column in spec.columns:
+        lower = column.name.lower()
+        if lower in seen:
+            yield Problem(
+                f"schema.{column.name}",
+                column.type,
+                f"names the column {seen[lower]!r} again; case does not tell apart",
+            )
+        if spec.coordinates and lower in COORDINATES:
+            yield Problem(
+                f"schema.{column.name}",
+                column.type,
+                "has the name of a column that frazil adds; rename it, or set coordinates: false",
+            )
+        seen.setdefault(lower, column.name)
+
+
+def _event_time(spec: StreamSpec) -> Iterator[Problem]:
+    name = spec.event_time.column
+    declared = {column.name: column.type for column in spec.columns}
+    if name not in declared:
+        yield Problem("event-time", name, f"is not a column of the schema{_did_you_mean(name, declared)}")
+    elif declared[name] not in {"timestamptz", "timestamp"}:
+        yield Problem(
+            "event-time",
+            name,
+            f"is a column of type {declared[name]}; event time is a timestamptz or timestamp (where the record "
+            "holds a number, declare the column timestamptz, and event-time: {column: …, unit: ms})",
+        )
+
+
+def _layout(spec: StreamSpec) -> Iterator[Problem]:
+    columns: dict[str, Type] = {column.name: parse_type(column.type) for column in spec.columns}
+    if spec.coordinates:
+        columns.update(COORDINATES)
+    partition_terms = [parse_term(text) for text in spec.partition_by]
+    for index, term in enumerate(partition_terms):
+        yield from _term(f"partition-by.{index}", term, columns)
+        if term in partition_terms[:index]:
+            yield Problem(f"partition-by.{index}", str(term), "stands there twice")
+    for index, text in enumerate(spec.sort_by):
+        yield from _term(f"sort-by.{index}", parse_sort_term(text).term, columns)
+
+
+def _term(key: str, term: Term, columns: dict[str, Type]) -> Iterator[Problem]:
+    source = _source(term.column, columns)
+    if source is None:
+        yield Problem(key, str(term), f"names {term.column!r}, which is no column{_did_you_mean(term.column, columns)}")
+    elif not fits(term.transform, source):
+        yield Problem(
+            key,
+            str(term),
+            f"does not fit: {term.column} is {source}; {term.transform} takes {fitting_types(term.transform)}",
+        )
+
+
+def _source(path: str, columns: dict[str, Type]) -> Type | None:
+    """The type at a dotted path; a path goes through structs only, as Iceberg's sources do."""
+    first, *rest = path.split(".")
+    found = columns.get(first)
+    for name in rest:
+        fields = found.fields if isinstance(found, Struct) else ()
+        found = next((field.type for field in fields if field.name == name), None)
+    return found
+
+
+def _kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
+    for key, value in spec.source.properties.items():
+        path = f"source.properties.{key}"
+        if key in SET_BY_FRAZIL:
+            yield Problem(path, value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
+        elif is_secret(key) and not _REFERENCES.fullmatch(value):
+            yield Problem(
+                path,
+                None,
+                "is a secret, never to stand in the file; write ${env:NAME} or ${airflow:connection.password}",
+            )
+
+
+def _table(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.dead_letter_table == spec.table.identifier:
+        yield Problem("dead-letters.table", spec.dead_letter_table, "is the stream's own table; name another one")
+    for key, value in spec.table.properties.items():
+        path = f"table.properties.{key}"
+        if is_secret(key):
+            yield Problem(
+                path,
+                None,
+                "is a secret, and readable in the table; it belongs to the catalog's configuration",
+            )
+        elif key.startswith("frazil."):
+            yield Problem(path, value, "is set by frazil: the prefix frazil. is the marker's")
+        elif key == "format-version" and value != "2":
+            yield Problem(path, value, "is not supported; frazil writes format version 2")
+
+
+def _did_you_mean(name: str, known: dict[str, Type] | dict[str, str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

@@ -1,0 +1,275 @@
+"""Iceberg's types as text, parsed without PyIceberg: an Airflow DAG file is parsed often and loads only this.
+
+`frazil.spec.iceberg` turns the parsed form into PyIceberg's; the names and the nesting are Iceberg's own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+PRIMITIVES = (
+    "boolean",
+    "int",
+    "long",
+    "float",
+    "double",
+    "date",
+    "time",
+    "timestamp",
+    "timestamptz",
+    "string",
+    "uuid",
+    "binary",
+)
+ALLOWED = ", ".join((*PRIMITIVES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>"))
+
+MAX_DECIMAL_PRECISION = 38
+"""Iceberg specification, primitive types."""
+
+_FORMAT_3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
+_ICEBERG_NAMES = {
+    "bigint": "long",
+    "int64": "long",
+    "integer": "int",
+    "int32": "int",
+    "smallint": "int",
+    "tinyint": "int",
+    "short": "int",
+    "byte": "int",
+    "number": "decimal(p,s)",
+    "numeric": "decimal(p,s)",
+    "decimal": "decimal(p,s)",
+    "real": "float",
+    "float32": "float",
+    "float64": "double",
+    "bool": "boolean",
+    "varchar": "string",
+    "char": "string",
+    "text": "string",
+    "str": "string",
+    "datetime": "timestamptz",
+    "timestamp_ntz": "timestamp",
+    "timestamp_ltz": "timestamptz",
+    "bytes": "binary",
+    "varbinary": "binary",
+    "blob": "binary",
+    "fixed": "fixed[n]",
+    "array": "list<type>",
+    "list": "list<type>",
+    "map": "map<key, value>",
+    "row": "struct<name: type>",
+    "struct": "struct<name: type>",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """`arguments` are the precision and scale of a decimal, or the length of a fixed."""
+
+    name: str
+    arguments: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        if self.name == "decimal":
+            return f"decimal({self.arguments[0]}, {self.arguments[1]})"
+        return f"fixed[{self.arguments[0]}]" if self.name == "fixed" else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    type: Type
+    required: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}{' not null' if self.required else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    fields: tuple[Field, ...]
+
+    def __str__(self) -> str:
+        return f"struct<{', '.join(map(str, self.fields))}>"
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """Elements may be null, as Iceberg's default is."""
+
+    element: Type
+
+    def __str__(self) -> str:
+        return f"list<{self.element}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Keys are never null, values may be."""
+
+    key: Type
+    value: Type
+
+    def __str__(self) -> str:
+        return f"map<{self.key}, {self.value}>"
+
+
+Type = Primitive | Struct | List | Map
+
+_TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))")
+
+
+def parse_type(text: str) -> Type:
+    """One Iceberg type, nested ones included.
+
+    Raises ValueError that names the part that cannot be read and what is allowed, or Iceberg's name for a
+    type of another system (`varchar`, `bigint`).
+    """
+    reader = _Reader(_tokens(text))
+    parsed = reader.type()
+    reader.end()
+    return parsed
+
+
+def _tokens(text: str) -> list[str]:
+    tokens, position = [], 0
+    stripped = text.rstrip()
+    while position < len(stripped):
+        match = _TOKEN.match(stripped, position)
+        if match is None:
+            raise ValueError(f"has {stripped[position:].strip()[0]!r}, which no Iceberg type holds; allowed: {ALLOWED}")
+        tokens.append(match[0].strip())
+        position = match.end()
+    return tokens
+
+
+class _Reader:
+    """Recursive descent over the tokens of one type."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
+        self._position = 0
+
+    def type(self) -> Type:
+        name = self._next("a type")
+        if self._peek() == "<":
+            return self._nested(name)
+        if name == "decimal" and self._peek() == "(":
+            return self._decimal()
+        if name == "fixed" and self._peek() == "[":
+            return self._fixed()
+        if name in PRIMITIVES:
+            return Primitive(name)
+        raise _unknown(name)
+
+    def _nested(self, name: str) -> Type:
+        if name == "struct":
+            return self._struct()
+        if name == "list":
+            return self._list()
+        if name == "map":
+            return self._map()
+        raise _unknown(name)
+
+    def end(self) -> None:
+        if rest := self._tokens[self._position :]:
+            raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
+
+    def _struct(self) -> Struct:
+        self._take("<")
+        fields = [self._field()]
+        while self._peek() == ",":
+            self._take(",")
+            fields.append(self._field())
+        self._take(">")
+        names = [field.name.lower() for field in fields]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"names the struct's field {doubled[0]!r} twice (case does not tell names apart)")
+        return Struct(tuple(fields))
+
+    def _field(self) -> Field:
+        name = self._next("a field's name")
+        self._take(":")
+        field_type = self.type()
+        required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == [
+            "not",
+            "null",
+        ]
+        self._position += 2 * required
+        return Field(name, field_type, required)
+
+    def _list(self) -> List:
+        self._take("<")
+        element = self.type()
+        self._take(">")
+        return List(element)
+
+    def _map(self) -> Map:
+        self._take("<")
+        key = self.type()
+        self._take(",")
+        value = self.type()
+        self._take(">")
+        return Map(key, value)
+
+    def _decimal(self) -> Primitive:
+        self._take("(")
+        precision = self._number()
+        self._take(",")
+        scale = self._number()
+        self._take(")")
+        if not (1 <= precision <= MAX_DECIMAL_PRECISION and scale <= precision):
+            raise ValueError(
+                f"has decimal({precision},{scale}); the precision is 1 to {MAX_DECIMAL_PRECISION}, "
+                "the scale 0 to the precision"
+            )
+        return Primitive("decimal", (precision, scale))
+
+    def _fixed(self) -> Primitive:
+        self._take("[")
+        length = self._number()
+        self._take("]")
+        if length == 0:
+            raise ValueError("has fixed[0]; the length is 1 or more")
+        return Primitive("fixed", (length,))
+
+    def _peek(self) -> str | None:
+        return self._tokens[self._position] if self._position < len(self._tokens) else None
+
+    def _next(self, wanted: str) -> str:
+        token = self._peek()
+        if token is None or not (token[0].isalpha() or token[0] == "_"):
+            raise ValueError(f"has {token!r} where {wanted} should be; allowed: {ALLOWED}" if token else self._short())
+        self._position += 1
+        return token
+
+    def _take(self, mark: str) -> None:
+        if self._peek() != mark:
+            raise ValueError(f"has {self._peek()!r} where {mark!r} should be" if self._peek() else self._short())
+        self._position += 1
+
+    def _number(self) -> int:
+        token = self._peek()
+        if token is None or not token.isdecimal():
+            raise ValueError(f"has {token!r} where a whole number should be" if token else self._short())
+        self._position += 1
+        return int(token)
+
+    @staticmethod
+    def _short() -> str:
+        return f"ends too early; allowed: {ALLOWED}"
+
+
+def _unknown(name: str) -> ValueError:
+    lower = name.lower()
+    if lower in PRIMITIVES:
+        return ValueError(f"is written {name!r}; Iceberg's name is {lower!r}")
+    if lower in _ICEBERG_NAMES:
+        return ValueError(f"has {name!r}, which Iceberg writes as {_ICEBERG_NAMES[lower]!r}")
+    if lower in _FORMAT_3:
+        return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")
+    close = get_close_matches(lower, [*PRIMITIVES, "decimal", "fixed", "struct", "list", "map"], n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ValueError(f"has {name!r}, which is no Iceberg type{hint} (allowed: {ALLOWED})")

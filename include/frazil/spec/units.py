@@ -1,0 +1,80 @@
+"""Durations and sizes as people write them, so that a YAML never needs a comment about its units."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+_BYTES = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
+
+
+def parse_duration(value: object) -> timedelta:
+    """`60s`, `250ms`, `1h30m`, `7d`, or `0`; a timedelta passes through.
+
+    Raises ValueError that says what is allowed. A bare number is refused: its unit would be a guess.
+    """
+    if isinstance(value, timedelta):
+        duration = value
+    else:
+        text = str(value).strip()
+        parts = _DURATION_PART.findall(text)
+        if text == "0":
+            duration = timedelta(0)
+        elif parts and "".join(number + unit for number, unit in parts) == text:
+            duration = sum((timedelta(seconds=float(n) * _SECONDS[unit]) for n, unit in parts), timedelta(0))
+        else:
+            raise ValueError("is not a duration; write a number with ms, s, m, h or d: 60s, 250ms, 1h30m, 7d")
+    if duration < timedelta(0):
+        raise ValueError("is negative; a duration is zero or more")
+    return duration
+
+
+def parse_bytes(value: object) -> int:
+    """`128MiB` (binary), `1GB` (decimal), `512B`, or a whole number of bytes.
+
+    Raises ValueError that says what is allowed.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    text = str(value).strip()
+    if text.isdecimal():
+        return int(text)
+    if match := _SIZE.fullmatch(text):
+        return int(float(match[1]) * _BYTES[match[2]])
+    raise ValueError("is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB: 128MiB, 1GB")
+
+
+def format_duration(duration: timedelta) -> str:
+    """The shortest text that `parse_duration` reads back, to the millisecond: `1h30m`, `250ms`, `0s`."""
+    rest_ms = round(duration / timedelta(milliseconds=1))
+    text = ""
+    for unit, length_ms in _MILLISECONDS.items():
+        count, rest_ms = divmod(rest_ms, length_ms)
+        if count:
+            text += f"{count}{unit}"
+    return text or "0s"
+
+
+def format_bytes(size_bytes: int) -> str:
+    """The largest unit that divides the size exactly: `128MiB`, `1GB`; `parse_bytes` reads it back."""
+    if size_bytes == 0:
+        return "0B"
+    for unit in ("TiB", "GiB", "MiB", "TB", "GB", "KiB", "MB", "KB"):
+        if size_bytes % _BYTES[unit] == 0:
+            return f"{size_bytes // _BYTES[unit]}{unit}"
+    return f"{size_bytes}B"

@@ -1,0 +1,140 @@
+"""One place to declare a catalog: PyIceberg's own configuration; the embedded catalog where there is none.
+
+A catalog is configured by `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current one) or by
+PYICEBERG_CATALOG__<NAME>__<PROPERTY>. `frazil.table.spark` derives the JVM's properties from the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyiceberg.catalog
+import requests
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    ForbiddenError,
+    NotInstalledError,
+    OAuthError,
+    ServerError,
+    ServiceUnavailableError,
+    SignError,
+    TooManyRequestsError,
+    UnauthorizedError,
+)
+from pyiceberg.utils.config import DEFAULT, Config
+from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
+
+from frazil.errors import AccessDenied, CommitUnavailable, SpecError
+from frazil.home import home
+
+SQLITE_BUSY_SECONDS = 30
+"""How long a process waits for another one's write; the Spark side says the same in milliseconds."""
+
+_REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
+_UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
+_REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
+
+
+@dataclass(frozen=True)
+class CatalogConfig:
+    """A catalog's name and its PyIceberg properties; `embedded` is the SQLite one of FRAZIL_HOME."""
+
+    name: str
+    properties: dict[str, str] = field(repr=False)
+    embedded: bool = False
+
+
+def catalog_config(name: str | None) -> CatalogConfig:
+    """What is configured for a catalog, read anew at every call; None is the default catalog.
+
+    Raises SpecError for a named catalog that is not configured.
+    """
+    config = Config()
+    default = config.get_default_catalog_name()
+    wanted = name or default
+    configured = config.get_catalog_config(wanted)
+    if configured is not None:
+        properties = _flat(configured)
+        if properties.get("uri", "").startswith("sqlite"):
+            properties["uri"] = _with_busy_timeout(properties["uri"])
+        return CatalogConfig(wanted, properties)
+    if wanted == default == DEFAULT:
+        return CatalogConfig(DEFAULT, _embedded_properties(), embedded=True)
+    variable = f"PYICEBERG_CATALOG__{wanted.upper().replace('-', '_')}__URI"
+    known = ", ".join(sorted(config.get_known_catalogs())) or "none"
+    raise SpecError(
+        f"the catalog {wanted!r} is not configured (configured: {known}); set {variable}, or add it under "
+        "'catalog:' in .pyiceberg.yaml (in PYICEBERG_HOME, your home folder or the current one)"
+    )
+
+
+def load_catalog(name: str | None) -> Catalog:
+    """The catalog of that name by PyIceberg's conventions; the embedded one where the default is not configured.
+
+    Raises SpecError (not configured, or wrongly), AccessDenied, CommitUnavailable.
+    """
+    config = catalog_config(name)
+    with catalog_errors(config.name):
+        if config.embedded:
+            _prepare_embedded(config.properties["uri"])
+        try:
+            return pyiceberg.catalog.load_catalog(config.name, **config.properties)
+        except (ValueError, NotInstalledError) as error:
+            raise SpecError(f"the catalog {config.name!r} is wrongly configured: {error}") from error
+
+
+@contextmanager
+def catalog_errors(catalog: str) -> Iterator[None]:
+    """Turn what a catalog's client raises into AccessDenied or CommitUnavailable, where it can be told apart."""
+    try:
+        yield
+    except _REFUSED as error:
+        raise AccessDenied(
+            f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
+        ) from error
+    except _UNREACHABLE as error:
+        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {error}") from error
+    except OperationalError as error:
+        reason = str(error.orig)
+        if any(sign in reason for sign in _REFUSED_BY_DATABASE):
+            raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
+        raise CommitUnavailable(f"the database of the catalog {catalog!r} cannot be used: {reason}") from error
+
+
+def _flat(configured: object, prefix: str = "") -> dict[str, str]:
+    """Nested YAML mappings as dotted keys, which is what catalogs read."""
+    if not isinstance(configured, dict):
+        return {prefix: str(configured)}
+    flat: dict[str, str] = {}
+    for key, value in configured.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _embedded_properties() -> dict[str, str]:
+    folder = home()
+    uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string()
+    return {"type": "sql", "uri": _with_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"}
+
+
+def _with_busy_timeout(uri: str) -> str:
+    """SQLite's default wait is 5 s, which a commit beside a long-running reader can exceed."""
+    url = make_url(uri)
+    if "timeout" in url.query or not url.database or url.database == ":memory:":
+        return uri
+    return url.update_query_dict({"timeout": str(SQLITE_BUSY_SECONDS)}).render_as_string(hide_password=False)
+
+
+def _prepare_embedded(uri: str) -> None:
+    """Make the folder and the database; its write-ahead log lets readers and one writer work at once."""
+    (home() / "warehouse").mkdir(parents=True, exist_ok=True)
+    engine = create_engine(uri)
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("PRAGMA journal_mode=WAL"))
+    finally:
+        engine.dispose()

@@ -1,0 +1,220 @@
+"""The tables of a stream: made if missing, otherwise checked and safely evolved; and where their files stand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.sorting import SortOrder
+from sqlalchemy.exc import IntegrityError
+
+from frazil.errors import CommitUnavailable, SchemaIncompatible
+from frazil.spec import iceberg
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import catalog_errors
+from frazil.table.evolution import Addition, Conflict, Promotion, differences
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
+
+DEFAULT_PROPERTIES = {
+    "format-version": str(FORMAT_VERSION),
+    "write.parquet.compression-codec": "zstd",
+    # A commit a minute leaves 1,440 metadata files a day: keep the last hundred.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+EVOLUTION_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A table as it would be made."""
+
+    identifier: str
+    schema: Schema
+    partitioning: PartitionSpec
+    order: SortOrder
+    properties: dict[str, str]
+    location: str | None = None
+
+
+def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
+    """The stream's table: made if missing, evolved where that is safe, refused where it is not.
+
+    A table that is partitioned or sorted otherwise than declared stays as it is, with a warning.
+    Raises SchemaIncompatible, AccessDenied, CommitUnavailable.
+    """
+    schema = iceberg.schema(spec)
+    declared = _Declared(
+        identifier=spec.table.identifier,
+        schema=schema,
+        partitioning=iceberg.partition_spec(spec, schema),
+        order=iceberg.sort_order(spec, schema),
+        properties=DEFAULT_PROPERTIES | spec.table.properties,
+        location=spec.table.location,
+    )
+    table = _ensure(catalog, declared, spec.name)
+    _warn_of_another_layout(table, declared, spec.name)
+    return table
+
+
+def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
+    """The table of the stream's dead letters, made if missing. Raises as `ensure_table` does."""
+    declared = _Declared(
+        identifier=dead_letter_identifier(spec),
+        schema=iceberg.DEAD_LETTER_SCHEMA,
+        partitioning=iceberg.DEAD_LETTER_PARTITION_SPEC,
+        order=SortOrder(order_id=0),
+        properties=DEFAULT_PROPERTIES,
+    )
+    return _ensure(catalog, declared, spec.name)
+
+
+def dead_letter_identifier(spec: StreamSpec) -> str:
+    """`<table>_dead_letters`, or what the stream names."""
+    return spec.dead_letter_table
+
+
+def data_location(table: Table) -> str:
+    """Where data files go: `write.data.path`, or `<location>/data`; no trailing slash."""
+    return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
+
+
+def state_location(table: Table, stream: str) -> str:
+    """Where a stream keeps journals and desired state: `<location>/_frazil/<stream>`.
+
+    Spark's remove_orphan_files passes over names that begin with an underscore.
+    """
+    return f"{table.location().rstrip('/')}/_frazil/{stream}"
+
+
+def _ensure(catalog: Catalog, declared: _Declared, stream: str) -> Table:
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(declared.identifier)
+        except NoSuchTableError:
+            table = _create(catalog, declared)
+        _check_format_version(table)
+        return _evolve(table, declared.schema, stream)
+
+
+def _create(catalog: Catalog, declared: _Declared) -> Table:
+    """Make the namespace and the table; another process may do the same at this moment, and either may win."""
+    parts = declared.identifier.split(".")
+    for depth in range(1, len(parts)):
+        _ensure_namespace(catalog, tuple(parts[:depth]))
+    try:
+        return catalog.create_table(
+            declared.identifier,
+            declared.schema,
+            location=declared.location,
+            partition_spec=declared.partitioning,
+            sort_order=declared.order,
+            properties=declared.properties,
+        )
+    except TableAlreadyExistsError:
+        return catalog.load_table(declared.identifier)
+
+
+def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
+    if catalog.namespace_exists(namespace):
+        return
+    try:
+        catalog.create_namespace(namespace)
+    except (NamespaceAlreadyExistsError, IntegrityError):
+        # Made between our look and our insert: SqlCatalog says so by its primary key.
+        return
+
+
+def _check_format_version(table: Table) -> None:
+    version = table.metadata.format_version
+    if version != FORMAT_VERSION:
+        way_out = (
+            "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
+            if version < FORMAT_VERSION
+            else "write to a new table"
+        )
+        raise SchemaIncompatible(
+            f"{_name(table)} has Iceberg format version {version}; frazil writes version {FORMAT_VERSION}: {way_out}"
+        )
+
+
+def _evolve(table: Table, declared: Schema, stream: str) -> Table:
+    """Bring the table to the declared schema in one update; another process may be doing the same."""
+    for _ in range(EVOLUTION_ATTEMPTS):
+        found = differences(declared, table.schema())
+        if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
+            raise SchemaIncompatible(_refusal(table, conflicts, stream))
+        changes = [difference for difference in found if not isinstance(difference, Conflict)]
+        if not changes:
+            return table
+        try:
+            _apply(table, changes)
+        except CommitFailedException:
+            logger.info("the schema of %s changed while stream %s evolved it; looking again", _name(table), stream)
+        table = table.catalog.load_table(table.name())
+    raise CommitUnavailable(
+        f"stream {stream}: the schema of {_name(table)} changed at each of {EVOLUTION_ATTEMPTS} attempts to evolve it"
+    )
+
+
+def _apply(table: Table, changes: Sequence[Addition | Promotion]) -> None:
+    with table.update_schema() as update:
+        for change in changes:
+            if isinstance(change, Addition):
+                update.add_column(change.path, change.type, doc=change.doc, required=False)
+            else:
+                update.update_column(change.path, field_type=change.type)
+    for change in changes:
+        verb = "added" if isinstance(change, Addition) else "widened"
+        logger.info("%s: %s column %s %s", _name(table), verb, ".".join(change.path), change.type)
+
+
+def _refusal(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
+    lines = [f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts]
+    return f"stream {stream}: the declared schema does not fit the table {_name(table)}: " + "; ".join(lines)
+
+
+def _warn_of_another_layout(table: Table, declared: _Declared, stream: str) -> None:
+    """What is declared is for a new table; evolving an existing one's layout is a person's decision."""
+    for word, wanted, found in (
+        (
+            "partitioning",
+            _partition_terms(declared.partitioning, declared.schema),
+            _partition_terms(table.spec(), table.schema()),
+        ),
+        ("sort order", _sort_terms(declared.order, declared.schema), _sort_terms(table.sort_order(), table.schema())),
+    ):
+        if wanted and wanted != found:
+            logger.warning(
+                "stream %s declares the %s [%s], and %s has [%s]: the table's is used",
+                stream, word, ", ".join(wanted), _name(table), ", ".join(found),
+            )  # fmt: skip
+
+
+def _partition_terms(partitioning: PartitionSpec, schema: Schema) -> list[str]:
+    return [f"{field.transform}({schema.find_column_name(field.source_id)})" for field in partitioning.fields]
+
+
+def _sort_terms(order: SortOrder, schema: Schema) -> list[str]:
+    return [
+        f"{f.transform}({schema.find_column_name(f.source_id)}) {f.direction.value} {f.null_order.value}"
+        for f in order.fields
+    ]
+
+
+def _name(table: Table) -> str:
+    return ".".join(table.name())
