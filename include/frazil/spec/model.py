@@ -22,7 +22,7 @@ from frazil.spec.types import parse_type
 from frazil.spec.units import parse_bytes, parse_duration
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
-_IDENTIFIER = re.compile(r"[^\s.`'\"/]+(\.[^\s.`'\"/]+)+")
+_IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
 
 

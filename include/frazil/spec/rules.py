@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from frazil.spec.layout import Term, fits, fitting_types, parse_sort_term, parse_term
+from frazil.spec.references import problem_in
 from frazil.spec.types import Primitive, Struct, Type, parse_type
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def problems(spec: StreamSpec) -> tuple[Problem, ...]:
         *_event_time(spec),
         *_layout(spec),
         *_kafka_properties(spec),
+        *_references(spec),
         *_table(spec),
     )
 
@@ -149,6 +151,17 @@ def _kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
                 None,
                 "is a secret, never to stand in the file; write ${env:NAME} or ${airflow:connection.password}",
             )
+
+
+def _references(spec: StreamSpec) -> Iterator[Problem]:
+    texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
+    texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
+    texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
+    for path, text in texts.items():
+        if message := problem_in(text):
+            yield Problem(path, None, message)
+    if spec.table.location and "${" in spec.table.location:
+        yield Problem("table.location", spec.table.location, "holds a reference, and a location takes none")
 
 
 def _table(spec: StreamSpec) -> Iterator[Problem]:

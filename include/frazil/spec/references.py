@@ -1,0 +1,152 @@
+"""References stand in for values that a file must not hold: they are resolved at the moment of use, never before.
+
+`${env:NAME}`, `${env:NAME:-default}`: an environment variable.
+`${airflow:conn_id.field}`: a field of an Airflow connection (host, port, login, password, schema, or a key of its
+extras), read from AIRFLOW_CONN_<CONN_ID>; the Airflow operator exports the connections that a stream names into its
+writer's environment, so that a writer needs no Airflow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from frazil.errors import SpecError
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_ENVIRONMENT = re.compile(r"env:(?P<name>[A-Za-z_]\w*)(?::-(?P<default>.*))?", re.DOTALL)
+_AIRFLOW = re.compile(r"airflow:(?P<connection>[\w.-]+)\.(?P<field>[\w-]+)")
+_FIELDS = ("host", "port", "login", "password", "schema")
+
+
+def resolve(text: str, environment: Mapping[str, str]) -> str:
+    """The text with every reference replaced; text without references passes through.
+
+    Raises SpecError that names the missing variable, connection or field, never a value.
+    """
+    return _REFERENCE.sub(lambda match: _value(match[1], environment), text)
+
+
+def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Every value resolved. Raises SpecError that names the key as well."""
+    resolved = {}
+    for key, text in properties.items():
+        try:
+            resolved[key] = resolve(text, environment)
+        except SpecError as error:
+            raise SpecError(f"{key}: {error}") from None
+    return resolved
+
+
+def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """librdkafka's properties of a stream's source: the brokers and what the user declared, all resolved."""
+    declared = {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
+    try:
+        return resolve_all(declared, environment)
+    except SpecError as error:
+        raise SpecError(f"stream {spec.name}: source: {error}") from None
+
+
+def connections(spec: StreamSpec) -> frozenset[str]:
+    """The ids of the Airflow connections that a stream refers to."""
+    found = set()
+    for text in _texts(spec.model_dump()):
+        for reference in _REFERENCE.findall(text):
+            if match := _AIRFLOW.fullmatch(reference):
+                found.add(match["connection"])
+    return frozenset(found)
+
+
+def problem_in(text: str) -> str | None:
+    """Why a text's references cannot be read, for the person who wrote them; None when they can."""
+    for reference in _REFERENCE.findall(text):
+        if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
+            return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
+    return None
+
+
+def connection_variable(connection: str) -> str:
+    """The environment variable in which Airflow, and we, look for a connection."""
+    return f"AIRFLOW_CONN_{connection.upper()}"
+
+
+def _value(reference: str, environment: Mapping[str, str]) -> str:
+    if match := _ENVIRONMENT.fullmatch(reference):
+        value = environment.get(match["name"])
+        if not value and match["default"] is not None:  # as a shell's ${NAME:-default}: empty counts as unset
+            return match["default"]
+        if value is None:
+            raise SpecError(f"the environment variable {match['name']} is not set; set it, or write a default")
+        return value
+    if match := _AIRFLOW.fullmatch(reference):
+        return _connection_field(match["connection"], match["field"], environment)
+    raise SpecError(problem_in(f"${{{reference}}}") or "")
+
+
+def _connection_field(connection: str, field: str, environment: Mapping[str, str]) -> str:
+    variable = connection_variable(connection)
+    if variable not in environment:
+        raise SpecError(
+            f"the Airflow connection {connection!r} is not there: add it in Airflow, or set {variable} for a writer "
+            "that Airflow does not start"
+        )
+    fields = _parse_connection(environment[variable], variable)
+    value = fields.get(field)
+    if value is None:
+        known = ", ".join(sorted(name for name, held in fields.items() if held is not None))
+        raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _parse_connection(text: str, variable: str) -> dict[str, Any]:
+    """A connection's fields and extras by name, from either form that Airflow writes."""
+    try:
+        return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
+    except (ValueError, TypeError):
+        # Neither the text nor the cause is shown: both may hold a password.
+        raise SpecError(f"{variable} is neither an Airflow connection's JSON nor its URI") from None
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    declared = json.loads(text)
+    extra = declared.get("extra") or {}
+    extra = json.loads(extra) if isinstance(extra, str) else extra
+    if not isinstance(extra, dict):
+        raise TypeError("extra is no mapping")
+    fields = {name: declared.get(name) for name in _FIELDS}
+    fields["port"] = None if fields["port"] is None else str(fields["port"])
+    return extra | {name: value for name, value in fields.items() if value is not None}
+
+
+def _from_uri(text: str) -> dict[str, Any]:
+    """As `airflow.models.Connection` reads it: percent-encoded parts, extras in the query or as `__extra__`."""
+    parts = urlsplit(text)
+    if not parts.scheme:
+        raise ValueError("no scheme")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    extra = json.loads(query["__extra__"]) if "__extra__" in query else query
+    fields = {
+        "host": unquote(parts.hostname or ""),
+        "port": str(parts.port or ""),
+        "login": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "schema": unquote(parts.path.removeprefix("/")),
+    }
+    return dict(extra) | {name: value for name, value in fields.items() if value}
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,158 @@
+"""Objects as files of a local or network folder, put whole by link or rename and forced to the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from frazil.errors import AccessDenied, EnvironmentUnusable
+from frazil.table.storage import FileInfo, ObjectStore
+
+_TEMPORARY = ".frazil-tmp"
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_MAKE_ATTEMPTS = 5
+
+
+class LocalStore(ObjectStore):
+    """The order that makes a put durable: the file's bytes, its name, then the folder that holds the name."""
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        target = _local(path)
+        with _refusals(path), _temporary(target, data) as temporary:
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise EnvironmentUnusable(
+                    f"{target.parent}: this file system has no hard links ({error.strerror}), which an exclusive "
+                    "write needs; put the table on one that has them, or in an object store"
+                ) from error
+        _sync(target.parent)
+        return True
+
+    def put(self, path: str, data: bytes) -> None:
+        target = _local(path)
+        with _refusals(path), _temporary(target, data) as temporary:
+            temporary.replace(target)
+        _sync(target.parent)
+
+    def get(self, path: str) -> bytes | None:
+        with _refusals(path):
+            try:
+                return _local(path).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def list_files(self, folder: str) -> list[FileInfo]:
+        root = _local(folder)
+        found: list[FileInfo] = []
+        with _refusals(folder):
+            for path in _walk(root):
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue  # deleted since it was listed
+                name = path.relative_to(root).as_posix()
+                found.append(FileInfo(f"{folder.rstrip('/')}/{name}", status.st_size, status.st_mtime_ns // 1_000_000))
+        return sorted(found, key=lambda info: info.path)
+
+    def list_folders(self, folder: str) -> list[str]:
+        root = _local(folder)
+        with _refusals(folder):
+            try:
+                names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Deletes a folder with its last file: another process may be making a file there, and tries again."""
+        for path in paths:
+            target = _local(path)
+            with _refusals(path):
+                target.unlink(missing_ok=True)
+                try:
+                    target.parent.rmdir()
+                except OSError:
+                    continue  # it holds more, or is gone
+
+    def sync_files(self, paths: Iterable[str]) -> None:
+        folders: set[Path] = set()
+        for path in paths:
+            _sync(_local(path))
+            folders.add(_local(path).parent)
+        for folder in sorted(folders):
+            _sync(folder)
+
+
+def _local(path: str) -> Path:
+    """`file:///a/b`, `file:/a/b` and `/a/b` are one path."""
+    if path.startswith("file:"):
+        path = "/" + path.removeprefix("file:").lstrip("/")
+    return Path(path)
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Files at any depth, without our own unfinished ones."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if not name.endswith(_TEMPORARY):
+                yield Path(folder, name)
+
+
+@contextmanager
+def _temporary(target: Path, data: bytes) -> Iterator[Path]:
+    """A synced file with the data in the target's folder; gone at the end unless it was renamed."""
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}"
+    descriptor = _create(temporary)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _create(path: Path) -> int:
+    """A descriptor of a new file; its folder may vanish meanwhile (`delete` removes empty ones)."""
+    for _ in range(_MAKE_ATTEMPTS):
+        _make_folder(path.parent)
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileNotFoundError:
+            continue
+    raise FileNotFoundError(errno.ENOENT, "the folder was deleted while a file was made in it", str(path))
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder with its parents, each name durable in its own parent."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _refusals(path: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise AccessDenied(f"{path}: the file system refuses us ({error}); give this user the right to it") from error

@@ -1,0 +1,139 @@
+"""Objects of S3, GCS or ADLS through fsspec, opened with a PyIceberg FileIO's own properties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    ClientError,
+    HTTPClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+from pyiceberg.io.fsspec import FsspecFileIO
+
+from frazil.errors import AccessDenied, CommitUnavailable
+from frazil.table.storage import FileInfo, ObjectStore
+
+_ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
+_CONFLICT = "ConditionalRequestConflict"
+"""S3's answer to a conditional put that met another one under way: it says nothing, ask again."""
+
+_PUT_ATTEMPTS = 5
+
+
+class FsspecStore(ObjectStore):
+    """An object store writes an object whole or not at all, and what it has acknowledged is durable."""
+
+    def __init__(self, location: str, io_properties: Mapping[str, str]) -> None:
+        parts = urlsplit(location)
+        self._scheme, self._host = parts.scheme, parts.hostname
+        self._io = FsspecFileIO(dict(io_properties))
+
+    @property
+    def _files(self) -> Any:
+        """PyIceberg keeps one file system a thread: fsspec's clients are not to be shared."""
+        return self._io.get_fs(self._scheme, self._host)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        with _failures(path):
+            for attempt in range(_PUT_ATTEMPTS):
+                try:
+                    self._files.pipe_file(path, data, mode="create")
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    code = _error_code(error)
+                    if code in _ABSENT_NO_LONGER:
+                        return False
+                    if code != _CONFLICT or attempt == _PUT_ATTEMPTS - 1:
+                        raise
+                else:
+                    return True
+        raise AssertionError("the loop returns or raises")
+
+    def put(self, path: str, data: bytes) -> None:
+        with _failures(path):
+            self._files.pipe_file(path, data)
+
+    def get(self, path: str) -> bytes | None:
+        with _failures(path):
+            try:
+                data: bytes = self._files.cat_file(path)
+            except FileNotFoundError:
+                return None
+            return data
+
+    def list_files(self, folder: str) -> list[FileInfo]:
+        files = self._files
+        with _failures(folder):
+            files.invalidate_cache()
+            try:
+                found = files.find(folder, detail=True)
+            except FileNotFoundError:
+                return []
+        root = files._strip_protocol(folder).rstrip("/")
+        return sorted(
+            (
+                FileInfo(f"{folder.rstrip('/')}{name[len(root) :]}", int(info["size"]), _modified_ms(info))
+                for name, info in found.items()
+            ),
+            key=lambda info: info.path,
+        )
+
+    def list_folders(self, folder: str) -> list[str]:
+        files = self._files
+        with _failures(folder):
+            files.invalidate_cache()
+            try:
+                entries = files.ls(folder, detail=True)
+            except FileNotFoundError:
+                return []
+        names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
+        return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with _failures(path):
+                try:
+                    self._files.rm_file(path)
+                except FileNotFoundError:
+                    continue
+
+    def sync_files(self, paths: Iterable[str]) -> None:
+        """Nothing to do: a file that its writer could close is durable."""
+
+
+def _error_code(error: OSError) -> str | None:
+    """S3's own code: s3fs knows a failed precondition only as AWS words it, and SeaweedFS words it otherwise."""
+    cause = error.__cause__
+    if not isinstance(cause, ClientError):
+        return None
+    code: str | None = cause.response.get("Error", {}).get("Code")
+    return code
+
+
+def _modified_ms(info: Mapping[str, Any]) -> int:
+    """Each fsspec file system has its own key for it."""
+    for key in ("LastModified", "mtime", "last_modified", "updated"):
+        modified = info.get(key)
+        if isinstance(modified, str):
+            modified = datetime.fromisoformat(modified)
+        if isinstance(modified, datetime):
+            return round(modified.timestamp() * 1_000)
+    raise KeyError(f"no modification time in {sorted(info)}")
+
+
+@contextmanager
+def _failures(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (PermissionError, NoCredentialsError, PartialCredentialsError) as error:
+        raise AccessDenied(f"{path}: the object store refuses our credentials: {error}") from error
+    except (BotoConnectionError, HTTPClientError) as error:
+        raise CommitUnavailable(f"{path}: the object store cannot be reached: {error}") from error

@@ -1,0 +1,85 @@
+"""The few things frazil asks of the storage beneath a table, with the same guarantees on a disk and in S3.
+
+Journals and desired state are objects beside the table's data. What they rest on is `put_if_absent`: of any
+number of processes that put one path, one succeeds, and no reader ever sees half an object.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from frazil.errors import SpecError
+
+OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"})
+"""URI schemes that PyIceberg opens through fsspec."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One file; `path` has the form of the folder that was listed; `modified_ms` is since 1970, UTC."""
+
+    path: str
+    bytes: int
+    modified_ms: int
+
+
+class ObjectStore(ABC):
+    """Paths are whole locations, with or without their scheme, and come back in the form they were given.
+
+    A folder exists only through the files in it. Every method raises AccessDenied where the storage refuses us.
+    """
+
+    @abstractmethod
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Write an object whole and durably, unless the path has one already: then False, and nothing changes.
+
+        Where an answer is lost and the client asks again, False may mean that our own first try arrived: a caller
+        to whom the difference matters reads the object and compares.
+        """
+
+    @abstractmethod
+    def put(self, path: str, data: bytes) -> None:
+        """Write an object whole and durably, in place of what the path has: a reader sees the old or the new."""
+
+    @abstractmethod
+    def get(self, path: str) -> bytes | None:
+        """The object's bytes; None where there is none."""
+
+    @abstractmethod
+    def list_files(self, folder: str) -> list[FileInfo]:
+        """Every file under a folder, at any depth, sorted by path; empty where there is none."""
+
+    @abstractmethod
+    def list_folders(self, folder: str) -> list[str]:
+        """The folders right in a folder, those with a file at some depth, sorted, without a trailing slash."""
+
+    @abstractmethod
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete files; one that is missing is as good as deleted."""
+
+    @abstractmethod
+    def sync_files(self, paths: Iterable[str]) -> None:
+        """Make files that another process has written, and closed, durable; raises FileNotFoundError."""
+
+
+def open_store(location: str, io_properties: Mapping[str, str]) -> ObjectStore:
+    """The store of a location, by its URI scheme; `io_properties` are a PyIceberg FileIO's (`s3.endpoint`, …).
+
+    Raises SpecError for a scheme that no store serves.
+    """
+    scheme = urlsplit(location).scheme
+    if scheme in {"", "file"}:
+        from frazil.table.local_storage import LocalStore  # noqa: PLC0415 - only the store in use is loaded
+
+        return LocalStore()
+    if scheme in OBJECT_STORES:
+        from frazil.table.object_storage import FsspecStore  # noqa: PLC0415 - only the store in use is loaded
+
+        return FsspecStore(location, io_properties)
+    raise SpecError(
+        f"{location}: no storage for the scheme {scheme!r}; a table's location is a folder, file://, "
+        f"or one of {', '.join(sorted(OBJECT_STORES))}"
+    )
