@@ -1,0 +1,54 @@
+"""What of a supervisor's environment its writers get: their own settings, and none of Airflow's secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from frazil.spec.model import StreamSpec
+from frazil.supervise.lock import INHERITED_LOCK
+
+PREFIXES = (
+    "FRAZIL_",
+    "PYICEBERG_",
+    "PYSPARK_",
+    "SPARK_",
+    "AWS_",
+    "AZURE_",
+    "GOOGLE_",
+    "HADOOP_",
+    "KRB5",
+    "LC_",
+    "OTEL_",
+)
+NAMES = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+        *("JAVA_HOME", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    }
+)
+
+_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def writer_environment(
+    spec: StreamSpec, base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
+) -> dict[str, str]:
+    """The whole environment of a stream's writer.
+
+    `base` is the supervisor's own, of which only known settings and the variables that the spec refers to pass;
+    `connections` are the Airflow connections that the spec refers to, as `AIRFLOW_CONN_<ID>` values by id; `home` is
+    the absolute FRAZIL_HOME, so that writer and supervisor share one run folder wherever each was started.
+    """
+    referred = frozenset(_REFERENCE.findall(spec.model_dump_json()))
+    passed = {
+        name: value
+        for name, value in base.items()
+        if (name in NAMES or name in referred or name.startswith(PREFIXES)) and name != INHERITED_LOCK
+    }
+    exported = {f"AIRFLOW_CONN_{name.upper()}": value for name, value in connections.items()}
+    # Unbuffered, for the log is read while the writer runs.
+    fixed = {"FRAZIL_HOME": home, "PYTHONUNBUFFERED": "1"}
+    return {"PYSPARK_PYTHON": python, **passed, **exported, **fixed}

@@ -1,0 +1,58 @@
+"""Which process is meant: a pid with its start time, so that a pid that was used again is never signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+
+from frazil.supervise.records import ProcessMark
+
+START_TOLERANCE_S = 2.0
+"""`create_time` is counted from the boot time, which moves a little when the clock is corrected."""
+
+
+def mark(pid: int) -> ProcessMark:
+    """The mark of a running process; raises psutil.NoSuchProcess."""
+    return ProcessMark(pid, psutil.Process(pid).create_time())
+
+
+def is_alive(process: ProcessMark | None) -> bool:
+    """Whether that very process still runs; a zombie does not."""
+    if process is None:
+        return False
+    try:
+        found = psutil.Process(process.pid)
+        return (
+            abs(found.create_time() - process.started_at_s) < START_TOLERANCE_S
+            and found.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return False
+
+
+def terminate(process: ProcessMark) -> None:
+    """Ask that very process to end; no error if it has ended."""
+    if is_alive(process):
+        _signal(process.pid, signal.SIGTERM)
+
+
+def kill_group(process: ProcessMark) -> None:
+    """End that very process and all of its group (a writer leads the group of its JVM and workers)."""
+    if not is_alive(process):
+        return
+    try:
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+            return
+    except ProcessLookupError:
+        return
+    _signal(process.pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,72 @@
+"""A writer that reads no Kafka, but keeps every promise that a writer makes to its supervisor.
+
+It beats into its run folder, commits a batch every 0.2 s, ends with 0 on SIGTERM once the batch at hand is committed,
+and does what `<FRAZIL_HOME>/orders-<name>.json` says: `{"exit": 11, "error": "..."}` ends it, `{"hang": true}` stops
+all advance, `{"crash-at-start": true}` ends it before its first batch, `{"batch-seconds": 5}` makes its batches long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from frazil.home import home, run_folder
+from frazil.spec.load import find_stream
+from frazil.supervise.heartbeat import Heartbeat, Phase
+
+stop = threading.Event()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--streams", type=Path, required=True)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    fingerprint = find_stream(options.streams, options.name).fingerprint()
+    folder, orders_file = run_folder(options.name), home() / f"orders-{options.name}.json"
+    started = now_ms()
+    print(f"fake writer {os.getpid()} starts {options.name}", flush=True)
+
+    def beat(phase: Phase, batch: int, *, advanced: int, error: str | None = None) -> None:
+        last = advanced if batch else None
+        Heartbeat(
+            options.name, os.getpid(), fingerprint, phase, now_ms(), advanced, 1, batch,
+            lag=0, last_commit_at_ms=last, error=error,
+        ).write(folder)  # fmt: skip
+
+    batch, advanced = 0, started
+    beat(Phase.STARTING, batch, advanced=advanced)
+    while True:
+        orders = json.loads(orders_file.read_text()) if orders_file.exists() else {}
+        if "exit" in orders or orders.get("crash-at-start"):
+            code = orders.get("exit", 3)
+            error = orders.get("error", "asked to crash")
+            print(error, flush=True)
+            beat(Phase.ENDED, batch, advanced=now_ms(), error=error)
+            return int(code)
+        if stop.is_set():
+            print("the batch at hand is committed; ending", flush=True)
+            beat(Phase.ENDED, batch, advanced=now_ms())
+            return 0
+        if orders.get("hang"):
+            beat(Phase.STAGING, batch, advanced=advanced)
+            time.sleep(0.05)
+            continue
+        time.sleep(orders.get("batch-seconds", 0.2))
+        batch, advanced = batch + 1, now_ms()
+        beat(Phase.WAITING, batch, advanced=advanced)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
