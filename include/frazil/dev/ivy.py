@@ -1,0 +1,139 @@
+"""Fetches jars by their coordinates with Apache Ivy, which comes inside pyspark: no other download tool is needed.
+
+Ivy knows where jars are published, or a settings file of the user's own does (`FRAZIL_IVY_SETTINGS`: a company's
+mirror); this package names no host.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from frazil.dev.java import require_java
+from frazil.errors import EnvironmentUnusable
+
+_POLL_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Coordinates:
+    """One published module: `organisation:name:version`."""
+
+    organisation: str
+    name: str
+    version: str
+
+    @classmethod
+    def parse(cls, text: str) -> Coordinates:
+        organisation, name, version = text.split(":")
+        return cls(organisation, name, version)
+
+    def __str__(self) -> str:
+        return f"{self.organisation}:{self.name}:{self.version}"
+
+    @property
+    def path(self) -> Path:
+        """Where a folder of jars keeps it: `organisation/name/version/name-version.jar`."""
+        return Path(self.organisation, self.name, self.version, f"{self.name}-{self.version}.jar")
+
+    @classmethod
+    def of_path(cls, path: Path) -> Coordinates:
+        """The coordinates of a jar that stands in such a folder."""
+        organisation, name, version = path.parts[-4:-1]
+        return cls(organisation, name, version)
+
+
+def retrieve(
+    wanted: Sequence[Coordinates],
+    *,
+    to: Path,
+    cache: Path,
+    transitive: bool = False,
+    watch: Callable[[], None] = lambda: None,
+) -> None:
+    """Put the wanted jars into the folder `to`, each at its `Coordinates.path`.
+
+    What an interrupted call had finished is taken from `cache`. With `transitive`, so are the jars that they need
+    at run time. `watch` is called about three times a second meanwhile, to show progress.
+
+    Raises:
+        EnvironmentUnusable: a jar is not published, or the network does not answer; Ivy's own words are in its log.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    log = cache / "ivy.log"
+    descriptor = cache / f"ivy-{os.getpid()}.xml"
+    descriptor.write_text(_descriptor(wanted, transitive=transitive))
+    command = _command(descriptor, to=to, cache=cache, transitive=transitive)
+    try:
+        with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+            try:
+                while process.poll() is None:
+                    watch()
+                    time.sleep(_POLL_S)
+            except BaseException:
+                process.kill()
+                raise
+    finally:
+        descriptor.unlink()
+    if process.returncode:
+        raise EnvironmentUnusable(_why(log))
+
+
+def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> list[str]:
+    settings = os.environ.get("FRAZIL_IVY_SETTINGS") or str(Path(__file__).with_name("ivy-settings.xml"))
+    if not Path(settings).is_file():
+        raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is no file; correct or unset it.")
+    return [
+        str(require_java()),
+        f"-Divy.default.ivy.user.dir={cache}",
+        f"-Dfrazil.poms={str(transitive).lower()}",
+        *("-jar", str(_ivy_jar())),
+        *("-settings", settings, "-cache", str(cache), "-ivy", str(descriptor)),
+        *("-types", "jar", "bundle"),
+        *("-retrieve", f"{to}/[organisation]/[module]/[revision]/[module]-[revision].jar"),
+    ]
+
+
+def _ivy_jar() -> Path:
+    spec = find_spec("pyspark")
+    jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
+    if not jars:
+        raise EnvironmentUnusable("pyspark with its Ivy jar is not installed; run `make venv`.")
+    return jars[0]
+
+
+def _descriptor(wanted: Sequence[Coordinates], *, transitive: bool) -> str:
+    dependencies = "".join(
+        f"\n    <dependency org={quoteattr(c.organisation)} name={quoteattr(c.name)} rev={quoteattr(c.version)}"
+        f' conf="default->default" transitive="{str(transitive).lower()}"/>'
+        for c in wanted
+    )
+    return (
+        '<ivy-module version="2.0">\n  <info organisation="frazil" module="jars"/>\n'
+        '  <configurations><conf name="default"/></configurations>\n'
+        f"  <dependencies>{dependencies}\n  </dependencies>\n</ivy-module>\n"
+    )
+
+
+def _why(log: Path) -> str:
+    """One sentence out of Ivy's many lines."""
+    said = log.read_text(errors="replace")
+    lines = [line.strip().lstrip(":").strip() for line in said.splitlines()]
+    unresolved = [line for line in lines if line.startswith("unresolved dependency")]
+    failed = [line for line in lines if "download failed" in line.lower() or "FAILED" in line]
+    if "UnknownHost" in said or "Server access error" in said or "Server access Error" in said:
+        cause = "the network does not answer"
+    elif unresolved or failed:
+        cause = (unresolved or failed)[0].removeprefix("unresolved dependency: ").replace("#", ":").replace(";", ":")
+    else:
+        cause = next((line for line in reversed(lines) if line), "Ivy said nothing")
+    return (
+        f"JVM jars could not be downloaded: {cause}. Check the network, or name your mirror's Ivy settings file in "
+        f"FRAZIL_IVY_SETTINGS, and run it again: what was finished is kept. All that Ivy said is in {log}."
+    )

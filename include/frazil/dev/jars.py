@@ -1,0 +1,238 @@
+"""The JVM jars frazil runs on: pinned with their SHA-256 in `jars.lock`, fetched by coordinates, cached per user.
+
+    $ python -m frazil.dev.jars fetch [SET…]   fetch what is missing (all sets by default)
+    $ python -m frazil.dev.jars lock           resolve ROOTS anew and rewrite the lock file (maintainers)
+
+The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`, shared by all checkouts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from frazil.dev.ivy import Coordinates, retrieve
+from frazil.errors import EnvironmentUnusable, FrazilError
+
+LOCK_FILE = Path(__file__).with_name("jars.lock")
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """What a set is made of: with `transitive`, also all that the named modules need at run time."""
+
+    coordinates: tuple[str, ...]
+    transitive: bool
+
+
+ROOTS = {
+    # The broker logs through SLF4J 1.7, whose binding Kafka leaves to its distribution.
+    "kafka": Roots(
+        ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
+    ),
+    # Both are whole in themselves, or find the rest in Spark.
+    "spark": Roots(
+        ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
+        transitive=False,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LockedJar:
+    """One line of the lock file."""
+
+    coordinates: Coordinates
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def parse(cls, line: str) -> LockedJar:
+        coordinates, size, sha256 = line.split()
+        return cls(Coordinates.parse(coordinates), int(size), sha256)
+
+    def __str__(self) -> str:
+        return f"{self.coordinates} {self.bytes} {self.sha256}"
+
+
+def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
+    """The jars of one set, in the lock file's order.
+
+    Raises:
+        EnvironmentUnusable: there is no such set.
+    """
+    sets = tomllib.loads(lock_file.read_text())
+    if set_name not in sets:
+        raise EnvironmentUnusable(f"{lock_file.name} has no set of jars {set_name!r}; it has {', '.join(sets)}.")
+    return tuple(LockedJar.parse(line) for line in sets[set_name]["jars"])
+
+
+def cache_folder() -> Path:
+    """Where the jars are kept; not created here."""
+    if folder := os.environ.get("FRAZIL_JARS"):
+        return Path(folder).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil" / "jars"
+
+
+def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
+    """The jars of a set, each checked against its SHA-256, after fetching what the cache lacks.
+
+    Two processes may ask at once: one fetches, the other waits. Progress goes to standard error.
+
+    Raises:
+        EnvironmentUnusable: no such set, no Java, no network, or what was downloaded is not what the lock file pins.
+    """
+    jars = locked(set_name, lock_file)
+    folder = cache_folder()
+    if _missing(jars, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            if missing := _missing(jars, folder):
+                _fetch(set_name, missing, folder)
+    return [folder / jar.coordinates.path for jar in jars]
+
+
+def _missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
+    """The jars that the cache lacks; one that is not what was pinned is named, deleted, and so missing."""
+    missing = []
+    for jar in jars:
+        path = folder / jar.coordinates.path
+        if not path.is_file():
+            missing.append(jar)
+        elif _sha256(path) != jar.sha256:
+            _say(f"{path} has not the SHA-256 of {LOCK_FILE.name}: deleted, it will be fetched again.\n")
+            path.unlink(missing_ok=True)
+            missing.append(jar)
+    return missing
+
+
+def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
+    """Fetch into a folder of this fetch alone, check, and only then move each jar into its place."""
+    cache = folder / ".ivy"
+    wanted_mb = sum(jar.bytes for jar in missing) / 1e6
+    shown = _Progress(set_name, len(missing), wanted_mb, cache)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
+        try:
+            retrieve([jar.coordinates for jar in missing], to=Path(temporary), cache=cache, watch=shown.update)
+        finally:
+            shown.end()
+        for jar in missing:
+            _admit(jar, Path(temporary) / jar.coordinates.path, folder=folder, ivy_cache=cache)
+    shutil.rmtree(cache, ignore_errors=True)
+
+
+def _admit(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
+    if not fetched.is_file():
+        raise EnvironmentUnusable(f"{jar.coordinates} was not delivered; see {ivy_cache / 'ivy.log'} and run it again.")
+    found = _sha256(fetched)
+    if found != jar.sha256:
+        shutil.rmtree(ivy_cache, ignore_errors=True)
+        raise EnvironmentUnusable(
+            f"the downloaded {jar.coordinates} has the SHA-256 {found}, but {LOCK_FILE.name} pins {jar.sha256}: it was "
+            f"deleted. Run it again; if it stays so, your mirror serves another file."
+        )
+    place = folder / jar.coordinates.path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fetched.replace(place)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("another process is fetching jars; waiting for it …\n")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _Progress:
+    """`n of m jars, MB`: one line that is rewritten on a terminal, a line every few jars elsewhere."""
+
+    def __init__(self, set_name: str, jars: int, mb: float, cache: Path) -> None:
+        self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
+        self._terminal = sys.stderr.isatty()
+        self._last = ""
+        _say(f"fetching {jars} {self._what} ({mb:.0f} MB)\n")
+
+    def update(self) -> None:
+        files = [f for f in self._cache.rglob("*.jar*") if f.suffix in {".jar", ".part"}]
+        done = sum(f.suffix == ".jar" for f in files)
+        mb = sum(f.stat().st_size for f in files if f.exists()) / 1e6
+        line = f"  {min(done, self._jars)} of {self._jars} {self._what}, {mb:.0f} of {self._mb:.0f} MB"
+        if self._terminal and line != self._last:
+            _say(f"\r{line}\033[K")
+        elif done // 10 != self._done_at_last() // 10:
+            _say(f"{line}\n")
+        self._last = line
+
+    def _done_at_last(self) -> int:
+        return int(self._last.split(maxsplit=1)[0]) if self._last else 0
+
+    def end(self) -> None:
+        self.update()
+        if self._terminal:
+            _say("\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def lock(lock_file: Path = LOCK_FILE) -> None:
+    """Resolve ROOTS with everything they need and write coordinates, sizes and SHA-256 of all jars down."""
+    written = ["# Rewritten by `python -m frazil.dev.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, roots in ROOTS.items():
+            folder = Path(temporary) / name
+            wanted = [Coordinates.parse(text) for text in roots.coordinates]
+            retrieve(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
+            jars = sorted(_pin(path) for path in folder.rglob("*.jar"))
+            written += ["", f"[{name}]", "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
+    lock_file.write_text("\n".join(written) + "\n")
+
+
+def _pin(path: Path) -> LockedJar:
+    return LockedJar(Coordinates.of_path(path), path.stat().st_size, _sha256(path))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`fetch [SET…]` or `lock`; one sentence and 1 when it cannot be done."""
+    names: tuple[str, ...] = ()
+    match arguments:
+        case ["lock"]:
+            pass
+        case ["fetch", *sets]:
+            names = tuple(sets) or tuple(tomllib.loads(LOCK_FILE.read_text()))
+        case _:
+            _say(f"{__doc__}\n")
+            return 2
+    try:
+        if not names:
+            lock()
+        for name in names:
+            ensure(name)
+    except FrazilError as error:
+        _say(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

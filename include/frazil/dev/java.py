@@ -1,0 +1,57 @@
+"""Finds Java 17: the one thing a machine must have that frazil cannot bring along."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from frazil.errors import EnvironmentUnusable
+
+REQUIRED_MAJOR = 17
+
+_HOW = (
+    f"Install a JDK {REQUIRED_MAJOR} (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "
+    f"java-17-openjdk-headless; macOS: brew install openjdk@17) and put it on PATH, or set JAVA_HOME to it."
+)
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def require_java(environment: Mapping[str, str] | None = None) -> Path:
+    """The `java` of JAVA_HOME, or else of PATH, once it has said that it is Java 17.
+
+    Raises:
+        EnvironmentUnusable: no Java, or another major version (Spark 4.1 and Iceberg's runtime are tested on 17).
+    """
+    env = os.environ if environment is None else environment
+    java, found_by = _find(env)
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentUnusable(f"{java} ({found_by}) does not run: {error}. {_HOW}") from error
+    major = parse_major(said)
+    if major != REQUIRED_MAJOR:
+        seen = f"is Java {major}" if major else "does not say its version"
+        raise EnvironmentUnusable(f"{java} ({found_by}) {seen}; frazil runs on Java {REQUIRED_MAJOR}. {_HOW}")
+    return java
+
+
+def parse_major(said: str) -> int | None:
+    """The major version in what `java -version` prints: 17 of `openjdk version "17.0.15"`, 8 of `"1.8.0_402"`."""
+    match = _VERSION.search(said)
+    return int(match[1]) if match else None
+
+
+def _find(env: Mapping[str, str]) -> tuple[Path, str]:
+    if java_home := env.get("JAVA_HOME"):
+        java = Path(java_home) / "bin" / "java"
+        if not java.is_file():
+            raise EnvironmentUnusable(f"JAVA_HOME is {java_home}, but there is no {java}. {_HOW}")
+        return java, "JAVA_HOME"
+    found = shutil.which("java", path=env.get("PATH", os.defpath))
+    if not found:
+        raise EnvironmentUnusable(f"Java {REQUIRED_MAJOR} is missing: neither JAVA_HOME nor PATH has it. {_HOW}")
+    return Path(found), "PATH"

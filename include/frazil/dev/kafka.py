@@ -1,0 +1,195 @@
+"""One Kafka broker on the loopback, from pinned jars: for development, the demo and tests; never for real data.
+
+It is a KRaft broker and controller in one JVM. What it does *not* do: replicate, authenticate, or flush on every
+write. It keeps records for ever, whatever their timestamps: a test that sends last year's events finds them again.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from frazil.dev import jars, process
+from frazil.dev.java import require_java
+from frazil.errors import EnvironmentUnusable
+
+READY_WITHIN_S = 60
+_HEAP_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseG1GC")
+_LOGGING = Path(__file__).with_name("kafka-log4j2.properties")
+
+_SETTINGS = """\
+# Written at each start by frazil.dev.kafka.
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={data}
+auto.create.topics.enable=false
+# Records of any age stay.
+log.retention.ms=-1
+# One broker holds the only copy of the internal topics.
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+# Tests and people wait for these.
+group.initial.rebalance.delay.ms=0
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+log.cleaner.backoff.ms=1000
+log.cleaner.dedupe.buffer.size=16777216
+"""
+
+
+class EmbeddedKafka:
+    """A broker that keeps its data, log and process record in one folder.
+
+    The port of the first start is kept for later ones on the same folder, unless another is given; a broker that
+    runs there already, from this or an earlier process, is used as it is.
+    """
+
+    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+        self.folder = folder.absolute()
+        self.port = port or self._port_of_last_start() or process.free_port()
+        self.log = self.folder / "kafka.log"
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{process.LOOPBACK}:{self.port}"
+
+    def start(self) -> Self:
+        """Start the broker and wait until it answers.
+
+        Raises:
+            EnvironmentUnusable: no Java, a jar that cannot be fetched, a taken port, or a broker that does not come up.
+        """
+        running = self.server()
+        if running and self._port_of_last_start() != self.port:
+            raise EnvironmentUnusable(f"Kafka of {self.folder} runs on another port than {self.port}; stop it first.")
+        if not running:
+            self._launch()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop it; nothing happens if it does not run. The data stay."""
+        process.stop_all(process.recorded(self.folder), records=self.folder)
+
+    def kill(self) -> None:
+        """End it as a crash would: SIGKILL. The data stay, and `start` goes on with them."""
+        if server := self.server():
+            process.kill(server)
+
+    def server(self) -> process.Server | None:
+        """The broker's process, if it runs."""
+        return process.find("kafka", self.folder)
+
+    def admin(self) -> AdminClient:
+        """A client for what this class has no method for."""
+        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Make a topic and wait until each of its partitions has a leader.
+
+        Raises:
+            EnvironmentUnusable: the broker refuses (the topic is there already, a bad setting), with its reason.
+        """
+        admin = self.admin()
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+        try:
+            admin.create_topics([topic], operation_timeout=30)[name].result(timeout=30)
+        except KafkaException as error:
+            raise EnvironmentUnusable(f"the topic {name} was not made: {error.args[0].str()}") from error
+        deadline = time.monotonic() + 30
+        while not _led(admin, name, partitions):
+            if time.monotonic() > deadline:
+                raise EnvironmentUnusable(
+                    f"the topic {name} has partitions without a leader after 30 s; see {self.log}."
+                )
+            time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def _properties(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _port_of_last_start(self) -> int | None:
+        if not self._properties.is_file():
+            return None
+        listeners = next(x for x in self._properties.read_text().splitlines() if x.startswith("advertised.listeners="))
+        return int(listeners.rpartition(":")[2])
+
+    def _launch(self) -> None:
+        process.require_free_port(self.port, what="Kafka", option="--kafka-port")
+        java = [str(require_java()), *_HEAP_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+        java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure("kafka"))]
+        data = self.folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        controller_port = process.free_port()
+        self._properties.write_text(_SETTINGS.format(port=self.port, controller_port=controller_port, data=data))
+        if not (data / "meta.properties").exists():
+            _format(java, self._properties, data)
+        process.start("kafka", [*java, "kafka.Kafka", self._properties], records=self.folder, log=self.log)
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        admin: AdminClient | None = None
+        while True:
+            if not self.server():
+                raise EnvironmentUnusable(f"Kafka ended while it started: {process.last_lines(self.log)}")
+            if process.answers(self.port):
+                admin = admin or self.admin()
+                if _brokers(admin):
+                    return
+            if time.monotonic() > deadline:
+                raise EnvironmentUnusable(
+                    f"Kafka does not answer on {self.bootstrap} after {READY_WITHIN_S} s; see {self.log}."
+                )
+            time.sleep(0.1)
+
+
+def _format(java: list[str], properties: Path, data: Path) -> None:
+    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    command = [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode:
+        raise EnvironmentUnusable(f"Kafka's storage in {data} was not formatted: {done.stderr or done.stdout}")
+
+
+def _brokers(admin: AdminClient) -> int:
+    try:
+        return len(admin.list_topics(timeout=2).brokers)
+    except KafkaException:
+        return 0
+
+
+def _led(admin: AdminClient, name: str, partitions: int) -> bool:
+    found: Any = admin.list_topics(name, timeout=5).topics[name].partitions
+    return len(found) == partitions and all(p.leader >= 0 for p in found.values())

@@ -1,0 +1,228 @@
+"""Servers of a development machine: started in their own session, remembered in a file, ended by that memory.
+
+A record holds pid and start time, so that a pid the system gave to another program since is never signalled. It is
+written before a signal can interrupt the caller: whoever reads the folder of records later, after a Ctrl-C, a
+`kill -9` or a reboot, finds every server that may still run, and no other program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from frazil.errors import EnvironmentUnusable
+
+RECORD_SUFFIX = ".process.json"
+LOOPBACK = "127.0.0.1"
+
+_POLL_S = 0.05
+_SAME_START_S = 0.5
+"""Start times of one process, read at different moments, differ by rounding only."""
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process that leads its own session and process group."""
+
+    name: str
+    pid: int
+    started_at_s: float
+    """Seconds since the epoch, as the system gives it."""
+    log: str
+
+    def record(self, folder: Path) -> Path:
+        return folder / f"{self.name}{RECORD_SUFFIX}"
+
+
+def start(
+    name: str, command: Sequence[str | Path], *, records: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> Server:
+    """Start a server detached from this terminal and session; its output is appended to `log`.
+
+    The record is `<records>/<name>.process.json`. Ctrl-C and SIGTERM wait until it is written.
+    """
+    for folder in (records, log.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    argv = [str(part) for part in command]
+    env = dict(os.environ if environment is None else environment)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    try:
+        pid = os.posix_spawnp(
+            argv[0],
+            argv,
+            env,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_INTERRUPTS,
+        )
+        server = Server(name, pid, psutil.Process(pid).create_time(), str(log))
+        _write(server.record(records), server)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return server
+
+
+def recorded(records: Path) -> list[Server]:
+    """Every server remembered in a folder, alive or not, in the order they were started."""
+    servers = []
+    for path in records.glob(f"*{RECORD_SUFFIX}"):
+        with suppress(FileNotFoundError):
+            servers.append(Server(**json.loads(path.read_text())))
+    return sorted(servers, key=lambda server: server.started_at_s)
+
+
+def find(name: str, records: Path) -> Server | None:
+    """The server of that name if it still runs; the record of one that does not is removed."""
+    for server in recorded(records):
+        if server.name == name:
+            if is_alive(server):
+                return server
+            if not _members(server):
+                server.record(records).unlink(missing_ok=True)
+    return None
+
+
+def is_alive(server: Server) -> bool:
+    """Whether the very process that was started still runs (a zombie does not, nor does a reused pid)."""
+    with suppress(ChildProcessError):
+        os.waitpid(server.pid, os.WNOHANG)
+    try:
+        process = psutil.Process(server.pid)
+        return process.status() != psutil.STATUS_ZOMBIE and _same_start(process, server)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
+    """End the server and all of its process group: SIGTERM, up to `grace_s` seconds, then SIGKILL; forget it."""
+    stop_all([server], records=records, grace_s=grace_s)
+
+
+def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
+    """The same for several servers at once: all get SIGTERM before any is waited for."""
+    _signal(servers, signal.SIGTERM)
+    if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
+        _signal(servers, signal.SIGKILL)
+        _wait_until_gone(servers, deadline=time.monotonic() + 10)
+    for server in servers:
+        server.record(records).unlink(missing_ok=True)
+
+
+def kill(server: Server) -> None:
+    """SIGKILL the whole process group at once and wait for its end: what a crash looks like. The record stays."""
+    _signal([server], signal.SIGKILL)
+    _wait_until_gone([server], deadline=time.monotonic() + 10)
+
+
+def last_lines(log: Path, count: int = 5) -> str:
+    """The end of a log, for the sentence that says why a server did not come up."""
+    if not log.is_file():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+
+
+def free_port() -> int:
+    """A port on the loopback that nothing listens on, from below the range that outgoing connections take theirs."""
+    for _ in range(200):
+        port = random.randint(20_000, 32_000)
+        if _is_free(port):
+            return port
+    raise EnvironmentUnusable("no free port was found between 20000 and 32000; end some of the servers there.")
+
+
+def answers(port: int) -> bool:
+    """Whether something accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+def require_free_port(port: int, *, what: str, option: str) -> None:
+    """Raises EnvironmentUnusable naming the port, who has it if that can be seen, and the option to change it."""
+    if not _is_free(port):
+        raise EnvironmentUnusable(
+            f"port {port}, wanted for {what}, is taken{_by_whom(port)}. "
+            f"Choose another with {option}, or end that program."
+        )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _by_whom(port: int) -> str:
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port
+            if listens and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return ""
+
+
+def _write(path: Path, server: Server) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(dataclasses.asdict(server)))
+    temporary.replace(path)
+
+
+def _same_start(process: psutil.Process, server: Server) -> bool:
+    return abs(process.create_time() - server.started_at_s) < _SAME_START_S
+
+
+def _members(server: Server) -> list[int]:
+    """The live processes of the server's group. A group outlives its leader, and its id is not given away before."""
+    with suppress(psutil.NoSuchProcess):
+        if not _same_start(psutil.Process(server.pid), server):
+            return []
+    return [
+        process.pid
+        for process in psutil.process_iter(["status", "create_time"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE
+        and process.info["create_time"] >= server.started_at_s - _SAME_START_S
+        and _group(process.pid) == server.pid
+    ]
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
+    for server in servers:
+        if _members(server):
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, number)
+
+
+def _wait_until_gone(servers: Sequence[Server], *, deadline: float) -> bool:
+    while any(is_alive(server) or _members(server) for server in servers):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
