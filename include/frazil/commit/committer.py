@@ -23,7 +23,7 @@ from frazil.commit.rules import (
     check_adopted,
     check_ancestry,
     check_fence,
-    check_source,
+    check_same_source,
     continuity,
     dead_letter_continuity,
     files_fit,
@@ -85,7 +85,7 @@ class Committer:
                 check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier)
                 return Marker(tables.stream, BatchKey(first_epoch, 0), settled=None, offsets=initial(), source=source)
             check_ancestry(table.metadata, marker, table=tables.main.identifier)
-            check_source(marker, source)
+            check_same_source(marker.source, source, stream=tables.stream)
             return dataclasses.replace(
                 marker, at=BatchKey(marker.at.epoch + 1, 0), source=_joined(marker.source, source)
             )
@@ -127,7 +127,7 @@ class Committer:
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.main.identifier)
-            check_source(marker, journal.source)
+            check_same_source(marker.source, journal.source, stream=journal.stream)
             verdict = continuity(marker, journal)
             if verdict is Verdict.COMMITTED:
                 return Done(marker)
@@ -229,7 +229,8 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     for p in journal.progress:
         if p.max_event_time_us is not None:
             newest[p.topic_partition] = max(p.max_event_time_us, newest.get(p.topic_partition, p.max_event_time_us))
-    offsets = {**marker.offsets, **ends}
+    # Partitions that appeared and have no record yet are known from here on: they hold the watermark back.
+    offsets = {**journal.offsets_after, **marker.offsets, **ends}
     return dataclasses.replace(
         marker,
         at=BatchKey(marker.at.epoch, marker.at.batch + 1),

@@ -1,4 +1,4 @@
-"""The rules that every attempt to commit checks on the metadata it will replace (design: fence, ancestry, continuity, fit).
+"""The rules that every attempt to commit checks on the metadata it will replace: fence, ancestry, continuity, fit.
 
 Each is a function of its own, pure, and either returns a verdict or raises the error that stops the writer.
 """
@@ -88,21 +88,21 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str) -> None:
         )
 
 
-def check_source(marker: Marker, found: SourceIdentity) -> None:
-    """The topics are those that the marker's offsets belong to; topics that the marker does not know may be new."""
-    if marker.source.cluster_id != found.cluster_id:
+def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: str) -> None:
+    """The topics are those that the offsets belong to; topics that the marker does not know may be new."""
+    if known.cluster_id != found.cluster_id:
         raise TopicRecreated(
-            f"stream {marker.stream!r} was read from Kafka cluster {marker.source.cluster_id}, and "
-            f"source.bootstrap-servers now leads to {found.cluster_id}: its offsets mean nothing there. Put the address "
-            f"back, or run `frazil reset {marker.stream} --to earliest` to begin anew with this cluster"
+            f"stream {stream!r} was read from Kafka cluster {known.cluster_id}, and source.bootstrap-servers now "
+            f"leads to {found.cluster_id}: its offsets mean nothing there. Put the address back, or run "
+            f"`frazil reset {stream} --to earliest` to begin anew with this cluster"
         )
-    for topic, topic_id in marker.source.topic_ids.items():
-        now = found.topic_ids.get(topic)
-        if now is not None and now != topic_id:
+    for topic, topic_id in known.topic_ids.items():
+        now = found.topic_ids.get(topic, topic_id)
+        if now != topic_id:
             raise TopicRecreated(
-                f"topic {topic!r} of stream {marker.stream!r} was deleted and made again (id {topic_id} became {now}): "
-                f"the marker's offsets belong to the old one. Run `frazil reset {marker.stream} --to earliest` to read "
-                "the new topic from its beginning"
+                f"topic {topic!r} of stream {stream!r} was deleted and made again (id {topic_id} became {now}): the "
+                f"marker's offsets belong to the old one. Run `frazil reset {stream} --to earliest` to read the new "
+                "topic from its beginning"
             )
 
 

@@ -125,3 +125,13 @@ def referenced(table: Table) -> set[str]:
 def bare_path(path: str) -> str:
     """A path without `file://`: the same local file is written both ways."""
     return path.removeprefix("file://")
+
+
+def highest_epoch(tables: StreamTables, store: ObjectStore) -> int:
+    """The highest epoch that ever staged a file for the stream; 0 for none. Epochs are never used twice."""
+    folders = [
+        folder.rstrip("/").rsplit("/", 1)[-1]
+        for handle in (tables.main, tables.dead_letters)
+        for folder in store.list_folders(f"{data_location(handle.current())}/{tables.stream}")
+    ]
+    return max((int(name) for name in folders if name.isdigit()), default=0)

@@ -11,7 +11,9 @@ import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from pyiceberg.avro.codecs import AvroCompressionCodec
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import (
     DataFile,
@@ -46,7 +48,15 @@ from frazil.commit.rules import MAIN, head_of
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 
-FORMAT_VERSION = 2
+FORMAT_VERSION: Literal[2] = 2
+
+_AVRO_CODECS: dict[str, AvroCompressionCodec] = {
+    "gzip": "deflate",
+    "deflate": "deflate",
+    "zstd": "zstandard",
+    "snappy": "snappy",
+    "uncompressed": "null",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +259,7 @@ def _metadata_folder(metadata: TableMetadata) -> str:
     return configured.rstrip("/") if configured else f"{metadata.location.rstrip('/')}/metadata"
 
 
-def _avro_codec(metadata: TableMetadata) -> str:
-    return metadata.properties.get(
-        TableProperties.WRITE_AVRO_COMPRESSION, TableProperties.WRITE_AVRO_COMPRESSION_DEFAULT
-    )
+def _avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
+    """Tables name codecs as Iceberg does, Avro files as Avro does."""
+    name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
+    return _AVRO_CODECS.get(name, "deflate")

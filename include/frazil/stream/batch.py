@@ -1,0 +1,177 @@
+"""One batch: stage, journal, commit. Called by Spark's `foreachBatch` with the ranges that the planner chose."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.table import Table, TableProperties
+from pyspark.sql import DataFrame
+
+from frazil import errors
+from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.journal import Journal
+from frazil.commit.marker import PROPERTY_PREFIX, BatchKey, Marker
+from frazil.commit.settle import batch_folder, sweep_batch
+from frazil.errors import Fenced, StaleBatch
+from frazil.ingest.contract import RangeProgress, StageContext, StageResult, TargetTable
+from frazil.spec.model import StreamSpec
+from frazil.stream.kafka import KafkaOffsets
+from frazil.stream.plan import learned
+from frazil.stream.planner import Position, read_rates, write_rates
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.reporter import Reporter
+from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
+from frazil.supervise.heartbeat import Phase
+from frazil.table.storage import ObjectStore
+
+log = logging.getLogger(__name__)
+
+TARGET_FILE_BYTES = 512 * 2**20
+"""Iceberg's own default of `write.target-file-size-bytes`."""
+
+
+@dataclass(slots=True)
+class BatchRunner:
+    """Runs the batches of one epoch, one after the other."""
+
+    spec: StreamSpec
+    kafka: KafkaOffsets
+    kafka_properties: Mapping[str, str]
+    tables: StreamTables
+    store: ObjectStore
+    committer: Committer
+    marker: Marker
+    reporter: Reporter
+    run_folder: Path
+    progress: ProgressFolder
+
+    def run(self, ranges: DataFrame) -> None:
+        """Stage, journal and commit what `ranges` names. Raises what ends the epoch."""
+        key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
+        began = time.monotonic()
+        self.reporter.phase(Phase.STAGING, key=key)
+        context = self._context(key)
+        answers = self._stage(ranges, context)
+        staged = time.monotonic()
+        self.reporter.phase(Phase.JOURNALING)
+        journal = self._journal(context, answers)
+        if not self.tables.journals.put(journal):
+            raise Fenced(
+                f"batch {key} of stream {self.spec.name!r} is journaled already: another writer has this epoch"
+            )
+        self.reporter.phase(Phase.COMMITTING)
+        self.marker = self.committer.commit(journal)
+        now_ms = self.tables.clock_ms()
+        self.reporter.committed(self.marker, at_ms=now_ms)
+        self.reporter.phase(Phase.WAITING)
+        self._learn(journal, answers, batch_s=time.monotonic() - began)
+        log.info(
+            "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
+            key, journal.records, journal.rejected, len(journal.files), staged - began, time.monotonic() - staged,
+        )  # fmt: skip
+        sweep_batch(self.tables, self.store, journal)
+
+    def _stage(self, ranges: DataFrame, context: StageContext) -> list[dict[str, Any]]:
+        rows = StageRows(context, self.progress)
+        answers = [json.loads(row.answer) for row in ranges.mapInArrow(rows, ANSWER_SCHEMA).collect()]
+        for answer in answers:
+            if "error" in answer:
+                raise getattr(errors, answer["error_type"])(answer["error"])
+        if not answers:
+            raise StaleBatch(f"a batch of stream {self.spec.name!r} came without a plan; it is planned anew")
+        return answers
+
+    def _context(self, key: BatchKey) -> StageContext:
+        main, dead = self.tables.main.current(), self.tables.dead_letters.current()
+        return StageContext(
+            stream=self.spec.name,
+            epoch=key.epoch,
+            batch=key.batch,
+            kafka=dict(self.kafka_properties),
+            io=dict(main.io.properties),
+            format=self.spec.source.format,
+            event_time_column=self.spec.event_time.column,
+            event_time_unit=self.spec.event_time.unit,
+            coordinates=self.spec.coordinates,
+            main=_target(main, self.spec.name, key),
+            dead_letters=_target(dead, self.spec.name, key),
+            topic_ids=dict(self.marker.source.topic_ids),
+            dead_letter_floor=dict(self.committer.dead_letter_floor()),
+        )
+
+    def _journal(self, context: StageContext, answers: list[dict[str, Any]]) -> Journal:
+        """Kafka is asked once more which topics these are: a topic made again while it was read is refused."""
+        results = [StageResult.from_json(a["result"]) for a in answers]
+        position = Position.from_json(answers[0]["position"])
+        return Journal(
+            stream=self.spec.name,
+            key=BatchKey(context.epoch, context.batch),
+            table_uuid=str(self.tables.main.current().metadata.table_uuid),
+            created_at_ms=self.tables.clock_ms(),
+            source=self.kafka.describe().identity,
+            progress=joined(p for result in results for p in result.progress),
+            files=tuple(f for result in results for f in result.files),
+            dead_letter_floor=context.dead_letter_floor,
+            idle=position.idle,
+            offsets_after=position.offsets,
+        )
+
+    def _learn(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float) -> None:
+        core_s = [a["core_s"] for a in answers]
+        rates = learned(
+            read_rates(self.run_folder),
+            records=journal.records,
+            written_bytes=sum(f.bytes for f in journal.main_files),
+            core_s=sum(core_s),
+            overhead_s=batch_s - max(core_s),
+        )
+        write_rates(self.run_folder, rates)
+
+
+def joined(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
+    """One range per topic-partition: pieces that several tasks read are put together; a hole between them is a bug.
+
+    Raises `StaleBatch`, so that a batch with a hole is never journaled.
+    """
+    whole = []
+    for (topic, partition), group in groupby(sorted(pieces, key=_by_offset), key=lambda p: p.topic_partition):
+        parts = list(group)
+        if any(a.end != b.start for a, b in pairwise(parts)):
+            raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
+        times = [p.max_event_time_us for p in parts if p.max_event_time_us is not None]
+        whole.append(
+            RangeProgress(
+                topic,
+                partition,
+                parts[0].start,
+                parts[-1].end,
+                records=sum(p.records for p in parts),
+                rejected=sum(p.rejected for p in parts),
+                max_event_time_us=max(times, default=None),
+            )
+        )
+    return tuple(whole)
+
+
+def _by_offset(piece: RangeProgress) -> tuple[str, int, int]:
+    return (piece.topic, piece.partition, piece.start)
+
+
+def _target(table: Table, stream: str, key: BatchKey) -> TargetTable:
+    metadata = table.metadata
+    size = metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES)
+    return TargetTable(
+        schema_json=metadata.schema().model_dump_json(),
+        spec_json=metadata.spec().model_dump_json(),
+        sort_order_json=metadata.sort_order().model_dump_json(),
+        properties={k: v for k, v in metadata.properties.items() if not k.startswith(PROPERTY_PREFIX)},
+        folder=batch_folder(table, stream, key),
+        target_file_bytes=int(size),
+    )

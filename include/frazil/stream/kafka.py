@@ -1,0 +1,112 @@
+"""What the driver asks Kafka: which cluster and topics these are, and where their partitions begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from frazil.commit.marker import SourceIdentity
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable
+from frazil.ingest.contract import TopicPartition
+
+TIMEOUT_S = 10.0
+
+_DENIED = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The source as Kafka describes it now."""
+
+    identity: SourceIdentity
+    partitions: tuple[TopicPartition, ...]
+
+
+class KafkaOffsets:
+    """An admin client that answers in frazil's terms. Every question is one batched request per broker."""
+
+    def __init__(self, properties: Mapping[str, str], topics: Collection[str]) -> None:
+        self._servers = properties.get("bootstrap.servers", "")
+        self._topics = list(topics)
+        self._admin = AdminClient(dict(properties))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del self._admin
+
+    def describe(self) -> Topics:
+        """Cluster id, topic ids and all partitions. A topic that does not exist (yet) is `KafkaUnavailable`."""
+        try:
+            cluster = self._admin.describe_cluster(request_timeout=TIMEOUT_S)
+            answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=TIMEOUT_S)
+            described = {name: answer.result(TIMEOUT_S) for name, answer in answers.items()}
+            cluster_id = cluster.result(TIMEOUT_S).cluster_id
+        except (KafkaException, TimeoutError) as error:
+            raise self._translated(error, "describing") from error
+        return Topics(
+            SourceIdentity(cluster_id, {name: str(topic.topic_id) for name, topic in sorted(described.items())}),
+            tuple((name, p.id) for name, topic in sorted(described.items()) for p in topic.partitions),
+        )
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that is still there."""
+        return self._list(partitions, OffsetSpec.earliest())
+
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last stable offset: what a `read_committed` reader may read up to."""
+        return self._list(partitions, OffsetSpec.latest())
+
+    def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset at or after a broker timestamp; the end where there is none."""
+        tps = list(partitions)
+        found = self._list(tps, OffsetSpec.for_timestamp(int(when.timestamp() * 1000)))
+        missing = [tp for tp, offset in found.items() if offset < 0]
+        return {**found, **(self.ends(missing) if missing else {})}
+
+    def starts(
+        self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """A stream's declared `source.start` as offsets."""
+        if start == "earliest":
+            return self.earliest(partitions)
+        return self.ends(partitions) if start == "latest" else self.at(start, partitions)
+
+    def _list(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
+        request = {KafkaTopicPartition(*tp): which for tp in partitions}
+        if not request:
+            return {}
+        try:
+            answers: dict[Any, Any] = self._admin.list_offsets(
+                request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_S
+            )
+            return {(tp.topic, tp.partition): answer.result(TIMEOUT_S).offset for tp, answer in answers.items()}
+        except (KafkaException, TimeoutError) as error:
+            raise self._translated(error, "listing offsets of") from error
+
+    def _translated(self, error: Exception, doing: str) -> FrazilError:
+        code = error.args[0].code() if isinstance(error, KafkaException) else None
+        what = f"{doing} topics {', '.join(self._topics)} at {self._servers}"
+        if code in _DENIED:
+            return AccessDenied(f"Kafka refuses {what}: {error}. Check source.properties and the topic's ACLs")
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return KafkaUnavailable(f"{what}: a topic does not exist. Create it, or mend source.topics")
+        return KafkaUnavailable(f"{what} got no answer: {error}. Check source.bootstrap-servers and the brokers")

@@ -1,0 +1,138 @@
+"""When a batch is due, how far it reads, and how it is spread over tasks: pure decisions of the planner.
+
+Seconds are of a monotonic clock; producers' timestamps play no part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from frazil.ingest.contract import OffsetRange, StageTask, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What earlier batches taught: the defaults are those of small JSON records on a slow core."""
+
+    bytes_per_record: float = 40.0
+    """Parquet bytes that one record becomes."""
+    core_seconds_per_record: float = 6e-6
+    overhead_s: float = 1.0
+    """What a batch costs whatever its size: scheduling, journal, commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A stream's commit settings, in the planner's units."""
+
+    interval_s: float
+    size_bytes: int
+    max_records: int
+    target_file_bytes: int
+    parallelism: int
+    drain: bool = False
+    """Whatever is unread is due at once: the writer is to catch up and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A decision, with the reason that the log shows."""
+
+    now: bool
+    reason: str
+
+
+def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
+    return rates.overhead_s + records * rates.core_seconds_per_record / max(tasks, 1)
+
+
+def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: Policy) -> Due:
+    """Whether to start a batch: by size, or so early that its oldest record is committed within the interval.
+
+    `oldest_age_s` is how long ago the oldest unread record was first seen; None means that nobody knows (the writer
+    has just started), and then there is nothing to wait for.
+    """
+    if unread <= 0:
+        return Due(False, "nothing is unread")
+    if policy.drain:
+        return Due(True, f"{unread} records are unread, and the writer is to catch up")
+    if oldest_age_s is None:
+        return Due(True, f"{unread} records were waiting when the writer started")
+    size = unread * rates.bytes_per_record
+    if size >= policy.size_bytes:
+        return Due(True, f"about {size:.0f} bytes reach commit.size {policy.size_bytes}")
+    records = min(unread, policy.max_records)
+    stage_s = predicted_stage_s(records, tasks=task_count(records, rates=rates, policy=policy), rates=rates)
+    deadline_s = max(policy.interval_s - stage_s, 0.0)
+    if oldest_age_s >= deadline_s:
+        return Due(True, f"the oldest record is {oldest_age_s:.1f} s old, the batch will take about {stage_s:.1f} s")
+    return Due(False, f"the oldest record is {oldest_age_s:.1f} s old, due at {deadline_s:.1f} s")
+
+
+def bounded_ends(
+    position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
+) -> dict[TopicPartition, int]:
+    """How far a batch reads: everything, or each partition's share of `max_records` by its lag.
+
+    Shares by lag keep partitions of a backlog abreast, so that the watermark moves with it. Ends never go back.
+    """
+    lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
+    total = sum(lags.values())
+    if total <= max_records:
+        return {tp: start + lags[tp] for tp, start in position.items()}
+    share = max_records / total
+    return {tp: start + min(lags[tp], math.ceil(lags[tp] * share)) for tp, start in position.items()}
+
+
+def task_count(records: int, *, rates: Rates, policy: Policy) -> int:
+    """As many tasks as the bytes need files; more only where one core a file would miss the interval."""
+    files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
+    in_time = math.ceil(records * rates.core_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
+    return max(1, files, min(in_time, policy.parallelism))
+
+
+def assign(
+    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
+) -> tuple[StageTask, ...]:
+    """Bin-pack the unread ranges into `tasks` by their lag: the largest first, each to the emptiest task.
+
+    A range larger than a task's fair share is cut, so that one busy partition does not make one slow task.
+    """
+    ranges = [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]]
+    total = sum(r.end - r.start for r in ranges)
+    if not total:
+        return ()
+    share = math.ceil(total / tasks)
+    pieces = [piece for r in ranges for piece in _cut(r, share)]
+    bins: list[list[OffsetRange]] = [[] for _ in range(min(tasks, len(pieces)))]
+    loads = [0] * len(bins)
+    for piece in sorted(pieces, key=lambda r: r.start - r.end):
+        emptiest = loads.index(min(loads))
+        bins[emptiest].append(piece)
+        loads[emptiest] += piece.end - piece.start
+    return tuple(StageTask(index, tuple(sorted(held))) for index, held in enumerate(bins))
+
+
+def _cut(whole: OffsetRange, share: int) -> list[OffsetRange]:
+    count = math.ceil((whole.end - whole.start) / share)
+    edges = [whole.start + (whole.end - whole.start) * i // count for i in range(count + 1)]
+    return [OffsetRange(whole.topic, whole.partition, a, b) for a, b in pairwise(edges)]
+
+
+def learned(old: Rates, *, records: int, written_bytes: int, core_s: float, overhead_s: float) -> Rates:
+    """Rates after one more batch: a moving average in which a large batch weighs more than a small one."""
+    if records <= 0:
+        return old
+    weight = min(0.5, records / 100_000 + 0.1)
+
+    def mix(before: float, now: float) -> float:
+        return before + weight * (now - before)
+
+    return Rates(
+        bytes_per_record=mix(old.bytes_per_record, written_bytes / records),
+        core_seconds_per_record=mix(old.core_seconds_per_record, max(core_s, 0.0) / records),
+        overhead_s=mix(old.overhead_s, max(overhead_s, 0.0)),
+    )

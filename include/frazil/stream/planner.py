@@ -1,0 +1,240 @@
+"""The planner: looks at Kafka once a second and decides where the next batch ends.
+
+It lives in the Python process that Spark keeps for the source, and tells the driver's main process what it sees, or
+why it cannot go on, through one small file, since Spark passes neither on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frazil.commit.marker import SourceIdentity, flat, nested
+from frazil.commit.rules import check_same_source
+from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap
+from frazil.ingest.contract import TopicPartition
+from frazil.stream.kafka import KafkaOffsets
+from frazil.stream.plan import Policy, Rates, batch_due, bounded_ends
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+DESCRIBE_S = 10.0
+UNREACHABLE_S = 120.0
+"""How long brokers may be silent before the writer ends and leaves it to its supervisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """An offset of the source: where each topic-partition stands, and which are idle."""
+
+    offsets: Mapping[TopicPartition, int]
+    idle: frozenset[TopicPartition] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        """Sorted, because Spark compares offsets as text."""
+        return {"offsets": nested(self.offsets), "idle": nested(dict.fromkeys(self.idle, 1))}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Position:
+        return cls(flat(value["offsets"]), frozenset(flat(value["idle"])))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerSettings:
+    """What the driver tells the planner."""
+
+    stream: str
+    topics: tuple[str, ...]
+    policy: Policy
+    idle_timeout_s: float
+    run_folder: Path
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "run_folder": str(self.run_folder)})
+
+    @classmethod
+    def from_json(cls, text: str) -> PlannerSettings:
+        raw = json.loads(text)
+        return cls(
+            stream=raw["stream"],
+            topics=tuple(raw["topics"]),
+            policy=Policy(**raw["policy"]),
+            idle_timeout_s=raw["idle_timeout_s"],
+            run_folder=Path(raw["run_folder"]),
+        )
+
+
+@dataclass(slots=True)
+class Planner:
+    """Decides positions. `clock` is monotonic seconds."""
+
+    settings: PlannerSettings
+    kafka: KafkaOffsets
+    source: SourceIdentity
+    position: Position
+    clock: Callable[[], float] = time.monotonic
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
+    """When a partition's oldest unread record was first seen; None for what waited at the start."""
+    last_unread: dict[TopicPartition, float] = field(default_factory=dict)
+    polled_at: float = float("-inf")
+    described_at: float = float("-inf")
+    answered_at: float | None = None
+    began: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where partitions that appeared while the writer ran begin."""
+
+    def next_position(self) -> Position:
+        """Where the next batch should end: the position as it is when no batch is due."""
+        now = self.clock()
+        if now - self.polled_at >= POLL_S:
+            self.polled_at = now
+            try:
+                self._poll(now)
+            except KafkaUnavailable as error:
+                self._tolerate(error, now)
+                return self.position
+            except FrazilError as error:
+                write_report(self.settings.run_folder, PlannerReport({}, type(error).__name__, str(error)))
+                raise
+        return self._decide(now)
+
+    def _poll(self, now: float) -> None:
+        if now - self.described_at >= DESCRIBE_S:
+            self._describe()
+            self.described_at = now
+        first_poll = not self.ends
+        for tp, end in self.kafka.ends(self.position.offsets).items():
+            # A broker that lags behind its peers may answer an older end.
+            self.ends[tp] = max(end, self.ends.get(tp, 0))
+        for tp, start in self.position.offsets.items():
+            if self.ends[tp] > start:
+                self.first_seen.setdefault(tp, None if first_poll else now)
+                self.last_unread[tp] = now
+            else:
+                self.first_seen.pop(tp, None)
+                self.last_unread.setdefault(tp, now)
+        self.answered_at = now
+        write_report(self.settings.run_folder, PlannerReport(self.ends))
+
+    def _describe(self) -> None:
+        """New partitions begin at their beginning; a topic made again, or a lost range, ends the writer."""
+        found = self.kafka.describe()
+        check_same_source(self.source, found.identity, stream=self.settings.stream)
+        beginnings = self.kafka.earliest(found.partitions)
+        check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
+        new = {tp: offset for tp, offset in beginnings.items() if tp not in self.position.offsets}
+        if new:
+            log.info("new partitions: %s", sorted(new))
+            self.began.update(new)
+            self.position = Position({**self.position.offsets, **new}, self.position.idle)
+
+    def _tolerate(self, error: KafkaUnavailable, now: float) -> None:
+        silent_s = now - self.answered_at if self.answered_at is not None else 0.0
+        self.answered_at = self.answered_at if self.answered_at is not None else now
+        log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)
+        if silent_s >= UNREACHABLE_S:
+            write_report(self.settings.run_folder, PlannerReport({}, type(error).__name__, str(error)))
+            raise error
+
+    def _decide(self, now: float) -> Position:
+        policy = self.settings.policy
+        offsets = self.position.offsets
+        unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
+        rates = read_rates(self.settings.run_folder)
+        due = batch_due(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
+        idle = self._idle(now)
+        if due.now:
+            end = bounded_ends(offsets, self.ends, max_records=policy.max_records)
+            log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
+            for tp in offsets:
+                # What a bounded batch leaves behind has waited already.
+                if end[tp] >= self.ends.get(tp, end[tp]):
+                    self.first_seen.pop(tp, None)
+            self.position = Position(end, idle)
+        elif len(idle) == len(offsets) and idle != self.position.idle:
+            log.info("all partitions are idle: a tick moves the watermark")
+            self.position = Position(offsets, idle)
+        return self.position
+
+    def _oldest_age_s(self, now: float) -> float | None:
+        seen = list(self.first_seen.values())
+        known = [s for s in seen if s is not None]
+        return None if len(known) < len(seen) or not known else now - min(known)
+
+    def _idle(self, now: float) -> frozenset[TopicPartition]:
+        """Partitions with nothing unread for the idle timeout; those the marker calls idle stay so while silent."""
+        timeout_s = self.settings.idle_timeout_s
+        silent = {tp for tp, start in self.position.offsets.items() if self.ends.get(tp, start) <= start}
+        return frozenset(
+            tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
+        )
+
+
+def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
+    """Kafka still has every record from the position on."""
+    lost = [
+        f"{topic}-{partition} offsets {offset} to {available[topic, partition] - 1}"
+        for (topic, partition), offset in sorted(wanted.items())
+        if available.get((topic, partition), offset) > offset
+    ]
+    if lost:
+        raise OffsetGap(
+            f"Kafka's retention deleted records that stream {stream!r} had not read: {'; '.join(lost)}. "
+            f"`frazil reset {stream} --to marker` goes on at the first offsets that are left"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerReport:
+    """What the planner saw last: ends of all partitions, or the error that stopped it."""
+
+    ends: Mapping[TopicPartition, int]
+    error_type: str | None = None
+    error: str | None = None
+
+
+_REPORT = "planner.json"
+_RATES = "rates.json"
+
+
+def write_report(folder: Path, report: PlannerReport) -> None:
+    _replace(folder / _REPORT, {"ends": nested(report.ends), "error_type": report.error_type, "error": report.error})
+
+
+def read_report(folder: Path) -> PlannerReport | None:
+    raw = _load(folder / _REPORT)
+    return PlannerReport(flat(raw["ends"]), raw["error_type"], raw["error"]) if raw else None
+
+
+def write_rates(folder: Path, rates: Rates) -> None:
+    _replace(folder / _RATES, asdict(rates))
+
+
+def read_rates(folder: Path) -> Rates:
+    """The learned rates, or the defaults of a stream that has not committed yet."""
+    raw = _load(folder / _RATES)
+    return Rates(**raw) if raw else Rates()
+
+
+def clear_report(folder: Path) -> None:
+    (folder / _REPORT).unlink(missing_ok=True)
+
+
+def _replace(path: Path, value: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None

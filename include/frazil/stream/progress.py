@@ -1,0 +1,35 @@
+"""How far a long batch has come: each task writes its count, the heartbeat adds them up.
+
+Beside the journals and not in the run folder, because executors may be other hosts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frazil.table.storage import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressFolder:
+    """`<state>/progress/<task>.json`; each is replaced whole."""
+
+    location: str
+    io: Mapping[str, str]
+
+    def write(self, task: int, *, epoch: int, batch: int, records: int) -> None:
+        value = {"epoch": epoch, "batch": batch, "records": records}
+        open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
+
+    def records(self, *, epoch: int, batch: int) -> int:
+        """Records that the tasks of one batch have read so far."""
+        store = open_store(self.location, self.io)
+        total = 0
+        for file in store.list_files(self.location):
+            data = store.get(file.path)
+            value = json.loads(data) if data else {}
+            if (value.get("epoch"), value.get("batch")) == (epoch, batch):
+                total += value["records"]
+        return total

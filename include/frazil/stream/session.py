@@ -1,0 +1,47 @@
+"""The Spark session of a writer: small, quiet, loopback, and sure to survive a dead Python worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from frazil.spec.model import StreamSpec
+from frazil.stream.source import RangeSource
+
+TASK_ATTEMPTS = 4
+
+
+def writer_properties(spec: StreamSpec) -> dict[str, str]:
+    """Spark properties of a stream's writer; `resources.spark` has the last word."""
+    return {
+        # `local[*]` ends the query when one Python worker dies; with attempts it is retried.
+        "spark.master": f"local[{spec.resources.cores},{TASK_ATTEMPTS}]",
+        "spark.app.name": f"frazil {spec.name}",
+        "spark.driver.memory": f"{spec.resources.driver_memory // 2**20}m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.minBatchesToRetain": "2",
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.python.worker.reuse": "true",
+        # The stop is ours: the JVM must not end the query in the middle of a batch.
+        "spark.sql.streaming.stopTimeout": "60s",
+        **spec.resources.spark,
+    }
+
+
+def start_session(spec: StreamSpec) -> SparkSession:
+    """Start the JVM and register the planner's source. The workers run this very Python."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder
+    for key, value in writer_properties(spec).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN")
+    session.dataSource.register(RangeSource)
+    return session

@@ -1,0 +1,53 @@
+"""Stage under Spark: each row of the planner's source is one task, and its answer is one row."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from frazil.errors import FrazilError
+from frazil.ingest.contract import StageContext, StageTask
+from frazil.ingest.stage import stage
+from frazil.stream.progress import ProgressFolder
+
+ANSWER_SCHEMA = "answer string"
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """The function that `mapInArrow` ships to the executors.
+
+    An error that would repeat itself is answered as a row, not raised: Spark would try it three times more.
+    """
+
+    context: StageContext
+    progress: ProgressFolder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for plan in batch.column("plan").to_pylist():
+                yield pa.RecordBatch.from_pydict({"answer": [json.dumps(self._answer(json.loads(plan)))]})
+
+    def _answer(self, plan: dict[str, object]) -> dict[str, object]:
+        task = StageTask.from_json(plan["task"])  # type: ignore[arg-type]
+        running = TaskContext.get()
+        attempt = running.attemptNumber() if running else 0
+        cpu = time.process_time()
+        try:
+            result = stage(self.context, task, attempt=attempt, on_progress=self._reporter(task.index))
+        except FrazilError as error:
+            if error.restartable:
+                raise
+            return {"error_type": type(error).__name__, "error": str(error)}
+        return {"position": plan["position"], "result": result.to_json(), "core_s": time.process_time() - cpu}
+
+    def _reporter(self, task: int) -> Callable[[int], None]:
+        def report(records: int) -> None:
+            self.progress.write(task, epoch=self.context.epoch, batch=self.context.batch, records=records)
+
+        return report

@@ -1,0 +1,33 @@
+"""The writer of one declared stream: `python spark_apps/write_stream.py NAME --streams DIR [--until-caught-up]`.
+
+Started by the supervisor's launcher (or by `frazil run`), which holds the writer's lock for it. SIGTERM lets the
+batch at hand commit and ends with exit code 0; the other codes are listed in `frazil.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from frazil.errors import FrazilError
+from frazil.spec.load import find_stream
+from frazil.stream.main import run_writer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write one declared stream into its Iceberg table.")
+    parser.add_argument("name", help="the stream's name")
+    parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
+    parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
+    arguments = parser.parse_args()
+    try:
+        spec = find_stream(arguments.streams, arguments.name)
+    except FrazilError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    return run_writer(spec, until_caught_up=arguments.until_caught_up)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
