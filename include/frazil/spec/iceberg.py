@@ -128,7 +128,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
             source_id=of.find_field(term.column).field_id,
             field_id=FIRST_PARTITION_FIELD_ID + index,
             transform=_transform(term),
-            name=_partition_name(term),
+            name=term.field_name,
         )
         for index, term in enumerate(terms)
     ]
@@ -154,12 +154,6 @@ def _transform(term: Term) -> Transform[Any, Any]:
     arguments = (term.width,) if term.width else ()
     transform: Transform[Any, Any] = _TRANSFORMS[term.transform](*arguments)
     return transform
-
-
-def _partition_name(term: Term) -> str:
-    """Iceberg's own default names (its Java `PartitionSpec.Builder`): ts_day, id_bucket, name_trunc."""
-    suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(term.transform, f"_{term.transform}")
-    return f"{term.column}{suffix}"
 
 
 DEAD_LETTER_SCHEMA = Schema(

@@ -13,6 +13,7 @@ from typing import Literal
 
 from frazil.spec.types import Primitive, Type
 
+TIME_TRANSFORMS = frozenset({"year", "month", "day", "hour"})
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
 ALLOWED = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
 
@@ -39,6 +40,12 @@ class Term:
     transform: str
     column: str
     width: int | None = None
+
+    @property
+    def field_name(self) -> str:
+        """The partition field's name, as Iceberg's Java `PartitionSpec.Builder` names it: ts_day, id_bucket."""
+        suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(self.transform, f"_{self.transform}")
+        return f"{self.column}{suffix}"
 
     def __str__(self) -> str:
         if self.transform == "identity":

@@ -12,14 +12,24 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from frazil.spec import layout, rules
 from frazil.spec.types import parse_type
-from frazil.spec.units import parse_bytes, parse_duration
+from frazil.spec.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
@@ -73,17 +83,52 @@ def _identifier(value: str) -> str:
     return value
 
 
-Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
-"""`60s`, `5m`, `1h30m`, `250ms`, `7d`."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a value is written in YAML, in words: what the configuration reference says instead of a Python type."""
 
-PositiveDuration = Annotated[timedelta, BeforeValidator(_positive_duration)]
+    words: str
 
-Bytes = Annotated[int, BeforeValidator(_positive_bytes)]
-"""`128MiB`, `1GB`, or a number of bytes; above 0."""
 
-Start = Annotated[Literal["earliest", "latest"] | datetime, BeforeValidator(_start)]
+_DURATION_JSON = WithJsonSchema({"type": "string", "pattern": r"^(0|(\d+(\.\d+)?(ms|s|m|h|d))+)$", "examples": ["60s"]})
+_BYTES_JSON = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1},
+            {"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$", "examples": ["128MiB"]},
+        ]
+    }
+)
+_DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
+_BYTES_TEXT = PlainSerializer(format_bytes, return_type=str, when_used="json")
 
-Properties = Annotated[dict[str, str], BeforeValidator(_texts)]
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(parse_duration),
+    _DURATION_TEXT,
+    _DURATION_JSON,
+    Written("duration: `60s`, `1h30m`"),
+]
+PositiveDuration = Annotated[
+    timedelta,
+    BeforeValidator(_positive_duration),
+    _DURATION_TEXT,
+    _DURATION_JSON,
+    Written("duration above 0: `250ms`, `60s`"),
+]
+SIZE = Written("size: `128MiB`, `1GB`, or bytes")
+Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE]
+Start = Annotated[
+    Literal["earliest", "latest"] | datetime,
+    BeforeValidator(_start),
+    Written("`earliest`, `latest`, or a time with a zone"),
+]
+Properties = Annotated[
+    dict[str, str],
+    BeforeValidator(_texts),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
+    Written("mapping of properties"),
+]
 
 
 class Model(BaseModel):
@@ -96,7 +141,9 @@ class Source(Model):
     """Where records come from."""
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
-    topics: tuple[str, ...] = Field(min_length=1, description="One topic, or a list of topics.")
+    topics: Annotated[tuple[str, ...], Written("topic, or list of topics")] = Field(
+        min_length=1, description="What the stream reads; every topic's records land in the one table."
+    )
     format: Literal["json"] = Field(default="json", description="How a record's value is encoded.")
     start: Start = Field(
         default="earliest",
@@ -224,7 +271,7 @@ class StreamSpec(Model):
     name: str = Field(pattern=STREAM_NAME, description="Lower case letters, digits, `-` and `_`; never reused.")
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
-    columns: tuple[Column, ...] = Field(
+    columns: Annotated[tuple[Column, ...], Written("mapping of columns")] = Field(
         alias="schema",
         min_length=1,
         description="`column: type`, `column: type not null`, or `column: {type, required, doc}`.",
@@ -253,8 +300,10 @@ class StreamSpec(Model):
 
     @field_validator("partition_by", "sort_by", mode="before")
     @classmethod
-    def _one_term(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+    def _whole_terms(cls, value: object) -> object:
+        if isinstance(value, str):
+            return (value,)
+        return _rejoined(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
 
     @field_validator("partition_by")
     @classmethod
@@ -288,6 +337,17 @@ def _column(name: str, declared: object) -> object:
         bare = _NOT_NULL.sub("", declared)
         return {"name": name, "type": bare, "required": bare != declared}
     return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
+
+
+def _rejoined(terms: list[str]) -> list[str]:
+    """YAML splits `[day(ts), bucket(16, id)]` at every comma: put together what the parentheses hold together."""
+    whole: list[str] = []
+    for term in terms:
+        if whole and whole[-1].count("(") > whole[-1].count(")"):
+            whole[-1] += f", {term}"
+        else:
+            whole.append(term)
+    return whole
 
 
 def _named(text: str, parse: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from frazil.spec.model import STREAM_NAME, StreamSpec
+from frazil.spec.model import STREAM_NAME, Column, StreamSpec
 from frazil.spec.rules import InconsistentError, Problem, is_secret
 
 _MEANINGS = {
@@ -47,7 +47,8 @@ def _short(value: object) -> str:
 
 
 def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    return [problem for details in error.errors() for problem in _translate(details, declared)]
+    found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
+    return [problem for details in found for problem in _translate(details, declared)]
 
 
 def _hidden(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
@@ -70,13 +71,14 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
         yield from cause.problems
         return
     key = _key(details["loc"], declared)
-    value = None if is_secret(key) or details["type"] == "missing" else details["input"]
+    value = details["input"]
+    if is_secret(key) or details["type"] == "missing" or not isinstance(value, str | int | float):
+        value = None  # what is nested may hold a secret
     if details["type"] == "extra_forbidden":
         yield Problem(key, None, _unknown_key(details["loc"]))
-    elif cause is not None:
-        yield Problem(key, value if not isinstance(value, list | tuple | dict) else None, str(cause))
     else:
-        yield Problem(key, value, _meaning(details))
+        message = _meaning(details) if cause is None else str(cause)
+        yield Problem(key, None if isinstance(value, str) and repr(value) in message else value, message)
 
 
 def _meaning(details: ErrorDetails) -> str:
@@ -114,7 +116,8 @@ def _allowed_keys(location: Sequence[int | str]) -> list[str]:
         field = next((f for f in model.model_fields.values() if f.alias == part), None)
         if field is not None:
             model = _model_of(field.annotation)
-    return [str(field.alias) for field in model.model_fields.values()]
+    by_name = model is Column  # whose name is the mapping's key
+    return [str(field.alias) for field in model.model_fields.values() if not (by_name and field.alias == "name")]
 
 
 def _model_of(annotation: Any) -> type[BaseModel]:

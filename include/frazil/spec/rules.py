@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from frazil.spec.layout import Term, fits, fitting_types, parse_sort_term, parse_term
+from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.references import problem_in
 from frazil.spec.types import Primitive, Struct, Type, parse_type
 
@@ -112,8 +112,7 @@ def _layout(spec: StreamSpec) -> Iterator[Problem]:
     partition_terms = [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(partition_terms):
         yield from _term(f"partition-by.{index}", term, columns)
-        if term in partition_terms[:index]:
-            yield Problem(f"partition-by.{index}", str(term), "stands there twice")
+        yield from _partition_field(f"partition-by.{index}", term, partition_terms[:index], columns)
     for index, text in enumerate(spec.sort_by):
         yield from _term(f"sort-by.{index}", parse_sort_term(text).term, columns)
 
@@ -128,6 +127,19 @@ def _term(key: str, term: Term, columns: dict[str, Type]) -> Iterator[Problem]:
             str(term),
             f"does not fit: {term.column} is {source}; {term.transform} takes {fitting_types(term.transform)}",
         )
+
+
+def _partition_field(key: str, term: Term, before: list[Term], columns: dict[str, Type]) -> Iterator[Problem]:
+    """A partition field's name is its own, and one column has one granularity of time (Iceberg Java refuses two)."""
+    other = next((t for t in before if t.field_name == term.field_name), None)
+    if other is not None:
+        yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
+    elif term.transform != "identity" and term.field_name in columns:
+        yield Problem(key, str(term), f"makes the partition field {term.field_name}, which is a column; rename it")
+    elif term.transform in TIME_TRANSFORMS:
+        clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
+        if clash is not None:
+            yield Problem(key, str(term), f"is redundant beside {clash}; keep the finer one")
 
 
 def _source(path: str, columns: dict[str, Type]) -> Type | None:

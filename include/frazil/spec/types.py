@@ -259,7 +259,7 @@ class _Reader:
 
     @staticmethod
     def _short() -> str:
-        return f"ends too early; allowed: {ALLOWED}"
+        return f"ends too early; in a YAML {{…}} or […], quote a type that holds a comma (allowed: {ALLOWED})"
 
 
 def _unknown(name: str) -> ValueError:

@@ -1,7 +1,7 @@
 """One place to declare a catalog: PyIceberg's own configuration; the embedded catalog where there is none.
 
 A catalog is configured by `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current one) or by
-PYICEBERG_CATALOG__<NAME>__<PROPERTY>. `frazil.table.spark` derives the JVM's properties from the same ones.
+PYICEBERG_CATALOG__<NAME>__<PROPERTY>. The JVM's properties derive from the same ones.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sqlalchemy.exc import OperationalError
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.home import home
+from frazil.table.spark_catalog import spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
 """How long a process waits for another one's write; the Spark side says the same in milliseconds."""
@@ -85,6 +86,15 @@ def load_catalog(name: str | None) -> Catalog:
             return pyiceberg.catalog.load_catalog(config.name, **config.properties)
         except (ValueError, NotInstalledError) as error:
             raise SpecError(f"the catalog {config.name!r} is wrongly configured: {error}") from error
+
+
+def spark_properties(name: str | None) -> dict[str, str]:
+    """`spark.sql.catalog.<name>` and all beneath it, for the catalog that `load_catalog(name)` opens.
+
+    It holds the catalog's credentials. Raises SpecError as `load_catalog` does.
+    """
+    config = catalog_config(name)
+    return spark_catalog(config.name, config.properties)
 
 
 @contextmanager

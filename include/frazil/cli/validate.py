@@ -1,0 +1,81 @@
+"""`frazil validate`: whether declared streams can be used, before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from frazil.cli.options import json_option, streams_option
+from frazil.errors import SpecError
+from frazil.spec.json_schema import render
+from frazil.spec.load import conflicts, load_stream, stream_files
+from frazil.spec.model import StreamSpec
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@streams_option
+@json_option
+@click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and end.")
+def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_schema: bool) -> None:
+    """Check declared streams: the FILES named, or every stream of the folder.
+
+    Prints a line for each sound stream, and every error with its file, key, value and what is allowed. Reads
+    files only: no broker, no catalog. Exits with 10 where there is an error.
+
+    \b
+    Example:
+      frazil validate include/streams/flights.yaml
+    """
+    if json_schema:
+        click.echo(render(), nl=False)
+        return
+    streams, errors = _load(files or _all_of(streams_folder))
+    if as_json:
+        click.echo(json.dumps({"streams": [_summary(spec) for spec in streams.values()], "errors": errors}, indent=2))
+    else:
+        for spec in streams.values():
+            click.echo(_line(spec))
+        for error in errors:
+            click.echo(error, err=True)
+    if errors:
+        raise SystemExit(SpecError.exit_code)
+
+
+def _all_of(folder: Path) -> tuple[Path, ...]:
+    files = tuple(stream_files(folder)) if folder.is_dir() else ()
+    if not files:
+        raise SpecError(f"{folder} declares no stream; name files, or the folder by --streams or FRAZIL_STREAMS")
+    return files
+
+
+def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
+    """Every stream that is sound, and every error of the others, a line each."""
+    streams: dict[Path, StreamSpec] = {}
+    errors: list[str] = []
+    for path in files:
+        try:
+            streams[path] = load_stream(path)
+        except SpecError as error:
+            errors.extend(str(error).splitlines())
+    return streams, errors + conflicts(streams)
+
+
+def _line(spec: StreamSpec) -> str:
+    partitioning = ", ".join(spec.partition_by) or "nothing"
+    return f"{spec.name}: {', '.join(spec.source.topics)} -> {spec.table.identifier}, partitioned by {partitioning}"
+
+
+def _summary(spec: StreamSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "topics": list(spec.source.topics),
+        "catalog": spec.table.catalog,
+        "table": spec.table.identifier,
+        "dead-letters": spec.dead_letter_table,
+        "partition-by": list(spec.partition_by),
+        "fingerprint": spec.fingerprint(),
+    }

@@ -1,0 +1,118 @@
+"""docs/configuration.md, written from the models so that it cannot differ from what the loader accepts.
+
+`python -m frazil.spec.configuration_page > docs/configuration.md` brings the page up to date.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from frazil.spec.model import SIZE, Column, StreamSpec, Written
+from frazil.spec.rules import SET_BY_FRAZIL
+from frazil.spec.units import format_bytes, format_duration
+
+_INTRODUCTION = """\
+# Configuration reference
+
+Every key of a stream's file, `include/streams/<stream>.yaml`. This page is generated from the models
+(`python -m frazil.spec.configuration_page`); [streams.md](streams.md) is the guide. Keys that every stream of
+a folder shares stand in its `_defaults.yaml`, beneath each stream's own.
+
+"required" marks what has no default.
+"""
+
+_REFERENCES = """\
+## References
+
+A secret never stands in a file. In `source.bootstrap-servers`, `source.properties` and `resources.spark` a
+value may hold:
+
+| reference | is replaced by |
+|---|---|
+| `${env:NAME}` | the environment variable; it must be set |
+| `${env:NAME:-default}` | the environment variable, or the default where it is unset or empty |
+| `${airflow:connection.field}` | a field of an Airflow connection, or a key of its extras |
+
+A connection's fields are `host`, `port`, `login`, `password` and `schema`. It is read from the variable `AIRFLOW_CONN_<CONNECTION>`, which Airflow hands to the writers it starts.
+Properties that are secrets (`sasl.password`, `ssl.key.password`, `ssl.key.pem`, …) must be references, and
+without a default.
+"""
+
+
+def render() -> str:
+    """The whole page, as Markdown."""
+    parts = [_INTRODUCTION, *_section("A stream", StreamSpec, ""), *_section("A column", Column, "schema.<column>.")]
+    parts += [_refused_properties(), _REFERENCES]
+    return "\n".join(parts)
+
+
+def _section(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
+    """A table of the model's own keys, then a section for each model among them."""
+    nested: list[tuple[str, type[BaseModel]]] = []
+    rows = []
+    for field in model.model_fields.values():
+        key = f"{prefix}{field.alias}"
+        inner = _model(field)
+        if inner is not None:
+            nested.append((key, inner))
+        if model is Column and field.alias == "name":
+            continue  # the mapping's key is the name
+        rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {field.description or ''} |")
+    yield f"## {title}\n"
+    if prefix:
+        yield f"{(model.__doc__ or '').strip()}\n"
+    yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+    for key, inner in nested:
+        yield from _section(f"`{key}`", inner, f"{key}.")
+
+
+def _model(field: FieldInfo) -> type[BaseModel] | None:
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _type(field: FieldInfo) -> str:
+    written = next((item for item in field.metadata if isinstance(item, Written)), None)
+    return written.words if written else _words(field.annotation)
+
+
+def _words(annotation: Any) -> str:
+    simple = {str: "text", int: "whole number", bool: "`true` or `false`"}
+    if annotation in simple:
+        return simple[annotation]
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if get_origin(annotation) in {Union, types.UnionType}:
+        return ", ".join(_words(part) for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is tuple:
+        return f"list of {_words(get_args(annotation)[0])}"
+    return "mapping"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, timedelta):
+        return f"`{format_duration(value)}`"
+    if SIZE in field.metadata:
+        return f"`{format_bytes(value)}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" if isinstance(value, str | int) else ""
+
+
+def _refused_properties() -> str:
+    rows = [f"| `{key}` | {reason} |" for key, reason in SET_BY_FRAZIL.items()]
+    heading = "## librdkafka properties that frazil sets itself\n"
+    return "\n".join([heading, "| property | why |", "|---|---|", *rows, ""])
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,91 @@
+"""The JSON Schema of a stream's file, for editors: completion and checks while one types.
+
+The models say most of it; what they accept beyond their own fields (the short forms) is added here.
+`python -m frazil.spec.json_schema > include/streams/stream.schema.json` brings the exported one up to date.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_duration
+
+_Schema = dict[str, Any]
+
+
+def stream_schema() -> _Schema:
+    """The schema of one stream's YAML, draft 2020-12, short forms included."""
+    schema = StreamSpec.model_json_schema(by_alias=True, schema_generator=_AsWritten)
+    definitions = schema["$defs"]
+    _allow_short(definitions, "Table", "`namespace.table`, such as demo.flights")
+    _allow_short(definitions, "EventTime", "the event time's column")
+    source = definitions["Source"]
+    source["required"].remove("bootstrap-servers")  # it may stand in _defaults.yaml
+    source["properties"]["topics"] = _text_or(source["properties"]["topics"])
+    for key in ("partition-by", "sort-by"):
+        schema["properties"][key] = _text_or(schema["properties"][key])
+    schema["properties"]["schema"] = _columns(schema["properties"]["schema"], definitions["Column"])
+    definitions.pop("Column")
+    _drop_titles(schema)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A frazil stream",
+        **schema,
+    }
+
+
+class _AsWritten(GenerateJsonSchema):
+    """Defaults in the form that people write, not in ISO 8601's."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
+
+
+def render() -> str:
+    """The schema as the exported file holds it."""
+    return json.dumps(stream_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> None:
+    definitions[name] = {"anyOf": [{"type": "string", "description": meaning}, definitions[name]]}
+
+
+def _text_or(listed: _Schema) -> _Schema:
+    """One text is as good as a list of one."""
+    outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
+    inner = {key: value for key, value in listed.items() if key not in outer}
+    return {"anyOf": [{"type": "string"}, inner], **outer}
+
+
+def _columns(declared: _Schema, column: _Schema) -> _Schema:
+    """A mapping from a column's name to its type, or to a mapping without the name."""
+    fields = {key: value for key, value in column["properties"].items() if key != "name"}
+    long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}
+    short_form = {"type": "string", "description": "type, or: type not null", "examples": ["string", "long not null"]}
+    return {
+        "type": "object",
+        "description": declared["description"],
+        "minProperties": 1,
+        "additionalProperties": {"anyOf": [short_form, long_form]},
+    }
+
+
+def _drop_titles(node: object) -> None:
+    """Pydantic titles every field with its own name, which tells an editor nothing."""
+    if isinstance(node, dict):
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        for value in node.values():
+            _drop_titles(value)
+    elif isinstance(node, list):
+        for value in node:
+            _drop_titles(value)
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,94 @@
+"""A catalog's PyIceberg properties in the words of Iceberg's Spark runtime. Pure.
+
+The two share most keys (`uri`, `warehouse`, `s3.*`, `rest.*`); what differs is here, and only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+from sqlalchemy import make_url
+
+from frazil.errors import SpecError
+
+SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
+SQLITE_BUSY_MS = 30_000
+
+_RENAMED = {
+    "s3.region": "client.region",
+    "glue.region": "client.region",
+    "glue.endpoint": "glue.endpoint",
+    "glue.id": "glue.id",
+    "client.access-key-id": "rest.access-key-id",
+    "client.secret-access-key": "rest.secret-access-key",
+    "client.session-token": "rest.session-token",
+}
+"""PyIceberg's key -> Iceberg Java's (AwsClientProperties, AwsProperties)."""
+
+_PYTHON_ONLY = frozenset(
+    {"type", "uri", "py-io-impl", "py-catalog-impl", "echo", "pool_pre_ping", "schema_version", "init_catalog_tables"}
+)
+
+
+def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """`spark.sql.catalog.<name>` and all beneath it, for a catalog of type sql, rest, glue or hive.
+
+    Raises SpecError for a catalog that Spark has no counterpart of.
+    """
+    kind = properties.get("type") or _inferred(properties.get("uri", ""))
+    translated = _shared(properties)
+    if kind == "sql":
+        translated |= _jdbc(name, properties["uri"])
+    elif kind in {"rest", "hive"}:
+        translated |= {"type": kind, "uri": properties["uri"]}
+    elif kind == "glue":
+        translated |= {"type": "glue"}
+    else:
+        raise SpecError(
+            f"the catalog {name!r} is of type {kind!r}, which Spark cannot open; use sql, rest, glue or hive"
+        )
+    if _uses_s3(properties):
+        translated.setdefault("io-impl", S3_FILE_IO)
+    prefix = f"spark.sql.catalog.{name}"
+    return {prefix: SPARK_CATALOG} | {f"{prefix}.{key}": value for key, value in sorted(translated.items())}
+
+
+def _inferred(uri: str) -> str:
+    """As PyIceberg infers a type that is not declared."""
+    kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
+    return next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
+
+
+def _shared(properties: Mapping[str, str]) -> dict[str, str]:
+    """Properties that mean the same on both sides, under Iceberg Java's names."""
+    translated = {_RENAMED.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
+    if virtual := translated.pop("s3.force-virtual-addressing", None):
+        translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
+    elif "s3.endpoint" in translated:
+        # PyIceberg addresses buckets by path at an endpoint of one's own, Java by host name.
+        translated.setdefault("s3.path-style-access", "true")
+    return translated
+
+
+def _jdbc(name: str, uri: str) -> dict[str, str]:
+    """SQLAlchemy's URL as JDBC's. `V1` is the schema with views, which PyIceberg makes."""
+    url = make_url(uri)
+    common = {"type": "jdbc", "jdbc.schema-version": "V1"}
+    if url.get_backend_name() == "sqlite":
+        return common | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
+    if url.get_backend_name() != "postgresql":
+        raise SpecError(f"the catalog {name!r} is in {url.get_backend_name()}; Spark opens PostgreSQL and SQLite")
+    query = f"?{urlencode(dict(url.query), doseq=True)}" if url.query else ""
+    port = f":{url.port}" if url.port else ""
+    jdbc = common | {"uri": f"jdbc:postgresql://{url.host}{port}/{url.database}{query}"}
+    if url.username:
+        jdbc["jdbc.user"] = url.username
+    if url.password:
+        jdbc["jdbc.password"] = str(url.password)
+    return jdbc
+
+
+def _uses_s3(properties: Mapping[str, str]) -> bool:
+    return properties.get("warehouse", "").startswith("s3") or any(key.startswith("s3.") for key in properties)
