@@ -1,0 +1,193 @@
+"""The planner over time: what it plans as ends move, partitions appear and fall silent, and Kafka goes away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frazil.commit.marker import SourceIdentity
+from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
+from frazil.stream.kafka import Topics
+from frazil.stream.plan import Policy
+from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, Position, read_report
+
+TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
+
+
+class StandInKafka:
+    """Answers as a broker would; set its fields to change the world."""
+
+    def __init__(self) -> None:
+        self.end = {TP0: 0, TP1: 0}
+        self.begin = {TP0: 0, TP1: 0}
+        self.identity = SourceIdentity("c1", {"t": "id-1"})
+        self.down = False
+
+    def describe(self) -> Topics:
+        self._answer()
+        return Topics(self.identity, tuple(self.end))
+
+    def earliest(self, partitions):
+        self._answer()
+        return {tp: self.begin[tp] for tp in partitions}
+
+    def ends(self, partitions):
+        self._answer()
+        return {tp: self.end[tp] for tp in partitions}
+
+    def _answer(self) -> None:
+        if self.down:
+            raise KafkaUnavailable("no brokers")
+
+
+class World:
+    """A planner, its Kafka and a clock that only moves when told."""
+
+    def __init__(self, folder: Path, **policy: object) -> None:
+        self.now = 1000.0
+        self.kafka = StandInKafka()
+        settings = PlannerSettings(
+            stream="s",
+            topics=("t",),
+            policy=Policy(
+                **{
+                    "interval_s": 60.0,
+                    "size_bytes": 2**30,
+                    "max_records": 1000,
+                    "target_file_bytes": 2**29,
+                    "parallelism": 2,
+                    **policy,
+                }
+            ),
+            idle_timeout_s=300.0,
+            run_folder=folder,
+        )
+        self.planner = Planner(
+            settings=settings,
+            kafka=self.kafka,  # type: ignore[arg-type]
+            source=self.kafka.identity,
+            position=Position({TP0: 0, TP1: 0}),
+            clock=lambda: self.now,
+        )
+
+    def after(self, seconds: float) -> Position:
+        """The position after some seconds in which Spark asked once a second."""
+        position = self.planner.position
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            position = self.planner.next_position()
+        return position
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_what_waits_at_the_start_is_planned_at_once(world: World):
+    world.kafka.end = {TP0: 5, TP1: 7}
+    assert world.after(1).offsets == {TP0: 5, TP1: 7}
+
+
+def test_later_records_wait_for_the_interval(world: World):
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 0}
+    assert world.after(30).offsets == {TP0: 0, TP1: 0}
+    assert world.after(31).offsets == {TP0: 5, TP1: 0}
+
+
+def test_the_interval_counts_from_the_oldest_record_not_the_newest(world: World):
+    world.after(1)
+    for second in range(60):
+        world.kafka.end = {TP0: second + 1, TP1: 0}
+        position = world.after(1)
+    assert position.offsets[TP0] > 0
+
+
+def test_a_backlog_is_read_in_bounded_batches_without_waiting(world: World):
+    world.kafka.end = {TP0: 3000, TP1: 1000}
+    first = world.after(1).offsets
+    assert sum(first.values()) == 1000
+    second = world.after(1).offsets
+    assert sum(second.values()) == 2000
+
+
+def test_a_partition_that_appears_is_read_from_its_beginning(world: World):
+    world.after(1)
+    world.kafka.begin[TP2] = 4
+    world.kafka.end[TP2] = 9
+    position = world.after(75)
+    assert position.offsets[TP2] == 9
+    assert world.planner.began == {TP2: 4}
+
+
+def test_a_stream_gone_silent_ticks_once(world: World):
+    world.kafka.end = {TP0: 5, TP1: 5}
+    world.after(1)
+    silent = world.after(299)
+    assert silent.idle == frozenset()
+    ticked = world.after(5)
+    assert ticked.idle == {TP0, TP1}
+    assert world.after(600) == ticked
+
+
+def test_a_silent_partition_is_recorded_as_idle_by_the_next_batch(world: World):
+    world.kafka.end = {TP0: 5, TP1: 5}
+    world.after(1)
+    for step in range(8):
+        world.kafka.end = {TP0: 6 + step, TP1: 5}
+        position = world.after(60)
+    assert position.idle == {TP1}
+
+
+def test_a_topic_made_again_ends_the_writer_and_says_why(world: World, tmp_path: Path):
+    world.after(1)
+    world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
+    with pytest.raises(TopicRecreated, match="id-1 became id-2"):
+        world.after(15)
+    report = read_report(tmp_path)
+    assert report is not None
+    assert report.error_type == "TopicRecreated"
+
+
+def test_a_lost_range_is_named(world: World):
+    world.after(1)
+    world.kafka.begin = {TP0: 12, TP1: 0}
+    world.kafka.end = {TP0: 20, TP1: 0}
+    with pytest.raises(OffsetGap, match=r"t-0 offsets 0 to 11.*frazil reset s --to marker"):
+        world.after(15)
+
+
+def test_a_silent_kafka_is_borne_for_a_while(world: World):
+    world.after(1)
+    world.kafka.down = True
+    world.after(UNREACHABLE_S - 2)
+    world.kafka.down = False
+    world.kafka.end = {TP0: 5, TP1: 0}
+    world.after(62)
+    assert world.planner.position.offsets[TP0] == 5
+    world.kafka.down = True
+    with pytest.raises(KafkaUnavailable):
+        world.after(UNREACHABLE_S + 2)
+
+
+def test_an_end_that_a_lagging_broker_answers_does_not_go_back(world: World):
+    world.kafka.end = {TP0: 5, TP1: 5}
+    world.after(1)
+    world.kafka.end = {TP0: 3, TP1: 5}
+    assert world.after(70).offsets == {TP0: 5, TP1: 5}
+
+
+def test_draining_waits_for_nothing(tmp_path: Path):
+    world = World(tmp_path, drain=True)
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 0}
+    assert world.after(1).offsets == {TP0: 5, TP1: 0}
+
+
+def test_positions_survive_json_and_keep_their_text():
+    position = Position({TP1: 2, TP0: 1}, frozenset({TP1}))
+    again = Position.from_json(position.to_json())
+    assert again == position
+    assert list(position.to_json()["offsets"]["t"]) == ["0", "1"]
