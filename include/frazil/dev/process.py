@@ -26,7 +26,7 @@ from frazil.errors import EnvironmentUnusable
 RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"
 
-_POLL_S = 0.05
+_POLL_S = 0.1
 _SAME_START_S = 0.5
 """Start times of one process, read at different moments, differ by rounding only."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,7 +34,7 @@ _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A process that leads its own session and process group."""
+    """A process that leads its own session."""
 
     name: str
     pid: int
@@ -111,7 +111,7 @@ def is_alive(server: Server) -> bool:
 
 
 def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
-    """End the server and all of its process group: SIGTERM, up to `grace_s` seconds, then SIGKILL; forget it."""
+    """End the server and all of its session: SIGTERM, up to `grace_s` seconds, then SIGKILL; forget it."""
     stop_all([server], records=records, grace_s=grace_s)
 
 
@@ -126,7 +126,7 @@ def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -
 
 
 def kill(server: Server) -> None:
-    """SIGKILL the whole process group at once and wait for its end: what a crash looks like. The record stays."""
+    """SIGKILL the whole session at once and wait for its end: what a crash looks like. The record stays."""
     _signal([server], signal.SIGKILL)
     _wait_until_gone([server], deadline=time.monotonic() + 10)
 
@@ -193,7 +193,7 @@ def _same_start(process: psutil.Process, server: Server) -> bool:
 
 
 def _members(server: Server) -> list[int]:
-    """The live processes of the server's group. A group outlives its leader, and its id is not given away before."""
+    """The live processes of the server's session, which outlives its leader; its id is not given away before."""
     with suppress(psutil.NoSuchProcess):
         if not _same_start(psutil.Process(server.pid), server):
             return []
@@ -202,22 +202,28 @@ def _members(server: Server) -> list[int]:
         for process in psutil.process_iter(["status", "create_time"])
         if process.info["status"] != psutil.STATUS_ZOMBIE
         and process.info["create_time"] >= server.started_at_s - _SAME_START_S
-        and _group(process.pid) == server.pid
+        and _session(process.pid) == server.pid
     ]
 
 
-def _group(pid: int) -> int | None:
+def _session(pid: int) -> int | None:
     try:
-        return os.getpgid(pid)
+        return os.getsid(pid)
     except (ProcessLookupError, PermissionError):
         return None
 
 
 def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
+    """SIGTERM goes to the process group of a live leader, which ends its own children; else to each that is left."""
     for server in servers:
-        if _members(server):
-            with suppress(ProcessLookupError):
+        members = _members(server)
+        with suppress(ProcessLookupError):
+            if number == signal.SIGTERM and is_alive(server):
                 os.killpg(server.pid, number)
+                continue
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def _wait_until_gone(servers: Sequence[Server], *, deadline: float) -> bool:

@@ -1,0 +1,265 @@
+"""An Airflow for one machine: its four components, each in its own session, on SQLite and the loopback.
+
+`airflow standalone` leaves children behind when it is ended and does not bring a dead component back; here each
+component is a server of `frazil.dev.process`, ended by its record. For development, the demo and tests. What it does
+*not* do: restart a component that died, or serve logs to other machines (their servers bind every interface; on one
+machine the API server reads the files).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+
+from frazil import home as frazil_home
+from frazil.dev import process
+from frazil.dev.airflow_client import AirflowClient
+from frazil.errors import EnvironmentUnusable
+
+Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+READY_WITHIN_S = 120
+STOP_GRACE_S = 20
+"""The scheduler's shutdown may hang; then it is killed."""
+
+_COMMANDS: dict[Component, tuple[str, ...]] = {
+    "api-server": ("api-server",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+_ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
+
+
+class EmbeddedAirflow:
+    """An Airflow whose database, logs, secrets and process records are in one folder, `home`.
+
+    Its DAGs and plugins are the checkout's unless `dags` says otherwise; `extra` is added to (and wins over) the
+    environment of its processes. FRAZIL_HOME and FRAZIL_STREAMS reach them as absolute paths.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        checkout: Path,
+        *,
+        port: int | None = None,
+        dags: Path | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        self.home = home.absolute()
+        self.checkout = checkout.absolute()
+        self.port = port or self._port_of_last_start() or process.free_port()
+        self._dags = dags or self.checkout / "dags"
+        self._extra = dict(extra or {})
+
+    @property
+    def url(self) -> str:
+        return f"http://{process.LOOPBACK}:{self.port}"
+
+    @property
+    def password(self) -> str:
+        """The password of `admin`, made at the first start."""
+        return self.password_of("admin")
+
+    def password_of(self, user: str) -> str:
+        """Of `admin`, `op` or `viewer`, each with the role of that name."""
+        return str(self._passwords()[user])
+
+    def client(self, user: str = "admin") -> AirflowClient:
+        return AirflowClient(self.url, user=user, password=self.password_of(user))
+
+    def token(self, user: str = "admin") -> str:
+        """A fresh bearer token for the REST API."""
+        return self.client(user).token()
+
+    def log(self, component: Component) -> Path:
+        return self.home / "logs" / f"{component}.log"
+
+    def environment(self) -> dict[str, str]:
+        """What every component runs with: this process's environment without other Airflow settings, and our own."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
+        path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
+        python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
+        streams = kept.get("FRAZIL_STREAMS") or self.checkout / "include" / "streams"
+        return {
+            **kept,
+            "PATH": path,
+            "PYTHONPATH": python_path,
+            "PYTHONUNBUFFERED": "1",
+            "FRAZIL_HOME": str(frazil_home.home()),
+            "FRAZIL_STREAMS": str(Path(streams).absolute()),
+            "AIRFLOW_HOME": str(self.home),
+            **{f"AIRFLOW__{key}": str(value) for key, value in self._settings().items()},
+            **self._extra,
+        }
+
+    def start(self) -> Self:
+        """Start what does not run yet and wait until Airflow says that all components are healthy.
+
+        Raises:
+            EnvironmentUnusable: a taken port, a database that cannot be made, a component that ends or never is healthy.
+        """
+        if not self.server("api-server"):
+            process.require_free_port(self.port, what="Airflow", option="--airflow-port")
+        self._make_secrets()
+        (self.home / "port").write_text(str(self.port))
+        since = datetime.now(UTC)
+        try:
+            self._migrate()
+            started = [component for component in COMPONENTS if self._launch(component)]
+            self.wait_until_healthy(since if started else None)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all components and every task they run; a writer that a task launched is detached and goes on."""
+        process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
+
+    def kill(self, component: Component) -> None:
+        """End one component as a crash would."""
+        if server := self.server(component):
+            process.kill(server)
+
+    def start_component(self, component: Component) -> None:
+        """Start one that was killed; nothing happens if it runs."""
+        self._launch(component)
+
+    def server(self, component: Component) -> process.Server | None:
+        """A component's process, if it runs."""
+        return process.find(component, self.home)
+
+    def wait_until_healthy(self, since: datetime | None = None) -> None:
+        """Wait until all components are healthy, by heartbeats later than `since` where that is given."""
+        client = AirflowClient(self.url, user="", password="")
+        deadline = time.monotonic() + READY_WITHIN_S
+        sick = "api-server"
+        while sick:
+            for component in COMPONENTS:
+                if not self.server(component):
+                    said = process.last_lines(self.log(component))
+                    raise EnvironmentUnusable(f"Airflow's {component} ended while it started: {said}")
+            if time.monotonic() > deadline:
+                raise EnvironmentUnusable(
+                    f"Airflow's {sick} is not healthy after {READY_WITHIN_S} s; see {self.home}/logs."
+                )
+            time.sleep(0.3)
+            if process.answers(self.port):
+                try:
+                    sick = ", ".join(unhealthy(client.health(), since))
+                except EnvironmentUnusable:
+                    sick = "api-server"
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _port_of_last_start(self) -> int | None:
+        file = self.home / "port"
+        return int(file.read_text()) if file.is_file() else None
+
+    @property
+    def _secrets_file(self) -> Path:
+        return self.home / "secrets.json"
+
+    @property
+    def _passwords_file(self) -> Path:
+        return self.home / "passwords.json"
+
+    def _passwords(self) -> dict[str, Any]:
+        self._make_secrets()
+        passwords: dict[str, Any] = json.loads(self._passwords_file.read_text())
+        return passwords
+
+    def _make_secrets(self) -> None:
+        """At the first start, for this home alone, readable by its owner alone."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        _write_once(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
+        fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+        _write_once(
+            self._secrets_file, {"jwt": secrets.token_hex(32), "session": secrets.token_hex(32), "fernet": fernet}
+        )
+
+    def _settings(self) -> dict[str, str | int | Path]:
+        self._make_secrets()
+        secret = json.loads(self._secrets_file.read_text())
+        return {
+            "CORE__LOAD_EXAMPLES": "False",
+            "CORE__DAGS_FOLDER": self._dags,
+            "CORE__PLUGINS_FOLDER": self.checkout / "plugins",
+            "CORE__EXECUTOR": "LocalExecutor",
+            "CORE__PARALLELISM": 8,
+            "CORE__FERNET_KEY": secret["fernet"],
+            "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{role}" for user, role in _ROLES.items()),
+            "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": self._passwords_file,
+            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}",
+            "LOGGING__BASE_LOG_FOLDER": self.home / "logs",
+            "API__HOST": process.LOOPBACK,
+            "API__PORT": self.port,
+            "API__BASE_URL": self.url,
+            "API__WORKERS": 1,
+            "API__SECRET_KEY": secret["session"],
+            "API_AUTH__JWT_SECRET": secret["jwt"],
+            # A person who edits a DAG or a stream waits for these; the defaults are minutes.
+            "DAG_PROCESSOR__REFRESH_INTERVAL": 5,
+            "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": 10,
+        }
+
+    def _migrate(self) -> None:
+        """Make or upgrade the database, once per version of Airflow."""
+        marker = self.home / f"migrated-{version('apache-airflow')}"
+        if marker.exists():
+            return
+        command = [sys.executable, "-m", "airflow", "db", "migrate"]
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = "\n".join((done.stderr or done.stdout).splitlines()[-3:])
+            raise EnvironmentUnusable(f"Airflow's database in {self.home} was not made: {reason}")
+        marker.touch()
+
+    def _launch(self, component: Component) -> bool:
+        """Whether it had to be started."""
+        if self.server(component):
+            return False
+        command = [sys.executable, "-m", "airflow", *_COMMANDS[component]]
+        process.start(component, command, records=self.home, log=self.log(component), environment=self.environment())
+        return True
+
+
+def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[str]:
+    """The components that are not healthy, or whose last heartbeat is older than `since`."""
+    sick = []
+    for name, state in health.items():
+        beat = state.get(f"latest_{name}_heartbeat")
+        stale = since and name != "metadatabase" and (beat is None or datetime.fromisoformat(beat) < since)
+        if state.get("status") != "healthy" or stale:
+            sick.append(name.replace("_", "-"))
+    return sick
+
+
+def _write_once(path: Path, content: Mapping[str, str]) -> None:
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(content, file)
+    temporary.rename(path)

@@ -1,0 +1,149 @@
+"""A small client of Airflow's REST API: what the demo and the tests ask of a running Airflow, and no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from frazil.errors import EnvironmentUnusable
+
+Json = dict[str, Any]
+
+
+class AirflowClient:
+    """Speaks to one Airflow as one user; signs in at the first call, and again when the token has run out.
+
+    Answers are Airflow's own JSON. A refusal is an EnvironmentUnusable with method, path, status and Airflow's reason.
+    """
+
+    def __init__(self, url: str, *, user: str, password: str) -> None:
+        self.url = url.rstrip("/")
+        self._user, self._password = user, password
+        self._token: str | None = None
+        self._signing_in = threading.Lock()
+
+    def token(self) -> str:
+        """A bearer token; the one in use while it is accepted."""
+        with self._signing_in:
+            if self._token is None:
+                body = {"username": self._user, "password": self._password}
+                answer = self._send("POST", "/auth/token", json=body)
+                self._token = str(_checked(answer, "POST", "/auth/token")["access_token"])
+            return self._token
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        params: Mapping[str, str | int | bool] | None = None,
+    ) -> Json:
+        """Any call below the root, such as `/api/v2/dags`."""
+        answer = self._signed(method, path, json, params)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            self._token = None
+            answer = self._signed(method, path, json, params)
+        return _checked(answer, method, path)
+
+    def health(self) -> Json:
+        """Each component's status and last heartbeat; needs no sign-in."""
+        return _checked(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
+
+    def dags(self, **params: str | int | bool) -> list[Json]:
+        return self._list("/api/v2/dags", "dags", params)
+
+    def dag(self, dag_id: str) -> Json:
+        return self.call("GET", f"/api/v2/dags/{dag_id}")
+
+    def import_errors(self) -> list[Json]:
+        return self._list("/api/v2/importErrors", "import_errors", {})
+
+    def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
+        """The DAG as soon as it has been parsed; Airflow's import errors are in the sentence if it never is."""
+
+        def parsed() -> Json | None:
+            return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
+
+        try:
+            return wait_for(parsed, what=f"the DAG {dag_id}", within_s=within_s)
+        except EnvironmentUnusable as error:
+            reasons = "; ".join(f"{e['filename']}: {e['stack_trace'].splitlines()[-1]}" for e in self.import_errors())
+            raise EnvironmentUnusable(f"{error} {reasons or 'Airflow has no import errors'}") from None
+
+    def set_paused(self, dag_id: str, paused: bool) -> Json:
+        return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
+
+    def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
+        """Its Dag runs, the oldest first."""
+        return self._list(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", {"order_by": "run_after", **params})
+
+    def run(self, dag_id: str, run_id: str) -> Json:
+        return self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")
+
+    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, partition_key: str | None = None) -> Json:
+        body = {"logical_date": None, "conf": dict(conf or {}), "partition_key": partition_key}
+        return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
+
+    def mark_run(self, dag_id: str, run_id: str, state: str) -> Json:
+        """What "mark success" and "mark failed" of a Dag run do in the UI."""
+        return self.call("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}", json={"state": state})
+
+    def tasks(self, dag_id: str, run_id: str) -> list[Json]:
+        """The task instances of a run, as they stand now."""
+        return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
+
+    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
+        """What "mark success" and "mark failed" of a task do in the UI."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        return self.call("PATCH", path, json={"new_state": state})
+
+    def clear(self, dag_id: str, run_id: str, *task_ids: str) -> Json:
+        """What "clear" does in the UI: of the named tasks, or of all tasks of the run."""
+        body: Json = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
+        if task_ids:
+            body["task_ids"] = list(task_ids)
+        return self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+        """The events of a task's log, one a line, as the UI shows them."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        lines = self.call("GET", path, params={"full_content": True})["content"]
+        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
+
+    def _list(self, path: str, key: str, params: Mapping[str, str | int | bool]) -> list[Json]:
+        found: list[Json] = self.call("GET", path, params={"limit": 100, **params})[key]
+        return found
+
+    def _signed(
+        self, method: str, path: str, json: Mapping[str, Any] | None, params: Mapping[str, Any] | None
+    ) -> httpx.Response:
+        return self._send(method, path, json=json, params=params, headers={"Authorization": f"Bearer {self.token()}"})
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """One connection a call: these calls are few, and a kept one would outlive an api-server that a test kills."""
+        try:
+            return httpx.request(method, f"{self.url}{path}", timeout=30, trust_env=False, **request)
+        except httpx.HTTPError as error:
+            raise EnvironmentUnusable(f"Airflow at {self.url} does not answer {method} {path}: {error!r}") from error
+
+
+def wait_for(look: Callable[[], Json | None], *, what: str, within_s: float) -> Json:
+    """What `look` finds, asked twice a second; EnvironmentUnusable when it found nothing in time."""
+    deadline = time.monotonic() + within_s
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise EnvironmentUnusable(f"{what} did not appear within {within_s:.0f} s.")
+        time.sleep(0.5)
+    return found
+
+
+def _checked(answer: httpx.Response, method: str, path: str) -> Json:
+    if answer.is_error:
+        raise EnvironmentUnusable(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:500]}")
+    body: Json = answer.json() if answer.content else {}
+    return body
