@@ -39,7 +39,8 @@ value may hold:
 | `${env:NAME:-default}` | the environment variable, or the default where it is unset or empty |
 | `${airflow:connection.field}` | a field of an Airflow connection, or a key of its extras |
 
-A connection's fields are `host`, `port`, `login`, `password` and `schema`. It is read from the variable `AIRFLOW_CONN_<CONNECTION>`, which Airflow hands to the writers it starts.
+A connection's fields are `host`, `port`, `login`, `password` and `schema`; it is read from the variable
+`AIRFLOW_CONN_<CONNECTION>`, which Airflow hands to the writers it starts.
 Properties that are secrets (`sasl.password`, `ssl.key.password`, `ssl.key.pem`, …) must be references, and
 without a default.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from decimal import Decimal
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
@@ -55,7 +56,7 @@ def parse_bytes(value: object) -> int:
     if text.isdecimal():
         return int(text)
     if match := _SIZE.fullmatch(text):
-        return int(float(match[1]) * _BYTES[match[2]])
+        return int(Decimal(match[1]) * _BYTES[match[2]])
     raise ValueError("is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB: 128MiB, 1GB")
 
 

@@ -1,0 +1,82 @@
+"""What is generated from the models is current, and says what the loader does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from frazil.errors import SpecError
+from frazil.spec import configuration_page, json_schema
+from frazil.spec.load import load_stream
+
+VALIDATOR = Draft202012Validator(json_schema.stream_schema())
+
+
+def test_the_exported_schema_is_current() -> None:
+    exported = Path("include/streams/stream.schema.json").read_text()
+    assert exported == json_schema.render(), (
+        "run: python -m frazil.spec.json_schema > include/streams/stream.schema.json"
+    )
+
+
+def test_the_configuration_reference_is_current() -> None:
+    page = Path("docs/configuration.md").read_text()
+    assert page == configuration_page.render(), "run: python -m frazil.spec.configuration_page > docs/configuration.md"
+
+
+def test_the_schema_is_a_json_schema() -> None:
+    Draft202012Validator.check_schema(json.loads(json_schema.render()))
+
+
+@pytest.mark.parametrize("path", sorted(Path("include/streams").glob("[!_]*.yaml")), ids=lambda path: path.name)
+def test_the_schema_accepts_the_streams_of_this_checkout(path: Path) -> None:
+    VALIDATOR.validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"schema": {"departed": {"type": "timestamptz", "required": True, "doc": "x"}}},
+        {"event_time": {"column": "departed", "unit": "ms"}, "table": {"identifier": "a.b"}},
+        {"partition_by": "day(departed)", "sort_by": ["delay desc"], "commit": {"size": 5, "interval": "1h30m"}},
+        {
+            "source": {
+                "bootstrap-servers": "a",
+                "topics": ["a"],
+                "start": "2013-01-01T00:00:00Z",
+                "properties": {"x": 1},
+            }
+        },
+    ],
+)
+def test_the_schema_accepts_what_the_loader_accepts(declare: Callable[..., Path], changes: dict[str, Any]) -> None:
+    path = declare(**changes)
+    load_stream(path)
+    VALIDATOR.validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"comit": {}},
+        {"commit": {"interval": "soon"}},
+        {"commit": {"size": "1XB"}},
+        {"schema": {"departed": {"type": "timestamptz", "require": True}}},
+        {"schema": {}},
+        {"event_time": {"column": "departed", "unit": "minutes"}},
+        {"table": None},
+        {"name": "Not A Name"},
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(declare: Callable[..., Path], changes: dict[str, Any]) -> None:
+    path = declare(**changes)
+    with pytest.raises(SpecError):
+        load_stream(path)
+    assert not VALIDATOR.is_valid(yaml.safe_load(path.read_text()))

@@ -1,0 +1,86 @@
+"""Partition and sort terms as text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.spec.iceberg import _PRIMITIVES, _TRANSFORMS
+from frazil.spec.layout import TRANSFORMS, Term, fits, parse_sort_term, parse_term
+from frazil.spec.types import PRIMITIVES, Primitive
+
+WIDTHS = {"bucket": 16, "truncate": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "term"),
+    [
+        ("carrier", Term("identity", "carrier")),
+        ("identity(carrier)", Term("identity", "carrier")),
+        ("day(ts)", Term("day", "ts")),
+        ("Hour( payload.ts )", Term("hour", "payload.ts")),
+        ("bucket(16, id)", Term("bucket", "id", 16)),
+        ("truncate(4,s)", Term("truncate", "s", 4)),
+        ("void(x)", Term("void", "x")),
+    ],
+)
+def test_every_transform_of_iceberg_can_be_written(text: str, term: Term) -> None:
+    assert parse_term(text) == term
+    assert parse_term(str(term)) == term
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("days(ts)", "did you mean day"),
+        ("bucket(id)", "number above 0"),
+        ("bucket(0, id)", "above 0"),
+        ("day(ts", "term"),
+        ("day(2, ts)", "day a number"),
+        ("", "term"),
+        ("bucket(x, id)", "number above 0"),
+        ("a b", "term"),
+    ],
+)
+def test_a_term_that_cannot_be_read_says_why(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_term(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("a", "a asc nulls first"),
+        ("a desc", "a desc nulls last"),
+        ("a DESC NULLS FIRST", "a desc nulls first"),
+        ("bucket(16, id) asc nulls last", "bucket(16, id) asc nulls last"),
+        ("a nulls last", "a asc nulls last"),
+    ],
+)
+def test_a_sort_term_has_icebergs_defaults(text: str, whole: str) -> None:
+    assert str(parse_sort_term(text)) == whole
+    assert parse_sort_term(whole) == parse_sort_term(text)
+
+
+@pytest.mark.parametrize("text", ["a down", "a desc nulls", "desc nulls middle", ""])
+def test_a_sort_term_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="term"):
+        parse_sort_term(text)
+
+
+@given(st.text(max_size=25))
+def test_any_text_is_a_term_or_a_value_error(text: str) -> None:
+    for parse in (parse_term, parse_sort_term):
+        try:
+            assert parse(str(parse(text))) == parse(text)
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", [*PRIMITIVES, "decimal", "fixed"])
+def test_a_transform_fits_the_types_that_pyiceberg_says(transform: str, name: str) -> None:
+    arguments = {"decimal": (9, 2), "fixed": (4,)}.get(name, ())
+    theirs = _TRANSFORMS[transform](*([WIDTHS[transform]] if transform in WIDTHS else []))
+    assert fits(transform, Primitive(name, arguments)) == theirs.can_transform(_PRIMITIVES[name](*arguments))

@@ -1,0 +1,275 @@
+"""Streams from YAML: what may be written, and what every mistake is answered with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.errors import SpecError
+from frazil.spec.load import find_stream, load_stream, load_streams
+from frazil.spec.model import StreamSpec
+
+Declare = Callable[..., Path]
+
+
+def test_the_smallest_stream_has_sane_defaults(declare: Declare) -> None:
+    spec = load_stream(declare())
+    assert spec.commit.interval == timedelta(seconds=60)
+    assert spec.commit.size == 128 * 2**20
+    assert spec.source.topics == ("flights",)
+    assert spec.coordinates
+    assert spec.dead_letter_table == "demo.flights_dead_letters"
+    assert [(c.name, c.type, c.required) for c in spec.columns] == [
+        ("carrier", "string", True),
+        ("departed", "timestamptz", True),
+        ("delay", "int", False),
+    ]
+
+
+def test_every_key_may_be_written_long(declare: Declare) -> None:
+    spec = load_stream(
+        declare(
+            source={
+                "bootstrap-servers": "a:1,b:2",
+                "topics": ["x", "y"],
+                "start": "2013-12-30T00:00:00Z",
+                "properties": {"fetch.min.bytes": 5, "enable.ssl.certificate.verification": False},
+            },
+            table={"identifier": "a.b.c", "catalog": "lake", "location": "s3://b/t", "properties": {"x": 1}},
+            schema={
+                "t": {"type": "timestamp", "required": True, "doc": "when"},
+                "n": "struct<a: int, b: list<string>>",
+            },
+            event_time={"column": "t", "unit": "ms"},
+            partition_by=["day(t)", "bucket(4, n.a)"],
+            sort_by="n.a desc",
+            commit={"interval": "250ms", "size": "1GB", "max-records": 5},
+            lateness="1h30m",
+            watermark={"idle-timeout": "7d"},
+            coordinates=False,
+            dead_letters={"table": "a.rejected"},
+            resources={"cores": 4, "driver-memory": "2GiB", "spark": {"spark.x": True}},
+        )
+    )
+    assert spec.source.start == datetime(2013, 12, 30, tzinfo=UTC)
+    assert spec.source.properties == {"fetch.min.bytes": "5", "enable.ssl.certificate.verification": "false"}
+    assert spec.resources.spark == {"spark.x": "true"}
+    assert spec.partition_by == ("day(t)", "bucket(4, n.a)")
+    assert spec.sort_by == ("n.a desc nulls last",)
+
+
+def test_terms_in_a_flow_list_survive_yamls_commas(declare: Declare) -> None:
+    path = declare()
+    path.write_text(path.read_text() + "partition-by: [day(departed), bucket(16, carrier), truncate(3, carrier)]\n")
+    assert load_stream(path).partition_by == ("day(departed)", "bucket(16, carrier)", "truncate(3, carrier)")
+
+
+def test_words_that_yaml_1_1_takes_for_booleans_are_column_names(declare: Declare) -> None:
+    path = declare()
+    path.write_text(path.read_text().replace("  delay: int", "  no: int\n  on: string\n  y: long"))
+    assert [column.name for column in load_stream(path).columns][2:] == ["no", "on", "y"]
+
+
+MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("unknown key", {"comit": {"interval": "5s"}}, ["comit: is an unknown key; did you mean commit?"]),
+    ("unknown nested key", {"commit": {"intervall": "5s"}}, ["commit.intervall", "did you mean interval?"]),
+    ("snake case", {"partition_by_": None, "commit": {"max_records": 5}}, ["commit.max_records", "max-records"]),
+    ("missing key", {"table": None}, ["table: is missing"]),
+    ("duration", {"commit": {"interval": "soon"}}, ["commit.interval: 'soon' is not a duration", "1h30m"]),
+    ("zero interval", {"commit": {"interval": "0"}}, ["commit.interval: '0' is zero"]),
+    ("size", {"commit": {"size": "1XB"}}, ["commit.size: '1XB' is not a size", "128MiB"]),
+    ("count", {"commit": {"max-records": 0}}, ["commit.max-records: 0 is not above 0"]),
+    ("name", {"name": "My Stream"}, ["name: 'My Stream' is no stream name"]),
+    ("table", {"table": "flights"}, ["table.identifier: 'flights'", "namespace.table"]),
+    ("type", {"schema": {"departed": "timestamptz", "x": "bigint"}}, ["schema.x.type: has 'bigint'", "'long'"]),
+    ("no columns", {"schema": {}}, ["schema: is empty"]),
+    (
+        "event time missing",
+        {"event_time": "departd"},
+        ["event-time: 'departd' is not a column", "did you mean departed?"],
+    ),
+    ("event time type", {"event_time": "carrier"}, ["event-time: 'carrier' is a column of type string", "timestamptz"]),
+    ("partition source", {"partition_by": ["day(departd)"]}, ["partition-by.0", "did you mean departed?"]),
+    ("partition fit", {"partition_by": ["hour(carrier)"]}, ["'hour(carrier)' does not fit", "timestamp"]),
+    ("two granularities", {"partition_by": ["day(departed)", "hour(departed)"]}, ["partition-by.1", "redundant"]),
+    (
+        "partition name",
+        {"schema": {"t": "timestamptz", "t_day": "int"}, "event_time": "t", "partition_by": ["day(t)"]},
+        ["t_day, which is a column"],
+    ),
+    ("sort source", {"sort_by": ["delai desc"]}, ["sort-by.0", "did you mean delay?"]),
+    ("twice by case", {"schema": {"departed": "timestamptz", "A": "int", "a": "int"}}, ["schema.a", "'A' again"]),
+    (
+        "coordinate",
+        {"schema": {"departed": "timestamptz", "kafka_offset": "long"}},
+        ["kafka_offset", "coordinates: false"],
+    ),
+    ("dotted column", {"schema": {"departed": "timestamptz", "a.b": "long"}}, ["a.b", "dot"]),
+    (
+        "dead letters",
+        {"dead_letters": {"table": "demo.flights"}},
+        ["dead-letters.table: 'demo.flights' is the stream's own"],
+    ),
+    (
+        "start without zone",
+        {"source": {"bootstrap-servers": "a", "topics": "x", "start": "2013-12-30T00:00:00"}},
+        ["source.start: '2013-12-30T00:00:00' has no time zone"],
+    ),
+    ("start", {"source": {"bootstrap-servers": "a", "topics": "x", "start": "yesterday"}}, ["earliest, latest or"]),
+    (
+        "format",
+        {"source": {"bootstrap-servers": "a", "topics": "x", "format": "avro"}},
+        ["'avro' is not allowed; write json"],
+    ),
+    ("no topics", {"source": {"bootstrap-servers": "a", "topics": []}}, ["source.topics: is empty"]),
+    (
+        "group id",
+        {"source": {"bootstrap-servers": "a", "topics": "x", "properties": {"group.id": "g"}}},
+        ["source.properties.group.id: 'g' is set by frazil", "offsets live in the table"],
+    ),
+    (
+        "reference",
+        {"source": {"bootstrap-servers": "${FOO}", "topics": "x"}},
+        ["source.bootstrap-servers", "${env:NAME}"],
+    ),
+    ("format version", {"table": {"identifier": "a.b", "properties": {"format-version": 3}}}, ["format version 2"]),
+    ("marker's prefix", {"table": {"identifier": "a.b", "properties": {"frazil.stream.x": "1"}}}, ["set by frazil"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "answers"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_answered_with_file_key_value_and_way_out(
+    declare: Declare, changes: dict[str, Any], answers: list[str]
+) -> None:
+    path = declare(**changes)
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    for answer in [str(path), *answers]:
+        assert answer in str(refused.value)
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(declare: Declare) -> None:
+    path = declare(comit={}, lateness="x", event_time="nope", partition_by=["day(nope)"])
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    keys = [line.removeprefix(f"{path}: ").split(":")[0] for line in str(refused.value).splitlines()]
+    assert keys == ["lateness", "comit", "event-time", "partition-by.0"]
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "${env:X:-hunter2}", "x${env:X}hunter2"])
+@pytest.mark.parametrize("key", ["sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"])
+def test_a_secret_in_the_file_is_refused_and_not_repeated(declare: Declare, key: str, secret: str) -> None:
+    path = declare(source={"bootstrap-servers": "a", "topics": "x", "properties": {key: secret}})
+    with pytest.raises(SpecError, match="is a secret") as refused:
+        load_stream(path)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
+    reference = "${airflow:kafka.password}"
+    path = declare(source={"bootstrap-servers": "a", "topics": "x", "properties": {"sasl.password": reference}})
+    assert load_stream(path).source.properties == {"sasl.password": reference}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("name: [x\n", "line 2, column 1"),
+        ("name: x\nname: y\n", "line 2, column 1: the key 'name' stands twice"),
+        ("- a\n", "no mapping"),
+        ("", "no mapping"),
+        ("a: \t- b: [", "line 1"),
+        ("a: &x [*y]\n", "line 1, column 8"),
+    ],
+)
+def test_what_is_not_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=answer):
+        load_stream(path)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such file"):
+        load_stream(tmp_path / "x.yaml")
+
+
+def test_defaults_lie_beneath_each_stream_key_by_key(declare: Declare, tmp_path: Path) -> None:
+    (tmp_path / "_defaults.yaml").write_text(
+        "source: {bootstrap-servers: 'k:1', topics: z}\ncommit: {interval: 5s, size: 1MiB}\n"
+    )
+    spec = load_stream(declare(source={"topics": "a"}, commit={"interval": "7s"}))
+    assert (spec.source.bootstrap_servers, spec.source.topics) == ("k:1", ("a",))
+    assert (spec.commit.interval, spec.commit.size) == (timedelta(seconds=7), 2**20)
+
+
+def test_a_folder_is_loaded_by_name_and_sorted(declare: Declare, tmp_path: Path) -> None:
+    declare("1.yaml", name="b", table="d.b")
+    declare("2.yml", name="a", table="d.a")
+    (tmp_path / "_draft.yaml").write_text("not: a stream\n")
+    assert list(load_streams(tmp_path)) == ["a", "b"]
+
+
+def test_streams_that_get_in_each_others_way_are_refused(declare: Declare, tmp_path: Path) -> None:
+    declare("1.yaml")
+    declare("2.yaml")
+    with pytest.raises(SpecError, match=r"2\.yaml: name: 'flights' is the name of .*1\.yaml too"):
+        load_streams(tmp_path)
+    declare("2.yaml", name="other", table="demo.flights_dead_letters")
+    with pytest.raises(SpecError, match=r"1\.yaml: dead-letters\.table: 'demo\.flights_dead_letters' is the table"):
+        load_streams(tmp_path)
+
+
+def test_a_folder_tells_the_mistakes_of_all_its_files(declare: Declare, tmp_path: Path) -> None:
+    declare("1.yaml", lateness="x")
+    declare("2.yaml", name="b", comit={})
+    with pytest.raises(SpecError) as refused:
+        load_streams(tmp_path)
+    assert "1.yaml: lateness" in str(refused.value)
+    assert "2.yaml: comit" in str(refused.value)
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="FRAZIL_STREAMS"):
+        load_streams(tmp_path / "nowhere")
+
+
+def test_a_stream_is_found_though_its_neighbour_is_broken(declare: Declare, tmp_path: Path) -> None:
+    declare()
+    declare("broken.yaml", name="broken", lateness="x")
+    assert find_stream(tmp_path, "flights").name == "flights"
+    with pytest.raises(SpecError, match=r"did you mean flights\?.*known: broken, flights"):
+        find_stream(tmp_path, "flight")
+
+
+def test_the_fingerprint_changes_with_what_is_declared_not_with_how(declare: Declare) -> None:
+    first = load_stream(declare(commit={"interval": "60s"})).fingerprint()
+    assert load_stream(declare(commit={"interval": "1m"}, event_time={"column": "departed"})).fingerprint() == first
+    assert load_stream(declare(commit={"interval": "61s"})).fingerprint() != first
+
+
+def test_a_stream_survives_its_own_json(declare: Declare) -> None:
+    spec = load_stream(declare(partition_by=["day(departed)"], commit={"interval": "250ms"}))
+    assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_the_streams_of_this_checkout_are_sound() -> None:
+    streams = load_streams(Path("include/streams"))
+    assert streams["flights"].table.identifier == "demo.flights"
+
+
+def test_loading_needs_no_pyiceberg_and_little_time(declare: Declare, tmp_path: Path) -> None:
+    for index in range(20):
+        declare(f"{index}.yaml", name=f"s{index}", table=f"d.t{index}")
+    code = "import sys; import frazil.spec.load; sys.exit('pyiceberg' in sys.modules or 'pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    started = time.perf_counter()
+    load_streams(tmp_path)
+    assert time.perf_counter() - started < 0.5, "20 streams took too long for a DAG file"

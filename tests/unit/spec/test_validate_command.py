@@ -1,0 +1,53 @@
+"""`frazil validate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from frazil.cli.main import frazil
+
+Declare = Callable[..., Path]
+
+
+def test_a_line_tells_each_sound_stream(declare: Declare, tmp_path: Path) -> None:
+    declare(partition_by=["day(departed)"])
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert (result.exit_code, result.output) == (0, "flights: flights -> demo.flights, partitioned by day(departed)\n")
+
+
+def test_every_error_is_told_and_the_exit_code_is_10(declare: Declare, tmp_path: Path) -> None:
+    declare()
+    declare("b.yaml", name="b", table="d.b", lateness="x", comit={})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 10
+    assert "flights -> demo.flights" in result.stdout
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_named_files_are_checked_against_each_other(declare: Declare) -> None:
+    files = [declare("a.yaml"), declare("b.yaml")]
+    result = CliRunner().invoke(frazil, ["validate", *map(str, files)])
+    assert result.exit_code == 10
+    assert "rename one" in result.stderr
+
+
+def test_json_holds_streams_and_errors(declare: Declare) -> None:
+    files = [declare("a.yaml"), declare("b.yaml", name="b", lateness="x")]
+    result = CliRunner().invoke(frazil, ["validate", "--json", *map(str, files)])
+    answer = json.loads(result.stdout)
+    assert answer["streams"][0]["dead-letters"] == "demo.flights_dead_letters"
+    assert "b.yaml: lateness" in answer["errors"][0]
+
+
+def test_a_folder_without_streams_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert "declares no stream" in str(result.exception)
+
+
+def test_the_json_schema_is_printed() -> None:
+    result = CliRunner().invoke(frazil, ["validate", "--json-schema"])
+    assert json.loads(result.stdout)["title"] == "A frazil stream"
