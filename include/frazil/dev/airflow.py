@@ -61,7 +61,7 @@ class EmbeddedAirflow:
     ) -> None:
         self.home = home.absolute()
         self.checkout = checkout.absolute()
-        self.port = port or self._port_of_last_start() or process.free_port()
+        self.port = port or self.last_port(self.home) or process.free_port()
         self._dags = dags or self.checkout / "dags"
         self._extra = dict(extra or {})
 
@@ -110,7 +110,7 @@ class EmbeddedAirflow:
         """Start what does not run yet and wait until Airflow says that all components are healthy.
 
         Raises:
-            EnvironmentUnusable: a taken port, a database that cannot be made, a component that ends or never is healthy.
+            EnvironmentUnusable: a taken port, a database that cannot be made, a component that ends or stays unhealthy.
         """
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
@@ -172,8 +172,10 @@ class EmbeddedAirflow:
     ) -> None:
         self.stop()
 
-    def _port_of_last_start(self) -> int | None:
-        file = self.home / "port"
+    @staticmethod
+    def last_port(home: Path) -> int | None:
+        """The port of the last start on that home, if there was one."""
+        file = home / "port"
         return int(file.read_text()) if file.is_file() else None
 
     @property

@@ -25,6 +25,7 @@ from frazil.dev.java import require_java
 from frazil.errors import EnvironmentUnusable
 
 READY_WITHIN_S = 60
+PROPERTIES_FILE = "server.properties"
 _HEAP_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseG1GC")
 _LOGGING = Path(__file__).with_name("kafka-log4j2.properties")
 
@@ -66,7 +67,7 @@ class EmbeddedKafka:
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self.folder = folder.absolute()
-        self.port = port or self._port_of_last_start() or process.free_port()
+        self.port = port or self.last_port(self.folder) or process.free_port()
         self.log = self.folder / "kafka.log"
 
     @property
@@ -80,7 +81,7 @@ class EmbeddedKafka:
             EnvironmentUnusable: no Java, a jar that cannot be fetched, a taken port, or a broker that does not come up.
         """
         running = self.server()
-        if running and self._port_of_last_start() != self.port:
+        if running and self.last_port(self.folder) != self.port:
             raise EnvironmentUnusable(f"Kafka of {self.folder} runs on another port than {self.port}; stop it first.")
         if not running:
             self._launch()
@@ -136,14 +137,13 @@ class EmbeddedKafka:
     ) -> None:
         self.stop()
 
-    @property
-    def _properties(self) -> Path:
-        return self.folder / "server.properties"
-
-    def _port_of_last_start(self) -> int | None:
-        if not self._properties.is_file():
+    @staticmethod
+    def last_port(folder: Path) -> int | None:
+        """The port of the last start on that folder, if there was one."""
+        properties = folder / PROPERTIES_FILE
+        if not properties.is_file():
             return None
-        listeners = next(x for x in self._properties.read_text().splitlines() if x.startswith("advertised.listeners="))
+        listeners = next(x for x in properties.read_text().splitlines() if x.startswith("advertised.listeners="))
         return int(listeners.rpartition(":")[2])
 
     def _launch(self) -> None:
@@ -152,11 +152,12 @@ class EmbeddedKafka:
         java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure("kafka"))]
         data = self.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
+        properties = self.folder / PROPERTIES_FILE
         controller_port = process.free_port()
-        self._properties.write_text(_SETTINGS.format(port=self.port, controller_port=controller_port, data=data))
+        properties.write_text(_SETTINGS.format(port=self.port, controller_port=controller_port, data=data))
         if not (data / "meta.properties").exists():
-            _format(java, self._properties, data)
-        process.start("kafka", [*java, "kafka.Kafka", self._properties], records=self.folder, log=self.log)
+            _format(java, properties, data)
+        process.start("kafka", [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
