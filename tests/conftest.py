@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Producer
+from pyiceberg.table import Table
 
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -51,3 +59,92 @@ def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "frazil-home"
     monkeypatch.setenv("FRAZIL_HOME", str(home))
     return home
+
+
+class DeclaredStream:
+    """A stream of one test: its YAML, its topic, its writer as a process, and its table as a reader sees it."""
+
+    def __init__(self, folder: Path, *, name: str, topic: str, bootstrap: str, extra: str = "") -> None:
+        self.name, self.topic, self.bootstrap = name, topic, bootstrap
+        self.streams = folder / "streams"
+        self.streams.mkdir(exist_ok=True)
+        self.declare(extra)
+
+    def declare(self, extra: str = "") -> None:
+        """Write the YAML: an id, an event time and a text, by day of the event."""
+        (self.streams / f"{self.name}.yaml").write_text(
+            f"name: {self.name}\n"
+            f"source: {{topics: [{self.topic}], format: json, bootstrap-servers: '{self.bootstrap}'}}\n"
+            f"table: test.{self.name}\n"
+            "schema: {id: long not null, at: timestamptz not null, note: string}\n"
+            "event-time: at\n"
+            "partition-by: [day(at)]\n" + (extra or "commit: {interval: 1s}\n")
+        )
+
+    @property
+    def spec(self) -> StreamSpec:
+        return load_stream(self.streams / f"{self.name}.yaml")
+
+    def produce(self, values: Iterable[bytes | None], *, partitions: int = 1) -> None:
+        """Send values round robin over the partitions, and wait until the broker has them."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        for number, value in enumerate(values):
+            producer.produce(self.topic, value=value, partition=number % partitions)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def command(self, *arguments: str) -> list[str]:
+        main = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
+        return [sys.executable, str(main), self.name, "--streams", str(self.streams), *arguments]
+
+    def run(self, *arguments: str, within_s: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run the writer to its end."""
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=within_s, check=False)
+
+    def catch_up(self) -> None:
+        done = self.run("--until-caught-up")
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    def table(self, suffix: str = "") -> Table:
+        return load_catalog(None).load_table(f"test.{self.name}{suffix}")
+
+    def ids(self) -> list[int]:
+        """The ids in the table, sorted: duplicates show."""
+        return sorted(self.table().scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
+
+
+@pytest.fixture
+def stream(tmp_path: Path, kafka: EmbeddedKafka, topic: TopicFactory, frazil_home: Path) -> DeclaredStream:  # noqa: ARG001
+    """A declared stream over a fresh topic of four partitions, in a home of its own."""
+    return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap)
+
+
+def event(number: int, *, note: str = "x") -> bytes:
+    """One record of `DeclaredStream`: ten a second of event time from 2024 on."""
+    return b'{"id": %d, "at": "2024-01-01T%02d:%02d:%02dZ", "note": "%s"}' % (
+        number,
+        number // 36000 % 24,
+        number // 600 % 60,
+        number // 10 % 60,
+        note.encode(),
+    )
+
+
+@pytest.fixture
+def events() -> Callable[[Iterable[int]], Iterator[bytes]]:
+    """`events(range(n))` makes n records."""
+    return lambda numbers: (event(n) for n in numbers)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """`eventually(look, within_s=60)` polls until `look()` is true and returns what it answered."""
+
+    def poll(look: Callable[[], Any], *, within_s: float = 60) -> Any:
+        deadline = time.monotonic() + within_s
+        while not (seen := look()):
+            assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"
+            time.sleep(0.05)
+        return seen
+
+    return poll

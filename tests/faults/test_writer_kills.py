@@ -1,0 +1,54 @@
+"""SIGKILL of the writer at every point of a batch: the next one ends with exactly the produced records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CRASHING = Path(__file__).parent / "crashing_writer.py"
+BAD = [b"not json", b"[]", None]
+JOURNALED = {"after-journal", "after-dead-letters", "after-commit"}
+
+
+@pytest.mark.parametrize(
+    "point", ["while-staging", "after-stage", "after-journal", "after-dead-letters", "after-commit"]
+)
+def test_a_writer_killed_anywhere_loses_and_repeats_nothing(
+    stream: Any, events: Callable[[Iterable[int]], Iterator[bytes]], point: str
+):
+    stream.produce([*events(range(3000)), *BAD], partitions=4)
+    command = stream.command("--until-caught-up")
+    command[1] = str(CRASHING)
+    crashed = subprocess.run(
+        command, env={**os.environ, "CRASH_AT": point}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert crashed.returncode == -signal.SIGKILL, crashed.stderr[-3000:]
+    staged = parquet_files(stream)
+
+    stream.catch_up()
+
+    assert stream.ids() == list(range(3000))
+    letters = stream.table("_dead_letters").scan().to_arrow()["value"].to_pylist()
+    assert sorted(letters, key=repr) == sorted(BAD, key=repr)
+    assert parquet_files(stream) == referenced_files(stream), "a file on disk is in no table, or the other way round"
+    if point in JOURNALED:
+        assert parquet_files(stream) == staged, "the journal was to be committed without writing Parquet again"
+
+
+def parquet_files(stream: Any) -> set[str]:
+    folders = {Path(stream.table(suffix).location().removeprefix("file://")) for suffix in ("", "_dead_letters")}
+    return {str(file) for folder in folders for file in folder.rglob("*.parquet")}
+
+
+def referenced_files(stream: Any) -> set[str]:
+    return {
+        path.removeprefix("file://")
+        for suffix in ("", "_dead_letters")
+        for path in stream.table(suffix).inspect.files()["file_path"].to_pylist()
+    }
