@@ -6,6 +6,7 @@ PYICEBERG_CATALOG__<NAME>__<PROPERTY>. The JVM's properties derive from the same
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.home import home
@@ -34,6 +35,8 @@ from frazil.table.spark_catalog import spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
 """How long a process waits for another one's write; the Spark side says the same in milliseconds."""
+
+OPEN_ATTEMPTS = 3
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
@@ -80,12 +83,11 @@ def load_catalog(name: str | None) -> Catalog:
     """
     config = catalog_config(name)
     with catalog_errors(config.name):
-        if config.embedded:
-            _prepare_embedded(config.properties["uri"])
-        try:
-            return pyiceberg.catalog.load_catalog(config.name, **config.properties)
-        except (ValueError, NotInstalledError) as error:
-            raise SpecError(f"the catalog {config.name!r} is wrongly configured: {error}") from error
+        if not config.embedded:
+            return _open(config)
+        with _alone():
+            _use_write_ahead_log(config.properties["uri"])
+            return _open(config)
 
 
 def spark_properties(name: str | None) -> dict[str, str]:
@@ -139,9 +141,36 @@ def _with_busy_timeout(uri: str) -> str:
     return url.update_query_dict({"timeout": str(SQLITE_BUSY_SECONDS)}).render_as_string(hide_password=False)
 
 
-def _prepare_embedded(uri: str) -> None:
-    """Make the folder and the database; its write-ahead log lets readers and one writer work at once."""
-    (home() / "warehouse").mkdir(parents=True, exist_ok=True)
+def _open(config: CatalogConfig) -> Catalog:
+    """PyIceberg makes a SQL catalog's tables after a look for them: of two processes that do, one is told so late."""
+    for _ in range(OPEN_ATTEMPTS - 1):
+        try:
+            return _open_once(config)
+        except DBAPIError as error:
+            if "already exists" not in str(error.orig):
+                raise
+    return _open_once(config)
+
+
+def _open_once(config: CatalogConfig) -> Catalog:
+    try:
+        return pyiceberg.catalog.load_catalog(config.name, **config.properties)
+    except (ValueError, NotInstalledError) as error:
+        raise SpecError(f"the catalog {config.name!r} is wrongly configured: {error}") from error
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One process at a time prepares the embedded catalog; the kernel ends the lock of a process that dies."""
+    folder = home()
+    (folder / "warehouse").mkdir(parents=True, exist_ok=True)
+    with (folder / "catalog.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _use_write_ahead_log(uri: str) -> None:
+    """It lets readers and one writer work at once. The first process sets it for good; a change of mode cannot wait."""
     engine = create_engine(uri)
     try:
         with engine.connect() as connection:

@@ -1,0 +1,165 @@
+"""Catalogs by PyIceberg's conventions, the embedded one where nothing is configured, and what Spark is told."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+from pyiceberg.exceptions import ForbiddenError, NoSuchTableError, ServiceUnavailableError, UnauthorizedError
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from frazil.errors import AccessDenied, CommitUnavailable, SpecError
+from frazil.table.catalogs import catalog_config, catalog_errors, load_catalog, spark_properties
+from frazil.table.spark_catalog import spark_catalog
+
+pytestmark = pytest.mark.usefixtures("unconfigured")
+
+
+def test_the_default_catalog_is_embedded_where_nothing_is_configured(unconfigured: Path) -> None:
+    catalog = load_catalog(None)
+    catalog.create_namespace("demo")
+    table = catalog.create_table("demo.t", Schema(NestedField(1, "x", LongType())))
+    assert catalog.name == "default"
+    assert table.location() == f"file://{unconfigured}/warehouse/demo/t"
+    with sqlite3.connect(unconfigured / "catalog.db") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+def test_processes_wait_thirty_seconds_for_each_other() -> None:
+    engine = load_catalog("default").engine  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+
+
+def test_a_configured_default_replaces_the_embedded_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", f"sqlite:///{tmp_path}/mine.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__S3__ACCESS_KEY_ID", "key")
+    config = catalog_config(None)
+    assert not config.embedded
+    assert config.properties == {"uri": f"sqlite:///{tmp_path}/mine.db?timeout=30", "s3.access-key-id": "key"}
+    load_catalog(None)
+    assert (tmp_path / "mine.db").exists()
+
+
+def test_a_named_catalog_comes_from_the_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".pyiceberg.yaml").write_text(
+        f"default-catalog: lake\ncatalog:\n  lake:\n    type: sql\n    uri: sqlite:///{tmp_path}/lake.db\n"
+    )
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    assert load_catalog(None).name == "lake"
+    assert load_catalog("lake").name == "lake"
+
+
+def test_a_catalog_that_is_not_configured_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", "http://127.0.0.1:1")
+    with pytest.raises(
+        SpecError, match=r"'my-lake' is not configured \(configured: lake\); set PYICEBERG_CATALOG__MY_LAKE__URI"
+    ):
+        load_catalog("my-lake")
+    monkeypatch.setenv("PYICEBERG_DEFAULT_CATALOG", "gone")
+    with pytest.raises(SpecError, match="'gone' is not configured"):
+        load_catalog(None)
+
+
+def test_a_wrongly_configured_catalog_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "rest")
+    with pytest.raises(SpecError, match="'lake' is wrongly configured: URI missing"):
+        load_catalog("lake")
+
+
+def test_a_catalog_that_cannot_be_reached_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", "http://127.0.0.1:1")
+    with pytest.raises(CommitUnavailable, match="'lake' cannot be reached"):
+        load_catalog("lake")
+
+
+def test_a_database_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/nowhere/lake.db")
+    with pytest.raises(CommitUnavailable, match="unable to open database file"):
+        load_catalog("lake")
+
+
+@pytest.mark.parametrize("refusal", [UnauthorizedError("no"), ForbiddenError("no"), PermissionError("no")])
+def test_a_refusal_is_access_denied(refusal: Exception) -> None:
+    with pytest.raises(AccessDenied, match="'lake'"), catalog_errors("lake"):
+        raise refusal
+
+
+def test_an_outage_is_not_a_refusal_and_the_rest_stays_itself() -> None:
+    with pytest.raises(CommitUnavailable), catalog_errors("lake"):
+        raise ServiceUnavailableError("later")
+    with pytest.raises(NoSuchTableError), catalog_errors("lake"):
+        raise NoSuchTableError("t")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_home_that_may_not_be_written_is_access_denied(unconfigured: Path) -> None:
+    unconfigured.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(AccessDenied):
+        load_catalog(None)
+
+
+def test_spark_opens_the_embedded_catalog_by_the_same_file(unconfigured: Path) -> None:
+    assert spark_properties(None) == {
+        "spark.sql.catalog.default": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.default.type": "jdbc",
+        "spark.sql.catalog.default.uri": f"jdbc:sqlite:{unconfigured}/catalog.db?busy_timeout=30000",
+        "spark.sql.catalog.default.jdbc.schema-version": "V1",
+        "spark.sql.catalog.default.warehouse": f"file://{unconfigured}/warehouse",
+    }
+
+
+def _beneath(name: str, properties: dict[str, str]) -> dict[str, str]:
+    prefix = f"spark.sql.catalog.{name}."
+    return {key.removeprefix(prefix): v for key, v in spark_catalog(name, properties).items() if key.startswith(prefix)}
+
+
+def test_spark_gets_a_postgresql_catalog_with_its_password_apart() -> None:
+    uri = "postgresql+psycopg2://me:p%40ss@db:5433/cat?sslmode=require"
+    assert _beneath("pg", {"type": "sql", "uri": uri, "warehouse": "/w"}) == {
+        "type": "jdbc",
+        "uri": "jdbc:postgresql://db:5433/cat?sslmode=require",
+        "jdbc.user": "me",
+        "jdbc.password": "p@ss",
+        "jdbc.schema-version": "V1",
+        "warehouse": "/w",
+    }
+
+
+def test_spark_gets_a_rest_catalog_with_its_storage_keys() -> None:
+    properties = {
+        "type": "rest",
+        "uri": "http://127.0.0.1:1",
+        "warehouse": "s3://bucket/",
+        "rest.sigv4-enabled": "true",
+        "s3.endpoint": "http://127.0.0.1:2",
+        "s3.region": "eu-central-1",
+        "s3.access-key-id": "key",
+        "client.access-key-id": "key",
+    }
+    assert _beneath("lake", properties) == {
+        "type": "rest",
+        "uri": "http://127.0.0.1:1",
+        "warehouse": "s3://bucket/",
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "rest.sigv4-enabled": "true",
+        "rest.access-key-id": "key",
+        "s3.endpoint": "http://127.0.0.1:2",
+        "s3.path-style-access": "true",
+        "s3.access-key-id": "key",
+        "client.region": "eu-central-1",
+    }
+
+
+def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:
+    assert _beneath("g", {"type": "glue", "glue.region": "eu"}) == {"type": "glue", "client.region": "eu"}
+    assert _beneath("h", {"uri": "thrift://h:9083"}) == {"type": "hive", "uri": "thrift://h:9083"}
+    with pytest.raises(SpecError, match="'dynamodb', which Spark cannot open"):
+        spark_catalog("d", {"type": "dynamodb"})
+    with pytest.raises(SpecError, match="mysql"):
+        spark_catalog("m", {"type": "sql", "uri": "mysql://h/d"})

@@ -1,0 +1,186 @@
+"""The tables of a stream, in a real catalog."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.types import LongType
+
+from frazil.errors import SchemaIncompatible
+from frazil.spec import iceberg
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import (
+    data_location,
+    dead_letter_identifier,
+    ensure_dead_letters,
+    ensure_table,
+    state_location,
+)
+
+Stream = Callable[..., StreamSpec]
+
+COLUMNS = {"carrier": "string not null", "departed": "timestamptz not null", "delay": "int"}
+
+
+def test_a_missing_table_is_made_as_declared(catalog: Catalog, stream: Stream) -> None:
+    spec = stream(sort_by=["carrier", "delay desc"], table={"identifier": "a.b.c", "properties": {"x": "1"}})
+    table = ensure_table(catalog, spec)
+    assert table.schema().as_struct() == iceberg.schema(spec).as_struct()
+    assert [(f.name, str(f.transform)) for f in table.spec().fields] == [("departed_day", "day")]
+    assert [f.direction.value for f in table.sort_order().fields] == ["asc", "desc"]
+    assert table.metadata.format_version == 2
+    assert table.properties["x"] == "1"
+    assert table.properties["write.metadata.delete-after-commit.enabled"] == "true"
+    assert table.properties["write.parquet.compression-codec"] == "zstd"
+
+
+def test_a_table_that_is_as_declared_is_left_alone(catalog: Catalog, stream: Stream) -> None:
+    first = ensure_table(catalog, stream())
+    assert ensure_table(catalog, stream()).metadata_location == first.metadata_location
+
+
+def test_new_optional_columns_and_wider_types_come_in_one_update(catalog: Catalog, stream: Stream) -> None:
+    narrow = COLUMNS | {"f": "float", "d": "decimal(9, 2)", "s": "struct<a: int>", "l": "list<int>"}
+    before = ensure_table(catalog, stream(schema=narrow))
+    wide = COLUMNS | {
+        "delay": "long",
+        "f": "double",
+        "d": "decimal(12, 2)",
+        "s": "struct<a: long, b: string>",
+        "l": "list<long>",
+        "new": {"type": "map<string, int>", "doc": "what is new"},
+    }
+    after = ensure_table(catalog, stream(schema=wide))
+    assert {name: str(after.schema().find_type(name)) for name in ("delay", "f", "d", "s.a", "s.b", "l.element")} == {
+        "delay": "long",
+        "f": "double",
+        "d": "decimal(12, 2)",
+        "s.a": "long",
+        "s.b": "string",
+        "l.element": "long",
+    }
+    assert after.schema().find_field("new").doc == "what is new"
+    assert not after.schema().find_field("new").required
+    assert after.schema().schema_id == before.schema().schema_id + 1
+    assert ensure_table(catalog, stream(schema=wide)).metadata_location == after.metadata_location
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"new": "int not null"}, ["column new", "int not null", "declare it without 'not null'"]),
+        ({"delay": "string"}, ["column delay", "declared string", "int in the table"]),
+        ({"delay": "int not null"}, ["column delay", "optional"]),
+        ({"carrier": "string"}, ["column carrier", "string not null in the table"]),
+        ({"delay": "struct<a: int>"}, ["column delay", "struct", "int in the table"]),
+    ],
+)
+def test_any_other_difference_is_refused_with_column_types_and_ways_out(
+    catalog: Catalog, stream: Stream, changes: dict[str, str], told: list[str]
+) -> None:
+    before = ensure_table(catalog, stream())
+    with pytest.raises(SchemaIncompatible) as refused:
+        ensure_table(catalog, stream(schema=COLUMNS | changes | {"harmless": "int"}))
+    for words in ["stream flights", "demo.flights", *told]:
+        assert words in str(refused.value)
+    assert before.refresh().schema() == before.schema(), "a refused evolution changes nothing"
+
+
+def test_a_type_never_becomes_narrower(catalog: Catalog, stream: Stream) -> None:
+    ensure_table(catalog, stream(schema=COLUMNS | {"delay": "long", "d": "decimal(9, 2)"}))
+    with pytest.raises(SchemaIncompatible, match=r"column delay is declared int, and is long .*column d is declared"):
+        ensure_table(catalog, stream(schema=COLUMNS | {"d": "decimal(8, 2)"}))
+
+
+def test_a_required_column_that_is_not_declared_is_refused(catalog: Catalog, stream: Stream) -> None:
+    ensure_table(catalog, stream(schema=COLUMNS | {"id": "long not null"}))
+    with pytest.raises(SchemaIncompatible, match="column id is long not null in the table and is not declared"):
+        ensure_table(catalog, stream())
+
+
+def test_an_optional_column_of_the_table_need_not_be_declared(catalog: Catalog, stream: Stream) -> None:
+    table = ensure_table(catalog, stream(schema=COLUMNS | {"other": "long"}))
+    assert ensure_table(catalog, stream()).metadata_location == table.metadata_location
+
+
+def test_a_table_of_format_version_1_is_refused_with_the_way_out(catalog: Catalog, stream: Stream) -> None:
+    catalog.create_namespace("demo")
+    catalog.create_table("demo.flights", iceberg.schema(stream()), properties={"format-version": "1"})
+    with pytest.raises(SchemaIncompatible, match=r"format version 1.*upgrade it"):
+        ensure_table(catalog, stream())
+
+
+def test_a_table_of_format_version_3_is_refused(catalog: Catalog, stream: Stream) -> None:
+    # PyIceberg writes no version 3: another engine's metadata is put in the place of what it wrote.
+    metadata = Path(ensure_table(catalog, stream()).metadata_location.removeprefix("file://"))
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"format-version": 3, "next-row-id": 0}))
+    with pytest.raises(SchemaIncompatible, match=r"format version 3.*new table"):
+        ensure_table(catalog, stream())
+
+
+def test_the_tables_own_layout_wins_with_a_warning(
+    catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    ensure_table(catalog, stream())
+    with caplog.at_level(logging.WARNING):
+        table = ensure_table(catalog, stream(partition_by=["hour(departed)"], sort_by=["delay"]))
+    assert [str(field.transform) for field in table.spec().fields] == ["day"]
+    assert "declares the partitioning [hour(departed)], and demo.flights has [day(departed)]" in caplog.text
+    assert "declares the sort order [identity(delay) asc nulls-first], and demo.flights has []" in caplog.text
+
+
+def test_a_layout_that_is_not_declared_is_no_difference(
+    catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    ensure_table(catalog, stream())
+    with caplog.at_level(logging.WARNING):
+        ensure_table(catalog, stream(partition_by=[]))
+    assert caplog.text == ""
+
+
+def test_dead_letters_have_a_table_of_their_own(catalog: Catalog, stream: Stream) -> None:
+    table = ensure_dead_letters(catalog, stream())
+    assert table.name() == ("demo", "flights_dead_letters")
+    assert table.schema().as_struct() == iceberg.DEAD_LETTER_SCHEMA.as_struct()
+    assert [str(field.transform) for field in table.spec().fields] == ["day"]
+    assert ensure_dead_letters(catalog, stream()).metadata_location == table.metadata_location
+    assert dead_letter_identifier(stream(dead_letters={"table": "ops.rejected"})) == "ops.rejected"
+
+
+def test_locations_follow_the_table(catalog: Catalog, stream: Stream, tmp_path: Path) -> None:
+    table = ensure_table(catalog, stream(table={"identifier": "a.b", "location": f"file://{tmp_path}/t"}))
+    assert data_location(table) == f"file://{tmp_path}/t/data"
+    assert state_location(table, "flights") == f"file://{tmp_path}/t/_frazil/flights"
+    moved = ensure_table(catalog, stream(table={"identifier": "a.c", "properties": {"write.data.path": "file:///d/"}}))
+    assert data_location(moved) == "file:///d"
+
+
+def _ensure_in_a_process(start: Any, spec_json: str) -> str:
+    spec = StreamSpec.model_validate_json(spec_json)
+    start.wait()
+    catalog = load_catalog(None)
+    ensure_dead_letters(catalog, spec)
+    return ensure_table(catalog, spec).metadata.table_uuid.hex
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_processes_that_make_and_evolve_one_table_at_once_agree(stream: Stream) -> None:
+    """The catalog's file, the namespace, both tables: all are made by four processes at one moment."""
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        start = manager.Barrier(4)
+        specs = [stream(schema=COLUMNS | {f"extra_{index}": "long"}) for index in range(4)]
+        with context.Pool(4) as pool:
+            uuids = pool.starmap(_ensure_in_a_process, [(start, s.model_dump_json()) for s in specs])
+    assert len(set(uuids)) == 1
+    table = load_catalog(None).load_table("demo.flights")
+    assert {field.name for field in table.schema().fields} >= {f"extra_{index}" for index in range(4)}
+    assert all(isinstance(table.schema().find_type(f"extra_{index}"), LongType) for index in range(4))
