@@ -1,0 +1,74 @@
+# frazil's commands. A machine needs Python 3.11, make and Java 17; all else is installed into .venv and a cache.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.9
+INSTALLED := $(VENV)/.installed
+STATIC := include spark_apps dags plugins tests bench
+
+# The cache may be on another device than the checkout, where hard links fail.
+export UV_LINK_MODE ?= copy
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+# The venv's commands (spark-submit, airflow) come before any of the system's.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv setup jars demo test lint unit bench soak lock clean check-python check-java
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, KAFKA_PORT=9092, AIRFLOW_PORT=8080)
+	@exec $(BIN)/python -m frazil.dev.demo $(if $(filter exit,$(DEMO)),--exit) \
+	  $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT)) $(if $(AIRFLOW_PORT),--airflow-port $(AIRFLOW_PORT))
+
+test: setup lint ## Lint, types, import contract and all tests, with real parts
+	$(BIN)/pytest $(PYTEST)
+
+lint: venv ## Lint, format, types and import contract alone
+	$(BIN)/ruff check $(STATIC)
+	$(BIN)/ruff format --check $(STATIC)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: venv ## The fast tests alone
+	$(BIN)/pytest tests/unit $(PYTEST)
+
+bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
+	@set -e; for file in bench/$(or $(BENCH),*).py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+soak: setup ## The tests that run for long
+	$(BIN)/pytest -m soak $(PYTEST)
+
+setup: venv jars ## Everything that demo and tests need: .venv and the JVM jars
+
+venv: $(INSTALLED) ## .venv alone
+
+$(INSTALLED): requirements.txt requirements.in pyproject.toml | check-python
+	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); }
+	$(BIN)/uv pip install --quiet --requirements requirements.txt
+	$(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+jars: venv check-java
+	@$(BIN)/python -m frazil.dev.jars fetch
+
+lock: venv ## Pin anew what requirements*.in ask for (UPGRADE=1 for the newest versions that fit)
+	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 \
+	  --custom-compile-command "make lock" --output-file requirements.txt requirements.in requirements-dev.in
+
+clean: ## End the embedded servers; remove .venv, .frazil and caches
+	@[ ! -x $(BIN)/frazil ] || $(BIN)/frazil dev down
+	rm -rf $(VENV) .frazil .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache include/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+check-python:
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 with its venv module is missing as '$(PYTHON)': install it (Debian, Ubuntu: apt-get install" \
+	    "python3.11-venv), or name another with make PYTHON=/path/to/python3.11." >&2; exit 1; }
+
+check-java:
+	@[ -n "$$JAVA_HOME" ] || command -v java >/dev/null || { \
+	  echo "Java 17 is missing: neither JAVA_HOME nor PATH has it. Install a JDK 17 (Debian, Ubuntu: apt-get install" \
+	    "openjdk-17-jre-headless; macOS: brew install openjdk@17)." >&2; exit 1; }
