@@ -1,0 +1,111 @@
+"""How long a commit takes as a table's history grows: `python bench/commit.py [SNAPSHOTS]` (default 2000).
+
+Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files), and prints
+wall and CPU time of the last 20 commits at each mark. No maintenance runs: the marks are what an unattended table
+comes to. The files are not there: a commit never opens them.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pyiceberg.conversions import to_bytes
+from pyiceberg.types import DateType
+
+from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.marker import BatchKey, SourceIdentity
+from frazil.commit.swap import TableHandle
+from frazil.ingest.contract import RangeProgress, StagedFile
+from frazil.spec.load import find_stream
+from frazil.table.catalogs import load_catalog
+from frazil.table.storage import open_store
+from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
+
+MARKS = (20, 50, 100, 200, 500, 1000, 1500, 2000)
+PARTITIONS = [("flights", number) for number in range(32)]
+RECORDS = 100
+SOURCE = SourceIdentity("cluster", {"flights": "topic-id"})
+
+
+def encoded(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def open_tables() -> tuple[StreamTables, Committer]:
+    spec = find_stream(Path(__file__).parent.parent / "include" / "streams", "flights")
+    catalog = load_catalog(None)
+    main = ensure_table(catalog, spec)
+    dead_letters = ensure_dead_letters(catalog, spec)
+    tables = StreamTables(
+        stream=spec.name,
+        main=TableHandle(catalog, ".".join(main.name())),
+        dead_letters=TableHandle(catalog, ".".join(dead_letters.name())),
+        journals=JournalStore(open_store(main.location(), main.io.properties), state_location(main, spec.name)),
+        clock_ms=lambda: time.time_ns() // 1_000_000,
+    )
+    return tables, Committer.take_over(tables, source=SOURCE, initial=lambda: dict.fromkeys(PARTITIONS, 0))
+
+
+def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
+    """The batch with a number: each reads the next `RECORDS` of every partition into one file."""
+    metadata = tables.main.current().metadata
+    start, end = (number - 1) * RECORDS, number * RECORDS
+    columns = range(1, 20)
+    file = StagedFile(
+        target="main",
+        path=f"{metadata.location}/data/flights/{epoch:08d}/{number:08d}/0-0.parquet",
+        records=RECORDS * len(PARTITIONS),
+        bytes=100_000,
+        schema_id=metadata.current_schema_id,
+        spec_id=metadata.default_spec_id,
+        sort_order_id=None,
+        partition=(encoded(to_bytes(DateType(), 16000 + number // 1440)),),
+        column_sizes=dict.fromkeys(columns, 5000),
+        value_counts=dict.fromkeys(columns, 3200),
+        null_value_counts=dict.fromkeys(columns, 0),
+        nan_value_counts={},
+        lower_bounds=dict.fromkeys(columns, encoded(b"aaaaaaaa")),
+        upper_bounds=dict.fromkeys(columns, encoded(b"zzzzzzzz")),
+        split_offsets=(4,),
+    )
+    return Journal(
+        stream="flights",
+        key=BatchKey(epoch, number),
+        table_uuid=str(metadata.table_uuid),
+        created_at_ms=0,
+        source=SOURCE,
+        progress=tuple(RangeProgress(*tp, start, end, RECORDS, 0, 1_388_000_000_000_000 + number) for tp in PARTITIONS),
+        files=(file,),
+        dead_letter_floor={},
+        idle=frozenset(),
+        offsets_after=dict.fromkeys(PARTITIONS, end),
+    )
+
+
+def main() -> None:
+    last = int(sys.argv[1]) if len(sys.argv) > 1 else MARKS[-1]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FRAZIL_HOME"] = folder
+        tables, committer = open_tables()
+        wall_ms: list[float] = []
+        cpu_ms: list[float] = []
+        print(f"{'snapshots':>9}  {'wall p50 ms':>11}  {'wall p95 ms':>11}  {'CPU p50 ms':>10}")
+        for number in range(1, last + 1):
+            batch = journal(tables, epoch=committer.epoch, number=number)
+            wall, cpu = time.perf_counter(), time.process_time()
+            committer.commit(batch)
+            wall_ms.append((time.perf_counter() - wall) * 1000)
+            cpu_ms.append((time.process_time() - cpu) * 1000)
+            if number in MARKS:
+                recent, used = sorted(wall_ms[-20:]), sorted(cpu_ms[-20:])
+                print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
