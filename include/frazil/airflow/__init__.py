@@ -1,3 +1,29 @@
-"""Operators, triggers and DAG factories: the only room that imports Airflow."""
+"""Operators, triggers and DAG factories: the only room that imports Airflow.
+
+What users import stands here, and is loaded when it is asked for: a DAG file loads no more than it names.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frazil.airflow.dags import writer_dag_id, writer_dags
+    from frazil.airflow.operators import WriterOperator
+    from frazil.airflow.triggers import WriterTrigger
+
+__all__ = ["WriterOperator", "WriterTrigger", "writer_dag_id", "writer_dags"]
+
+_HOMES = {
+    "WriterOperator": "frazil.airflow.operators",
+    "WriterTrigger": "frazil.airflow.triggers",
+    "writer_dag_id": "frazil.airflow.dags",
+    "writer_dags": "frazil.airflow.dags",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from frazil.supervise.heartbeat import Heartbeat, Phase
-from frazil.supervise.records import ExitRecord, Launch, append_exit
+from frazil.supervise.records import ExitRecord, Launch, append_exit, read_notes
 from frazil.supervise.writer_log import last_error
 
 
@@ -24,7 +25,7 @@ def record_exit(folder: Path, launch: Launch, *, code: int, ended_at_ms: int) ->
     """Write the exit of a launch that its parent saw end."""
     heartbeat = read_heartbeat(folder, launch)
     error = None if code == 0 else (heartbeat and heartbeat.error) or last_error(folder)
-    append_exit(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
+    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
@@ -34,7 +35,14 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
     error = None if ended_well else (heartbeat and heartbeat.error) or last_error(folder)
-    append_exit(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
+    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
+
+
+def _append(folder: Path, exit_: ExitRecord) -> None:
+    """Add the exit, with what its end was asked for: the request is written before the signal is sent."""
+    asked = read_notes(folder).stop
+    cause = asked.cause if asked is not None and asked.launch_id == exit_.launch_id else None
+    append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))
 
 
 def _exit(

@@ -70,6 +70,8 @@ class ExitRecord:
     committed: bool
     """It committed at least one batch, so another start may get further still."""
     error: str | None = None
+    stopped_for: str | None = None
+    """The cause of the graceful stop that was asked of it; None where it ended on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Notes:
 
     stop: StopRequest | None = None
     given_up: GivenUp | None = None
+    cleared: str | None = None
+    """The id of the launch after whose end a person asked for a fresh start."""
 
 
 def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
@@ -119,6 +123,7 @@ def read_notes(folder: Path) -> Notes:
     return Notes(
         stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,
         given_up=GivenUp(**raw["given_up"]) if raw.get("given_up") else None,
+        cleared=raw.get("cleared"),
     )
 
 

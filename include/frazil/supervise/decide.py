@@ -1,0 +1,205 @@
+"""What to do about one writer now: a pure function of what was observed, the time and the policy.
+
+The order, first match wins. While a process lives:
+  1. a writer in the foreground is its person's: keep;
+  2. a stop that was asked for goes on: keep, and kill when it advances in nothing;
+  3. removed, or wanted paused: stop;  wanted anew (a restart was asked for, the spec changed): restart;
+  4. hung, by its phase's limit or its heartbeat's: restart;  else keep.
+While none lives:
+  5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
+  6. never launched, or ended in the foreground: start;
+  7. a person acted since it ended (spec, desired state, or table), or it ended because it was asked to: start;
+  8. an exit code after which a restart fails in the same way, or too many crashes without a commit: give up;
+  9. else start again, after the backoff.
+
+"Give up" is said once; after that the same state is a hold, for Airflow starts the next run at once, and a loop of
+failing runs helps nobody. A start can never make two writers: the lock decides that, not this function.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from frazil.errors import (
+    NO_RESTART,
+    AdoptionRequired,
+    FrazilError,
+    MarkerUnreadable,
+    OffsetGap,
+    RolledBack,
+    SchemaIncompatible,
+    TopicRecreated,
+)
+from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.launcher import ProcessState
+from frazil.supervise.liveness import ago, hung, progress, stopping
+from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
+from frazil.supervise.policy import Policy
+from frazil.supervise.records import ExitRecord, Launch
+
+TABLE_WAYS_OUT = frozenset(
+    error.exit_code
+    for error in (OffsetGap, RolledBack, TopicRecreated, SchemaIncompatible, AdoptionRequired, MarkerUnreadable)
+)
+"""Exit codes whose way out writes the table. `Fenced` is not one: the other writer writes the table as well."""
+
+RESTARTABLE = frozenset(cls.exit_code for cls in FrazilError.__subclasses__() if cls.restartable)
+"""Exit codes of a writer that lacks something it cannot mend (brokers, catalog): tried for ever, never given up on."""
+
+
+def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
+    """The one action that the observed state calls for; see the module for the order."""
+    launch = observed.launch
+    if observed.process.is_alive and launch is not None:
+        return _alive(observed, launch, now_ms=now_ms, policy=policy)
+    return _not_wanted(observed, now_ms=now_ms, policy=policy) or _ended(observed, now_ms=now_ms, policy=policy)
+
+
+def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision:
+    where = progress(observed.heartbeat, launch, now_ms=now_ms)
+    if observed.process is ProcessState.FOREGROUND:
+        return Decision(Action.KEEP, Cause.FOREGROUND, f"a person runs it in the foreground: {where}")
+    if (asked := observed.stop_request) is not None:
+        return stopping(observed, launch, asked, now_ms=now_ms, policy=policy)
+    return (
+        _wanted_otherwise(observed, launch, now_ms=now_ms, policy=policy)
+        or hung(observed, launch, now_ms=now_ms, policy=policy)
+        or Decision(Action.KEEP, Cause.ADVANCING, where)
+    )
+
+
+def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
+    """Why a running writer shall not run on as it is, by what people declared or asked for."""
+    declared, desired = observed.declared, observed.desired
+    if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+        reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago"
+        return Decision(Action.STOP, Cause.REMOVED, reason)
+    if isinstance(desired, Desired):
+        if desired.mode is DesiredMode.PAUSED:
+            return Decision(Action.STOP, Cause.PAUSED, _said("paused", desired, now_ms=now_ms))
+        if desired.restart_generation > launch.generation:
+            return Decision(Action.RESTART, Cause.ASKED, _said("restart asked for", desired, now_ms=now_ms))
+    if isinstance(declared, Declared) and declared.fingerprint != launch.spec_fingerprint:
+        reason = f"the spec is {declared.fingerprint}, the writer was launched with {launch.spec_fingerprint}"
+        return Decision(Action.RESTART, Cause.SPEC_CHANGED, reason)
+    return None
+
+
+def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision | None:
+    """Why no writer shall be started, whatever became of the last one."""
+    declared, desired = observed.declared, observed.desired
+    if isinstance(declared, Removed):
+        reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers run"
+        believed_ms = declared.since_ms + policy.removal_grace_ms
+        if now_ms < believed_ms:
+            return Decision(Action.HOLD, Cause.REMOVED, reason, believed_ms)
+        return Decision(Action.END, Cause.REMOVED, reason)
+    if isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED:
+        reason = _said("paused", desired, now_ms=now_ms) + "; `frazil resume` starts it"
+        return Decision(Action.HOLD, Cause.PAUSED, reason)
+    if isinstance(declared, Unreadable):
+        reason = f"0 writers run, and none can be started before the spec is mended: {declared.problem}"
+        return _give_up(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
+    if isinstance(desired, Unreadable):
+        reason = f"0 writers run, and none is started while the desired state is unreadable: {desired.problem}"
+        return Decision(Action.HOLD, Cause.STATE_UNREADABLE, reason)
+    return None
+
+
+def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
+    """What follows the last end, where a writer is wanted."""
+    exit_ = observed.exit
+    if exit_ is None:
+        last = "the one in the foreground ended" if observed.launch else "0 were launched before"
+        return Decision(Action.START, Cause.FIRST_START, f"no writer runs; {last}")
+    if (act := _act_since(observed, exit_)) is not None:
+        return Decision(Action.START, Cause.ASKED, f"{act} since the end with {_code(exit_)}")
+    if _was_asked(exit_) and exit_.code not in NO_RESTART:
+        reason = f"it ended with {_code(exit_)}, as it was asked to ({exit_.stopped_for}), and is wanted"
+        return Decision(Action.START, Cause.STOPPED, reason)
+    if exit_.code in NO_RESTART:
+        name = error_name(exit_.code or 0)
+        reason = (
+            f"the writer ended {ago(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}), after which "
+            f"a restart would fail in the same way: {exit_.error or 'it left no message'}"
+        )
+        return _give_up(observed, Cause.NEEDS_PERSON, reason, subject=exit_.launch_id)
+    return _crashed(observed, exit_, now_ms=now_ms, policy=policy)
+
+
+def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
+    """Start again after the backoff, or give up where start after start commits nothing."""
+    row = _fruitless_row(observed.writer.exits, window_ms=policy.crash_window_ms)
+    crashes = [e for e in row if e.code not in RESTARTABLE]
+    said = f"; last error: {exit_.error}" if exit_.error else ""
+    if len(crashes) >= policy.crash_limit:
+        took = ago(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
+        reason = f"{len(crashes)} crashes within {took} without one commit, the last with {_code(exit_)}{said}"
+        return _give_up(observed, Cause.CRASH_LOOP, reason, subject=exit_.launch_id)
+    cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
+    wait_ms = policy.backoff_ms(len(row))
+    lived = ago(exit_.ended_at_ms - exit_.started_at_ms)
+    reason = f"the writer ended with {_code(exit_)} after {lived}, {max(len(row), 1)} in a row{said}"
+    due_ms = exit_.ended_at_ms + wait_ms
+    # A clock that was set back must not stretch the wait.
+    if now_ms < due_ms <= now_ms + wait_ms:
+        return Decision(Action.HOLD, cause, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms)
+    return Decision(Action.START, cause, reason)
+
+
+def _fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
+    """The latest ends in a row, newest first, that committed nothing, were not asked for, and no person's act parts."""
+    last = exits[-1]
+
+    def belongs(exit_: ExitRecord) -> bool:
+        return (
+            not exit_.committed
+            and not _was_asked(exit_)
+            and (exit_.spec_fingerprint, exit_.generation) == (last.spec_fingerprint, last.generation)
+            and last.ended_at_ms - exit_.ended_at_ms <= window_ms
+        )
+
+    return list(takewhile(belongs, reversed(exits)))
+
+
+def _act_since(observed: Observed, exit_: ExitRecord) -> str | None:
+    """What a person did since that end, and may have mended; None where nothing is seen."""
+    declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
+    if isinstance(desired, Desired) and desired.generation > exit_.generation:
+        return f"a person acted (generation {desired.generation}, before {exit_.generation})"
+    if isinstance(declared, Declared) and declared.fingerprint != exit_.spec_fingerprint:
+        return f"the spec changed (from {exit_.spec_fingerprint} to {declared.fingerprint})"
+    if observed.notes.cleared == exit_.launch_id:
+        return "1 person asked for a fresh start"
+    if exit_.code not in TABLE_WAYS_OUT or given_up is None or given_up.subject != exit_.launch_id:
+        return None
+    before, now = given_up.table_fingerprint, observed.table_fingerprint
+    return f"the table changed (from {before} to {now})" if before and now and before != now else None
+
+
+def _was_asked(exit_: ExitRecord) -> bool:
+    """Whether people wanted that end; a hung writer's was wanted by the supervisor, and is as bad as a crash."""
+    return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
+
+
+def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> Decision:
+    """Give up aloud, once; then hold, naming the ways out."""
+    given_up = observed.notes.given_up
+    if given_up is None or given_up.subject != subject:
+        return Decision(Action.GIVE_UP, cause, reason, subject=subject)
+    return Decision(
+        Action.HOLD, cause, f"given up: {reason}; when that is mended, `frazil resume` starts it", subject=subject
+    )
+
+
+def _said(what: str, desired: Desired, *, now_ms: int) -> str:
+    why = f": {desired.reason}" if desired.reason else ""
+    return f"{what} by {desired.by or 'somebody'} {ago(now_ms - desired.at_ms)} ago{why}"
+
+
+def _code(exit_: ExitRecord) -> str:
+    if exit_.code is None:
+        return "an end that 0 processes were left to see"
+    if exit_.code > 128:
+        return f"signal {exit_.code - 128}"
+    return f"exit code {exit_.code}"

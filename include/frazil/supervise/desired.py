@@ -1,0 +1,106 @@
+"""What people want of a stream: running or paused, as one small object beside its journals.
+
+It stands with the table and not with a host, so the command line and Airflow speak of the same thing wherever they
+run. A missing object means running. Pausing Airflow's DAG is not pausing the stream: only this is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.errors import SpecError
+from frazil.spec.model import StreamSpec
+from frazil.supervise.observed import Desired, DesiredMode
+from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.table.storage import ObjectStore, open_store
+from frazil.table.tables import ensure_table, state_location
+
+DESIRED_FILE = "desired.json"
+
+
+class DesiredStore:
+    """The desired state of one stream; the last of two people who act at once is obeyed."""
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store, self._path = store, f"{folder}/{DESIRED_FILE}"
+
+    def read(self) -> Desired:
+        """What is wanted. Raises SpecError where the object was edited into something else, AccessDenied."""
+        raw = self._store.get(self._path)
+        if raw is None:
+            return Desired()
+        try:
+            value = json.loads(raw)
+            return Desired(**{**value, "mode": DesiredMode(value["mode"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise SpecError(
+                f"{self._path} is no desired state ({error}); `frazil pause` or `frazil resume` writes it anew"
+            ) from error
+
+    def pause(self, *, by: str, reason: str) -> Desired:
+        """The writer stops after the batch at hand, and stays stopped."""
+        return self._act(DesiredMode.PAUSED, by=by, reason=reason)
+
+    def resume(self, *, by: str, reason: str) -> Desired:
+        """The writer runs; one that was given up on is started again."""
+        return self._act(DesiredMode.RUNNING, by=by, reason=reason)
+
+    def restart(self, *, by: str, reason: str) -> Desired:
+        """A running writer is replaced by a new one after the batch at hand; else as `resume`."""
+        return self._act(DesiredMode.RUNNING, by=by, reason=reason, restart=True)
+
+    def _act(self, mode: DesiredMode, *, by: str, reason: str, restart: bool = False) -> Desired:
+        now_ms = time.time_ns() // 1_000_000
+        try:
+            before = self.read()
+        except SpecError:
+            # Whatever generations there were, they were counted from 0: the clock is past them.
+            before = Desired(generation=now_ms)
+        generation = before.generation + 1
+        desired = Desired(
+            mode=mode,
+            generation=generation,
+            restart_generation=generation if restart else before.restart_generation,
+            reason=reason,
+            by=by,
+            at_ms=now_ms,
+        )
+        self._store.put(self._path, json.dumps(dataclasses.asdict(desired)).encode())
+        return desired
+
+
+def open_desired(spec: StreamSpec) -> DesiredStore | None:
+    """The desired state of a stream whose table exists, else None. Raises as `load_catalog` does."""
+    table = load_stream_table(spec)
+    return _store(table, spec) if table is not None else None
+
+
+def create_desired(spec: StreamSpec) -> DesiredStore:
+    """The same, and the table is made if missing: a stream may be paused before it ever ran."""
+    return _store(ensure_table(load_catalog(spec.table.catalog), spec), spec)
+
+
+def load_stream_table(spec: StreamSpec) -> Table | None:
+    """The stream's table as it stands now, or None."""
+    catalog = load_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        try:
+            return catalog.load_table(spec.table.identifier)
+        except NoSuchTableError:
+            return None
+
+
+def table_fingerprint(table: Table, stream: str) -> str:
+    """What `frazil reset`, `adopt` and a schema change alter, and the commits of other streams do not."""
+    marker = table.properties.get(f"frazil.stream.{stream}", "")
+    return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}/{marker}"
+
+
+def _store(table: Table, spec: StreamSpec) -> DesiredStore:
+    folder = state_location(table, spec.name)
+    return DesiredStore(open_store(folder, table.io.properties), folder)

@@ -1,0 +1,99 @@
+"""Whether a running writer gets anywhere: limits per phase, as predicates over one heartbeat and the time."""
+
+from __future__ import annotations
+
+from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.observed import Observed
+from frazil.supervise.policy import Policy
+from frazil.supervise.records import Launch, StopRequest
+
+
+def ago(milliseconds: int) -> str:
+    """A duration as people say it: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`."""
+    seconds = max(milliseconds, 0) / 1000
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
+    """Where a writer stands, in one line."""
+    since = ago(now_ms - launch.launched_at_ms)
+    if heartbeat is None:
+        return f"{_pid(launch)} was launched {since} ago and has not beaten yet"
+    lag = "unknown" if heartbeat.lag is None else f"{heartbeat.lag:,} records"
+    commit = heartbeat.last_commit_at_ms
+    committed = f"{ago(now_ms - commit)} ago" if commit else "none yet"
+    at_hand = f" ({heartbeat.batch_records:,} records of it read)" if heartbeat.batch_records else ""
+    return (
+        f"{_pid(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch {heartbeat.batch}{at_hand}, "
+        f"lag {lag}, last commit {committed}"
+    )
+
+
+def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
+    """A restart, where nothing advanced within the limit of the phase, or the heartbeat stopped; else None.
+
+    A long backlog that advances is not hung, nor is a writer that waits with nothing to do.
+    """
+    heartbeat = observed.heartbeat
+    if heartbeat is not None:
+        silent_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
+        if silent_ms > policy.heartbeat_limit_ms:
+            limit = ago(policy.heartbeat_limit_ms)
+            return Decision(
+                Action.RESTART,
+                Cause.SILENT,
+                f"{_pid(launch)} lives, but has not beaten for {ago(silent_ms)} (limit {limit})",
+            )
+    phase = _phase(heartbeat)
+    if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
+        return None
+    still_ms = now_ms - max(_advanced_at_ms(heartbeat, launch), observed.watched_since_ms)
+    limit_ms = policy.advance_limits_ms[phase]
+    if still_ms <= limit_ms:
+        return None
+    reason = f"{_pid(launch)} advanced in nothing for {ago(still_ms)} while {phase} (limit {ago(limit_ms)})"
+    return Decision(Action.RESTART, Cause.HUNG, reason)
+
+
+def stopping(observed: Observed, launch: Launch, asked: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
+    """A graceful stop under way: kept while the batch at hand advances, killed when it does not."""
+    heartbeat = observed.heartbeat
+    phase = _phase(heartbeat)
+    was_hung = asked.cause in {Cause.HUNG, Cause.SILENT}
+    idle = phase is Phase.WAITING
+    limit_ms = policy.hung_grace_ms if was_hung else policy.advance_limits_ms[Phase.STOPPING if idle else phase]
+    floor_ms = max(asked.requested_at_ms, observed.watched_since_ms)
+    still_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
+    silent_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
+    since = ago(now_ms - asked.requested_at_ms)
+    if still_ms > limit_ms or silent_ms > policy.heartbeat_limit_ms:
+        return Decision(
+            Action.KILL,
+            Cause.STOPPING,
+            f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}) and advanced in nothing for "
+            f"{ago(max(still_ms, silent_ms))} while {phase} (limit {ago(limit_ms)})",
+        )
+    return Decision(
+        Action.KEEP,
+        Cause.STOPPING,
+        f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}): the batch at hand, {phase}, may commit",
+    )
+
+
+def _phase(heartbeat: Heartbeat | None) -> Phase:
+    return heartbeat.phase if heartbeat else Phase.STARTING
+
+
+def _advanced_at_ms(heartbeat: Heartbeat | None, launch: Launch) -> int:
+    return max(launch.launched_at_ms, heartbeat.advanced_at_ms if heartbeat else 0)
+
+
+def _pid(launch: Launch) -> str:
+    process = launch.writer or launch.parent
+    return f"pid {process.pid}" if process else "the writer of launch 0"

@@ -1,0 +1,58 @@
+"""How patient the supervisor is: limits a person may argue about, in one place, all in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from frazil.spec.model import StreamSpec
+from frazil.supervise.heartbeat import Phase
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+
+ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
+    {
+        Phase.STARTING: 5 * MINUTE_MS,
+        Phase.TAKING_OVER: 10 * MINUTE_MS,
+        Phase.WAITING: 6 * MINUTE_MS,
+        Phase.STAGING: 5 * MINUTE_MS,
+        Phase.JOURNALING: 5 * MINUTE_MS,
+        Phase.COMMITTING: 10 * MINUTE_MS,
+        Phase.STOPPING: 5 * MINUTE_MS,
+        Phase.ENDED: MINUTE_MS,
+    }
+)
+"""Each is well above what the phase waits for on its own (brokers and the catalog have limits of two minutes, and end
+the writer with a restartable code): a hung writer is one that no other limit has caught."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When to wait, when to act, and when to leave it to a person."""
+
+    advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
+    """A writer that advanced in nothing for longer than its phase's limit is hung; WAITING only while there is lag."""
+    heartbeat_limit_ms: int = MINUTE_MS
+    """A living writer beats every second or so."""
+    hung_grace_ms: int = 30 * SECOND_MS
+    """From the graceful stop of a hung writer to its end by force."""
+    removal_grace_ms: int = 10 * SECOND_MS
+    """A declaration may be missing for a moment while files are replaced."""
+    first_backoff_ms: int = SECOND_MS
+    longest_backoff_ms: int = MINUTE_MS
+    crash_limit: int = 5
+    """Crashes without a commit between them, within the window, after which the supervisor gives up."""
+    crash_window_ms: int = 60 * MINUTE_MS
+
+    def backoff_ms(self, crashes: int) -> int:
+        """The wait before the start that follows the n-th crash in a row: 1 s, 2 s, 4 s, ... at most a minute."""
+        return min(self.longest_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
+
+    @classmethod
+    def for_stream(cls, spec: StreamSpec) -> Policy:
+        """A stream may wait for its commit interval with records unread, and is not hung."""
+        interval_ms = int(spec.commit.interval.total_seconds() * 1000)
+        waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
+        return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

@@ -1,0 +1,229 @@
+"""One stream's supervisor: look, decide, act, and say so; again and again, by whoever calls `step`.
+
+It holds nothing that a second one could not read from the run folder and the table, so Airflow may end it and make
+another at any moment, and two at once do no harm: the lock lets one launch through, and the rest is safe to repeat.
+It knows nothing of Airflow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
+from frazil.home import home, run_folder
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import connections
+from frazil.supervise.decide import TABLE_WAYS_OUT, decide
+from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.declared import Declaration
+from frazil.supervise.environment import writer_environment
+from frazil.supervise.launcher import Launcher, LaunchRequest, LogPosition
+from frazil.supervise.local import LocalLauncher
+from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
+from frazil.supervise.policy import Policy
+from frazil.supervise.records import Launch, StopRequest, read_notes, write_notes
+from frazil.supervise.table_state import TableState
+
+GAP_MS = 30_000
+"""A longer time between two looks proves nothing about the writer: this process, or the machine, slept."""
+LOG_LIMIT_BYTES = 64 * 1024
+
+Connections = Callable[[frozenset[str]], Mapping[str, str]]
+"""From Airflow connection ids to the connections as JSON or URI; it may block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step decided, and what there is to tell."""
+
+    decision: Decision
+    table_fingerprint: str | None
+    problem: str | None
+    """What went wrong while acting; the next step sees the consequences, and decides anew."""
+    writer_log: tuple[str, ...]
+    """Lines that the writer logged since the last step."""
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class WriterProgram:
+    """Which writer: the stream's name, the folder that declares it, and the writer's Python file."""
+
+    stream: str
+    streams: Path
+    application: Path
+
+    def command(self) -> tuple[str, ...]:
+        """`python <application> NAME --streams FOLDER`, by this process's Python."""
+        return (sys.executable, str(self.application), self.stream, "--streams", str(self.streams))
+
+
+class Supervisor:
+    """Supervises the writer of one stream on this host."""
+
+    def __init__(
+        self,
+        program: WriterProgram,
+        *,
+        connections: Connections = _no_connections,
+        launcher: Launcher | None = None,
+        clock: Callable[[], int] = _now_ms,
+    ) -> None:
+        self._program, self._connections = program, connections
+        stream, streams = program.stream, program.streams
+        self._folder = run_folder(stream)
+        self._launcher = launcher or LocalLauncher(stream, folder=self._folder)
+        self._clock = clock
+        self._declaration = Declaration(stream, streams, clock=clock)
+        self._table = TableState(clock=clock)
+        self._last_step_ms, self._watched_since_ms = 0, 0
+        self._log_position: LogPosition | None = None
+        # A step that Airflow has cancelled goes on in its thread while another begins.
+        self._one_at_a_time = threading.Lock()
+
+    def step(self) -> Step:
+        """Look, decide and act once; it blocks for a second or so at most, and raises nothing that it expects."""
+        return self._step(act=True)
+
+    def look(self) -> Step:
+        """Look and decide, and leave everything as it is."""
+        return self._step(act=False)
+
+    def person_stopped(self, *, by: str, reason: str) -> Step:
+        """A person wants the writer stopped, and to stay so until it is resumed. Raises what the catalog raises.
+
+        Whether or not that can be written beside the table, the writer is asked to stop.
+        """
+        try:
+            spec = self._sound_spec()
+            if not _is_paused(self._table.desired(spec)):
+                self._table.create(spec).pause(by=by, reason=reason)
+        finally:
+            self.stop(f"{by}: {reason}")
+        return self.step()
+
+    def person_cleared(self, *, by: str, reason: str) -> Step:
+        """A person wants a fresh start: a running writer is replaced, one that was given up on is tried again.
+
+        It takes back a stop that came from the same place (`by`), and no other.
+        """
+        with self._one_at_a_time:
+            launch = self._launcher.observe().launch
+            self._note(given_up=None, cleared=launch.id if launch else None)
+        self.stop(f"{by}: {reason}")
+        spec = self._sound_spec()
+        desired = self._table.desired(spec)
+        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
+            self._table.create(spec).resume(by=by, reason=reason)
+        return self.step()
+
+    def stop(self, reason: str) -> None:
+        """Ask a running writer to end after the batch at hand; what is wanted stays as it is."""
+        with self._one_at_a_time:
+            seen = self._launcher.observe()
+            if seen.process.is_alive and seen.launch is not None:
+                self._ask_to_stop(seen.launch, Cause.ASKED, reason, now_ms=self._clock())
+
+    def _step(self, *, act: bool) -> Step:
+        with self._one_at_a_time:
+            now_ms = self._clock()
+            if now_ms - self._last_step_ms > GAP_MS:
+                self._watched_since_ms = now_ms
+            self._last_step_ms = now_ms
+            observed = self._observe()
+            spec = self._declaration.spec
+            policy = Policy.for_stream(spec) if spec else Policy()
+            decision = decide(observed, now_ms=now_ms, policy=policy)
+            problem = self._act(decision, observed, now_ms=now_ms) if act else None
+            return Step(decision, observed.table_fingerprint, problem, self._read_log())
+
+    def _observe(self) -> Observed:
+        writer = self._launcher.observe()
+        declared = self._declaration.read()
+        spec = self._declaration.spec
+        observed = Observed(
+            writer=writer,
+            declared=declared,
+            desired=self._table.desired(spec),
+            notes=read_notes(self._folder),
+            watched_since_ms=self._watched_since_ms,
+        )
+        exit_ = observed.exit
+        if spec is None or exit_ is None or exit_.code not in TABLE_WAYS_OUT:
+            return observed
+        return dataclasses.replace(observed, table_fingerprint=self._table.fingerprint(spec))
+
+    def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
+        """Carry a decision out; returns what went wrong."""
+        launch = observed.launch
+        if decision.action is Action.START:
+            return self._launch(observed)
+        if decision.action in {Action.STOP, Action.RESTART} and launch is not None:
+            self._ask_to_stop(launch, decision.cause, decision.reason, now_ms=now_ms)
+        elif decision.action is Action.KILL:
+            self._launcher.stop(force=True)
+        return None
+
+    def _launch(self, observed: Observed) -> str | None:
+        spec, desired = self._sound_spec(), observed.desired
+        try:
+            request = LaunchRequest(
+                command=self._program.command(),
+                environment=writer_environment(
+                    spec,
+                    os.environ,
+                    connections=self._connections(connections(spec)),
+                    python=sys.executable,
+                    home=str(home()),
+                ),
+                spec_fingerprint=spec.fingerprint(),
+                generation=desired.generation if isinstance(desired, Desired) else 0,
+            )
+            self._launcher.launch(request)
+        except (WriterBusy, EnvironmentUnusable) as error:
+            return f"{type(error).__name__}: {error}"
+        self._table.forget()
+        return None
+
+    def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
+        """The request is written before the signal is sent, so that the end is known to have been asked for."""
+        self._note(stop=StopRequest(launch.id, now_ms, cause, reason))
+        self._launcher.stop(force=False)
+
+    def _note(self, **changes: Any) -> None:
+        write_notes(self._folder, dataclasses.replace(read_notes(self._folder), **changes))
+
+    def _sound_spec(self) -> StreamSpec:
+        if self._declaration.spec is None:
+            self._declaration.read()
+        if self._declaration.spec is None:
+            raise SpecError(
+                f"stream {self._program.stream}: there is no sound declaration of it in {self._program.streams}"
+            )
+        return self._declaration.spec
+
+    def _read_log(self) -> tuple[str, ...]:
+        chunk = self._launcher.read_log(self._log_position, limit_bytes=LOG_LIMIT_BYTES)
+        if chunk is None:
+            return ()
+        self._log_position = chunk.position
+        return chunk.lines
+
+
+def _is_paused(desired: Desired | Unreadable) -> bool:
+    return isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED
