@@ -1,0 +1,159 @@
+"""A steady load through the real writer: `python bench/sustained.py --rate 78000 --seconds 240 --interval 60s`.
+
+Starts the embedded Kafka, a producer process that paces 120-byte JSON ticks over 32 partitions, and the writer as its
+supervisor would; then catches up, and prints freshness, CPU, files and commits. Everything shares this machine's
+cores: broker and producer included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from confluent_kafka import Producer
+
+from frazil.dev.freshness import freshness
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.table.catalogs import load_catalog
+
+PARTITIONS = 32
+MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
+STREAM = """\
+name: ticks
+source: {{topics: [ticks], format: json, bootstrap-servers: "{bootstrap}"}}
+table: bench.ticks
+schema:
+  symbol: string not null
+  price: double not null
+  size: int
+  venue: string
+  at: {{type: timestamptz, required: true}}
+event-time: {{column: at, unit: ms}}
+partition-by: [hour(at)]
+commit: {{interval: {interval}}}
+"""
+
+
+def produce(bootstrap: str, rate: int, seconds: int) -> None:
+    """Send `rate` records a second, in slices of 20 ms; prints how many."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4",
+                         "queue.buffering.max.messages": 2_000_000, "batch.num.messages": 20_000})  # fmt: skip
+    begin, sent = time.monotonic(), 0
+    while (elapsed := time.monotonic() - begin) < seconds:
+        due = int(elapsed * rate)
+        now_ms = time.time_ns() // 1_000_000
+        tail = b'.5,"size":%d,"venue":"XNYS-ARCA-%04d","note":"........","at":%d}'
+        for number in range(sent, due):
+            value = b'{"symbol":"SYM%05d","price":%d' % (number % 10_000, number % 997) + tail % (
+                number % 1000, number % 50, now_ms)  # fmt: skip
+            producer.produce("ticks", value, partition=number % PARTITIONS)
+        sent = due
+        producer.poll(0)
+        time.sleep(0.02)
+    producer.flush(60)
+    print(sent)
+
+
+class CpuMeter:
+    """CPU seconds of a process and all it ever started, sampled, since a child's time is lost with the child."""
+
+    def __init__(self, pid: int) -> None:
+        self._root, self._seen = psutil.Process(pid), {}
+
+    def sample(self) -> None:
+        for process in [self._root, *self._root.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+                self._seen[process.pid] = (process.name(), times.user + times.system)
+            except psutil.Error:
+                continue
+
+    def seconds(self) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for name, used in self._seen.values():
+            totals[name] = totals.get(name, 0.0) + used
+        return totals
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=int, default=78_000)
+    parser.add_argument("--seconds", type=int, default=240)
+    parser.add_argument("--interval", default="60s")
+    parser.add_argument("--produce", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.produce:
+        produce(options.produce, options.rate, options.seconds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FRAZIL_HOME"] = folder
+        with EmbeddedKafka(Path(folder) / "kafka") as kafka:
+            kafka.create_topic("ticks", PARTITIONS)
+            streams = Path(folder) / "declared"
+            streams.mkdir()
+            (streams / "ticks.yaml").write_text(STREAM.format(bootstrap=kafka.bootstrap, interval=options.interval))
+            measure(kafka.bootstrap, streams, options)
+
+
+def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
+    log = streams / "writer.log"
+    with log.open("w") as out:
+        writer = subprocess.Popen([sys.executable, str(MAIN), "ticks", "--streams", str(streams)], stderr=out)
+    meter = CpuMeter(writer.pid)
+    status = Path(os.environ["FRAZIL_HOME"]) / "streams" / "ticks" / "status.json"
+    try:
+        wait_for(lambda: status.exists() and json.loads(status.read_text())["phase"] == "waiting", writer)
+        meter.sample()
+        idle = meter.seconds()
+        producer = subprocess.Popen(
+            [sys.executable, __file__, "--produce", bootstrap, "--rate", str(options.rate),
+             "--seconds", str(options.seconds)], stdout=subprocess.PIPE, text=True)  # fmt: skip
+        while producer.poll() is None:
+            meter.sample()
+            time.sleep(0.5)
+        sent = int(producer.communicate()[0])
+        wait_for(lambda: json.loads(status.read_text())["lag"] == 0, writer, meter=meter)
+        report(sent, {name: used - idle.get(name, 0.0) for name, used in meter.seconds().items()}, options)
+    finally:
+        writer.send_signal(signal.SIGTERM)
+        writer.wait(60)
+        print("\n".join(line for line in log.read_text().splitlines() if "batch " in line and "files" in line))
+
+
+def wait_for(look, writer: subprocess.Popen[bytes], *, meter: CpuMeter | None = None) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + 300
+    while not look():
+        if writer.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"the writer ended ({writer.returncode}) or did not get there in 300 s")
+        if meter:
+            meter.sample()
+        time.sleep(0.2)
+
+
+def report(sent: int, cpu_s: dict[str, float], options: argparse.Namespace) -> None:
+    table = load_catalog(None).load_table("bench.ticks")
+    head = table.current_snapshot()
+    rows = int(head.summary["total-records"]) if head and head.summary else 0
+    fresh = freshness(table)
+    commits = [s for s in table.metadata.snapshots if s.summary and s.summary["frazil.batch-id"] != "0"]
+    files = int(head.summary["total-data-files"]) if head and head.summary else 0
+    size = int(head.summary["total-files-size"]) if head and head.summary else 0
+    total = sum(cpu_s.values())
+    print(f"sent {sent}, in the table {rows}, at {options.rate}/s for {options.seconds} s, interval {options.interval}")
+    if fresh:
+        print(f"freshness: p50 {fresh.p50_s:.1f} s, p95 {fresh.p95_s:.1f} s, worst {fresh.worst_s:.1f} s")
+    print(f"{len(commits)} commits, {files} files, {size / max(rows, 1):.1f} bytes a row")
+    print(f"writer CPU: {total:.1f} core-s, {total / max(rows, 1) * 1e6:.2f} core-s per million; "
+          + ", ".join(f"{name} {used:.1f}" for name, used in sorted(cpu_s.items())))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""How fresh a table was: for every row, from the broker's timestamp to the commit of the snapshot that landed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.table import Table
+
+TIMESTAMP = "kafka_timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """Seconds from broker to table, over rows."""
+
+    rows: int
+    p50_s: float
+    p95_s: float
+    worst_s: float
+
+
+def freshness(table: Table, *, since_ms: int = 0) -> Freshness | None:
+    """Over rows that the broker got at or after `since_ms`; None where there are none.
+
+    Reads only the timestamp column, of files that are still the ones their commit added.
+    """
+    ages = [age_ms for age_ms in _ages_ms(table, since_ms) if len(age_ms)]
+    if not ages:
+        return None
+    seconds = np.concatenate(ages) / 1000
+    p50, p95 = np.percentile(seconds, [50, 95])
+    return Freshness(len(seconds), float(p50), float(p95), float(seconds.max()))
+
+
+def _ages_ms(table: Table, since_ms: int) -> Iterator[npt.NDArray[np.int64]]:
+    committed_ms = {s.snapshot_id: s.timestamp_ms for s in table.metadata.snapshots}
+    head = table.current_snapshot()
+    for manifest in head.manifests(table.io) if head else ():
+        for entry in manifest.fetch_manifest_entry(table.io):
+            if entry.status is ManifestEntryStatus.ADDED and entry.snapshot_id in committed_ms:
+                with table.io.new_input(entry.data_file.file_path).open() as file:
+                    column = pq.read_table(file, columns=[TIMESTAMP])[TIMESTAMP]
+                written_ms = pc.divide(pc.cast(column, "int64"), 1000).to_numpy()
+                yield committed_ms[entry.snapshot_id] - written_ms[written_ms >= since_ms]
