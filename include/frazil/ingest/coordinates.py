@@ -1,0 +1,57 @@
+"""Where a record came from, as columns of its row: topic, partition, offset and Kafka's timestamp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka import Chunk
+
+NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
+
+
+def record_schema(schema: Schema, coordinates: bool) -> Schema:
+    """The columns of the table that a record's own bytes fill."""
+    if not coordinates:
+        return schema
+    return Schema(*(f for f in schema.fields if f.name not in NAMES), schema_id=schema.schema_id)
+
+
+class Coordinates:
+    """Completes decoded rows to the table's schema."""
+
+    def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool) -> None:
+        self._schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._wanted = wanted
+        self._topics = pa.array([r.topic for r in ranges], pa.large_string())
+        self._partitions = np.array([r.partition for r in ranges], np.int32)
+
+    def complete(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
+        """`rows` with the coordinates of the chunk's records `kept`, in the table's order of columns."""
+        if not self._wanted:
+            return rows
+        arrays = [
+            self._column(field.name, chunk, kept) if field.name in NAMES else rows.column(field.name)
+            for field in self._schema
+        ]
+        return pa.Table.from_arrays(arrays, schema=self._schema)
+
+    def _column(self, name: str, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Array:
+        whole = len(kept) == len(chunk)
+        match name:
+            case "kafka_topic":
+                return self._topics.take(pa.array(chunk.range_index if whole else chunk.range_index[kept]))
+            case "kafka_partition":
+                return pa.array(self._partitions[chunk.range_index if whole else chunk.range_index[kept]])
+            case "kafka_offset":
+                return pa.array(chunk.offsets if whole else chunk.offsets[kept])
+        stamps = chunk.timestamps_ms() if whole else chunk.timestamps_ms()[kept]
+        micros = pa.array(stamps * 1000, mask=stamps < 0 if (stamps < 0).any() else None)
+        return pc.cast(micros, pa.timestamp("us", "UTC"))

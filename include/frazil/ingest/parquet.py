@@ -1,0 +1,168 @@
+"""One Parquet file of a table: how it is encoded, and what a manifest entry will say of it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.conversions import to_bytes
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+
+from frazil.errors import SpecError
+from frazil.ingest.contract import StagedFile, Target, TargetTable
+
+ROW_GROUP_BYTES = 128 * 2**20
+ROW_GROUP_ROWS = 1_048_576
+PAGE_BYTES = 2**20
+PAGE_ROWS = 20_000
+DICTIONARY_BYTES = 2 * 2**20
+"""Iceberg's own defaults of the table properties that `FileLayout.of` reads."""
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """A table as its files need it: parsed once for all files of a task."""
+
+    target: Target
+    schema: Schema
+    spec: PartitionSpec
+    order: SortOrder
+    arrow_schema: pa.Schema
+    row_group_bytes: int
+    row_group_rows: int
+    writer_options: Mapping[str, Any]
+    properties: Mapping[str, str]
+
+    @classmethod
+    def of(cls, table: TargetTable, target: Target) -> FileLayout:
+        """Raises SpecError where a table property cannot be used."""
+        schema = Schema.model_validate_json(table.schema_json)
+        properties = table.properties
+        return cls(
+            target=target,
+            schema=schema,
+            spec=PartitionSpec.model_validate_json(table.spec_json),
+            order=SortOrder.model_validate_json(table.sort_order_json),
+            arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
+            row_group_bytes=_number(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
+            row_group_rows=_number(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
+            writer_options=_writer_options(properties),
+            properties=properties,
+        )
+
+
+def _number(properties: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        value = int(properties.get(name, default))
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise SpecError(f"table property {name}: {properties[name]!r} is not a whole number above 0")
+    return value
+
+
+def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
+    codec = properties.get("write.parquet.compression-codec", "zstd").lower()
+    codec = "none" if codec == "uncompressed" else codec
+    if codec not in ("none", "snappy", "gzip", "brotli", "lz4", "zstd"):
+        raise SpecError(f"table property write.parquet.compression-codec: {codec!r} is not a codec; use zstd")
+    level = properties.get("write.parquet.compression-level")
+    return {
+        "compression": codec,
+        "compression_level": None if level is None or codec in ("none", "snappy", "lz4") else int(level),
+        "data_page_size": _number(properties, "write.parquet.page-size-bytes", PAGE_BYTES),
+        "max_rows_per_page": _number(properties, "write.parquet.page-row-limit", PAGE_ROWS),
+        "dictionary_pagesize_limit": _number(properties, "write.parquet.dict-size-bytes", DICTIONARY_BYTES),
+        "store_schema": False,
+        "store_decimal_as_integer": True,  # Iceberg specification, appendix A: Parquet
+    }
+
+
+class ParquetFile:
+    """A file that grows by row groups until it is closed, or removed."""
+
+    def __init__(self, io: FileIO, path: str, layout: FileLayout, partition: tuple[Any, ...]) -> None:
+        self.path = path
+        self._io = io
+        self._layout = layout
+        self._partition = partition
+        self._sorted_runs = 0
+        self._stream = io.new_output(path).create(overwrite=True)
+        self._writer = pq.ParquetWriter(self._stream, layout.arrow_schema, **layout.writer_options)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes written so far, without the footer."""
+        size: int = self._stream.tell()  # type: ignore[attr-defined]  # pyarrow's NativeFile
+        return size
+
+    def write(self, rows: pa.Table) -> None:
+        """One sorted run of rows, as one or more row groups."""
+        self._sorted_runs += 1
+        self._writer.write_table(rows, row_group_size=self._layout.row_group_rows)
+
+    def close(self) -> StagedFile:
+        """Finish the file; only now does it exist for readers."""
+        self._writer.close()
+        size = self.bytes
+        self._stream.close()
+        return self._staged(self._writer.writer.metadata, size)
+
+    def remove(self) -> None:
+        """Close and delete, whatever the file's state; errors are the caller's to ignore."""
+        self._stream.close()
+        self._io.delete(self.path)
+
+    def _staged(self, metadata: pq.FileMetaData, size: int) -> StagedFile:
+        layout = self._layout
+        statistics = data_file_statistics_from_parquet_metadata(
+            metadata,
+            compute_statistics_plan(layout.schema, dict(layout.properties)),
+            parquet_path_to_id_mapping(layout.schema),
+        ).to_serialized_dict()
+        ordered = layout.order.order_id != UNSORTED_SORT_ORDER.order_id and self._sorted_runs == 1
+        return StagedFile(
+            target=layout.target,
+            path=self.path,
+            records=statistics["record_count"],
+            bytes=size,
+            schema_id=layout.schema.schema_id,
+            spec_id=layout.spec.spec_id,
+            sort_order_id=layout.order.order_id if ordered else None,
+            partition=partition_bytes(layout, self._partition),
+            column_sizes=statistics["column_sizes"],
+            value_counts=statistics["value_counts"],
+            null_value_counts=statistics["null_value_counts"],
+            nan_value_counts=statistics["nan_value_counts"],
+            lower_bounds=_encoded(statistics["lower_bounds"]),
+            upper_bounds=_encoded(statistics["upper_bounds"]),
+            split_offsets=tuple(statistics["split_offsets"]),
+        )
+
+
+def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> tuple[str | None, ...]:
+    """Partition values as base64 of Iceberg's single-value serialisation."""
+    if layout.spec == UNPARTITIONED_PARTITION_SPEC:
+        return ()
+    kinds = [field.field_type for field in layout.spec.partition_type(layout.schema).fields]
+    return tuple(
+        None if value is None else base64.b64encode(to_bytes(kind, value)).decode()
+        for kind, value in zip(kinds, values, strict=True)
+    )
+
+
+def _encoded(bounds: Mapping[int, bytes]) -> dict[int, str]:
+    return {field_id: base64.b64encode(bound).decode() for field_id, bound in bounds.items()}

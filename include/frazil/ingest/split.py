@@ -1,0 +1,103 @@
+"""A table's rows by the values of its partition spec, and each part in the order of its sort order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
+from pyiceberg.transforms import IdentityTransform, Transform, VoidTransform
+from pyiceberg.types import IcebergType
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one partition value: one value per partition field, as Python values of the transforms' result."""
+
+    values: tuple[Any, ...]
+    rows: pa.Table
+
+
+def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
+    """A field's column, nested ones included, in one piece; UUIDs as their 16 bytes."""
+    path = schema.accessor_for_field(field_id)
+    array = table.column(path.position).combine_chunks()
+    while path.inner is not None:
+        path = path.inner
+        array = array.flatten()[path.position]  # flatten: null where the struct is null
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def transformed(array: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
+    """A partition or sort transform of a column. PyIceberg's own, but for the two that need no work."""
+    if isinstance(transform, IdentityTransform):
+        return array
+    if isinstance(transform, VoidTransform):
+        return pa.nulls(len(array), array.type)
+    return transform.pyarrow_transform(source)(array)
+
+
+def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
+    """The table's rows as one part per partition value, the rows' order kept within each.
+
+    The usual chunk has one value, and passes uncopied. Otherwise the rows are sorted by value once, and the parts
+    are slices of that.
+    """
+    if table.num_rows == 0:
+        return
+    encoded = [_codes(table, schema, field.source_id, field.transform) for field in spec.fields]
+    values = [dictionary for _, dictionary in encoded]
+    if all(len(dictionary) == 1 for dictionary in values):
+        yield Part(tuple(dictionary[0].as_py() for dictionary in values), table)
+        return
+    codes = np.zeros(table.num_rows, np.int64)
+    for code, dictionary in encoded:
+        codes = codes * len(dictionary) + code
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    rows = table.take(pa.array(order))
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
+        first = order[start]
+        key = tuple(dictionary[int(code[first])].as_py() for code, dictionary in encoded)
+        yield Part(key, rows.slice(start, end - start))
+
+
+def _codes(
+    table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
+) -> tuple[np.ndarray[Any, Any], pa.Array]:
+    """Each row's value as an index into the distinct values: nulls and NaNs are values like any other."""
+    source = schema.find_type(source_id)
+    array = transformed(column_of(table, schema, source_id), transform, source)
+    encoded = array.dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary
+
+
+def sort(table: pa.Table, schema: Schema, order: SortOrder) -> pa.Table:
+    """Rows in the table's sort order: each key's own direction and place of nulls, NaN above every number."""
+    keys: dict[str, pa.Array] = {}
+    directions: list[tuple[str, str]] = []
+
+    def add(array: pa.Array, direction: str) -> None:
+        name = str(len(keys))
+        keys[name] = array
+        directions.append((name, direction))
+
+    for field in order.fields:
+        source = schema.find_type(field.source_id)
+        array = transformed(column_of(table, schema, field.source_id), field.transform, source)
+        direction = "ascending" if field.direction == SortDirection.ASC else "descending"
+        if array.null_count:
+            add(array.is_null(), "descending" if field.null_order == NullOrder.NULLS_FIRST else "ascending")
+        if pa.types.is_floating(array.type):
+            add(pc.is_nan(array), direction)
+        add(array, direction)
+    if not keys:
+        return table
+    return table.take(pc.sort_indices(pa.table(keys), sort_keys=directions))

@@ -1,0 +1,117 @@
+"""One task of a batch, from Kafka to Parquet files that no table knows yet: what an executor does."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
+
+from frazil.ingest.contract import StageContext, StageResult, StageTask
+from frazil.ingest.coordinates import Coordinates, record_schema
+from frazil.ingest.dead_letters import DeadLetterTable
+from frazil.ingest.decode import Decoder, decoder
+from frazil.ingest.kafka import Chunk, RangeReader
+from frazil.ingest.progress import ProgressCounter
+from frazil.ingest.write import TableWriter, file_namer
+
+REPORT_EVERY_S = 1.0
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def stage(
+    context: StageContext,
+    task: StageTask,
+    *,
+    attempt: int,
+    on_progress: Callable[[int], None],
+    now_us: Callable[[], int] = _now_us,
+) -> StageResult:
+    """Read the task's ranges, decode, split, sort and write them.
+
+    `attempt` counts from 0; a later one decodes in a child process, in case a record killed the earlier. Each range is
+    in the result once, empty ones too. `on_progress` gets the records read so far, about once a second. Raises
+    OffsetGap, KafkaUnavailable, AccessDenied, SpecError; the files of a stage that raises are removed as far as
+    possible.
+    """
+    run = _Stage(context, task, attempt=attempt, now_us=now_us)
+    try:
+        with _collector_paused(), RangeReader(context.kafka, task.ranges) as reader:
+            report_at = time.monotonic() + REPORT_EVERY_S
+            for chunk in reader:
+                run.take(chunk)
+                if time.monotonic() >= report_at:
+                    on_progress(run.progress.records)
+                    report_at = time.monotonic() + REPORT_EVERY_S
+        result = run.finish()
+    except BaseException:
+        run.abort()
+        raise
+    on_progress(run.progress.records)
+    return result
+
+
+class _Stage:
+    """The parts of one stage, wired."""
+
+    def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
+        schema = Schema.model_validate_json(context.main.schema_json)
+        io = load_file_io(dict(context.io), location=context.main.folder)
+        name = file_namer(task.index, attempt)
+        self._context = context
+        self._now_us = now_us
+        self._decode = _decoder(context, schema)
+        self._coordinates = Coordinates(schema, task.ranges, wanted=context.coordinates)
+        self._main = TableWriter(context.main, "main", io=io, file_name=name)
+        self._dead = TableWriter(context.dead_letters, "dead-letters", io=io, file_name=name)
+        self._dead_letters = DeadLetterTable(
+            Schema.model_validate_json(context.dead_letters.schema_json),
+            task.ranges,
+            topic_ids=context.topic_ids,
+            floors=context.dead_letter_floor,
+        )
+        self.progress = ProgressCounter(task.ranges)
+
+    def take(self, chunk: Chunk) -> None:
+        decoded = self._decode(chunk.values)
+        rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
+        event_times = rows.column(self._context.event_time_column).combine_chunks().cast(pa.int64())
+        self.progress.landed(chunk.range_index[decoded.kept], event_times)
+        self._main.add(rows)
+        if decoded.rejections:
+            rejected = np.array([r.index for r in decoded.rejections])
+            self.progress.rejected(chunk.range_index[rejected])
+            self._dead.add(self._dead_letters.rows(chunk, decoded.rejections, self._now_us()))
+
+    def finish(self) -> StageResult:
+        return StageResult((*self._main.finish(), *self._dead.finish()), self.progress.result())
+
+    def abort(self) -> None:
+        self._main.abort()
+        self._dead.abort()
+
+
+def _decoder(context: StageContext, schema: Schema) -> Decoder:
+    event_time = schema.find_field(context.event_time_column)
+    units = {} if context.event_time_unit == "iso" else {event_time.field_id: context.event_time_unit}
+    return decoder(context.format, record_schema(schema, context.coordinates), units)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Hundreds of thousands of live messages make every collection of cyclic garbage slow, and none is cyclic."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
