@@ -1,0 +1,139 @@
+"""`frazil run`: one stream's writer in the foreground, through the same code path that Airflow launches.
+
+The writer is a child in a session of its own. A terminal sends Ctrl-C to every process of its foreground group, and
+Spark's Python workers would die of it in the middle of a batch; so this process takes the signal, asks the writer to
+end after the batch at hand, and hands on its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from frazil.cli.options import streams_option
+from frazil.errors import FrazilError
+from frazil.home import run_folder
+from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
+from frazil.supervise.lock import WriterLock
+
+CRASHED = 1
+GROUP_ENDS_WITHIN_S = 10.0
+"""How long the writer's JVM may take to follow it."""
+
+
+@click.command()
+@click.argument("stream")
+@streams_option
+@click.option("--until-caught-up", is_flag=True, help="End when all that is in Kafka now is committed.")
+def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
+    """Write STREAM into its table, in the foreground.
+
+    Ctrl-C lets the batch at hand commit and exits with 0; a second Ctrl-C ends the writer at once, and the next start
+    goes on where the table stands. The log goes to standard error. Exits as the writer does (see docs/cli.md); with 9
+    where another writer of the stream runs on this host.
+
+    \b
+    Example:
+      frazil run flights --until-caught-up
+    """
+    spec = find_stream(streams_folder, stream)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Before the fork: a Ctrl-C in between must find the handlers, not Python's own.
+    follower = Follower()
+    follower.listen()
+    writer = os.fork()
+    if writer == 0:
+        _be_the_writer(spec, until_caught_up=until_caught_up)
+    raise SystemExit(follower.follow(writer))
+
+
+class Follower:
+    """Passes people's signals on to the writer, and waits for its end."""
+
+    def __init__(self) -> None:
+        self._writer: int | None = None
+        self._asked = False
+
+    def listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._pass_on)
+
+    def follow(self, writer: int) -> int:
+        """Wait for the writer and all of its group; its exit code, as the shell counts."""
+        self._writer = writer
+        if self._asked:
+            os.kill(writer, signal.SIGTERM)
+        _, status = os.waitpid(writer, 0)
+        end_group(writer, within_s=GROUP_ENDS_WITHIN_S)
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        again, self._asked = self._asked, True
+        if self._writer is None:
+            return
+        if again and number == signal.SIGINT:
+            click.echo("Ended at once; the next start goes on where the table stands.", err=True)
+            _signal_group(self._writer, signal.SIGKILL)
+        else:
+            click.echo("The batch at hand commits, then the writer ends. Ctrl-C again ends it at once.", err=True)
+            os.kill(self._writer, signal.SIGTERM)
+
+
+def _be_the_writer(spec: StreamSpec, *, until_caught_up: bool) -> NoReturn:
+    """In the child: write, and end with the writer's exit code whatever happens."""
+    code = CRASHED
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # A stop that arrives before the writer listens: nothing is at hand yet.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        code = _write(spec, until_caught_up=until_caught_up)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else CRASHED
+    except FrazilError as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        code = error.exit_code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _write(spec: StreamSpec, *, until_caught_up: bool) -> int:
+    with WriterLock(run_folder(spec.name)):
+        from frazil.stream.main import run_writer  # noqa: PLC0415 - seconds of imports, which only the writer needs
+
+        return run_writer(spec, until_caught_up=until_caught_up)
+
+
+def end_group(group: int, *, within_s: float) -> None:
+    """Wait until nothing of a process group is left; what stays longer than that is killed."""
+    deadline = time.monotonic() + within_s
+    while _signal_group(group, 0):
+        if time.monotonic() > deadline:
+            _signal_group(group, signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """False where the group has no process any more."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""`frazil status`: where each stream stands, for people as words and for programs as JSON."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import click
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_fields, echo_json, echo_table, utc
+from frazil.cli.stream_status import StreamStatus, WriterStatus, exit_words, stream_status
+from frazil.errors import SpecError
+from frazil.spec.load import find_stream, load_stream, stream_files
+from frazil.spec.model import StreamSpec
+from frazil.supervise.liveness import ago
+
+AT_ONCE = 8
+"""Streams that are looked at together: a catalog that does not answer costs its timeout once, not once a stream."""
+
+
+@click.command()
+@click.argument("stream", required=False)
+@streams_option
+@json_option
+def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
+    """Show where every stream stands, or STREAM alone and in full.
+
+    Reads the run folders of this host and the tables; starts nothing. A writer on another host shows by its commits
+    only. Exits with 0 also where a stream has problems, and with 10 where a declaration cannot be read.
+
+    \b
+    Example:
+      frazil status flights --json
+    """
+    specs, errors = _declared(streams_folder, stream)
+    now_ms = time.time_ns() // 1_000_000
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(partial(stream_status, now_ms=now_ms), specs))
+    if as_json:
+        echo_json({"at-ms": now_ms, "streams": found, "errors": errors})
+    else:
+        _show(found, now_ms=now_ms, in_full=stream is not None)
+    for error in () if as_json else errors:
+        click.echo(error, err=True)
+    if errors:
+        raise SystemExit(SpecError.exit_code)
+
+
+def _declared(folder: Path, stream: str | None) -> tuple[list[StreamSpec], list[str]]:
+    """The streams to show, and the errors of declarations that cannot be read."""
+    if stream is not None:
+        return [find_stream(folder, stream)], []
+    specs: list[StreamSpec] = []
+    errors: list[str] = []
+    for path in stream_files(folder) if folder.is_dir() else ():
+        try:
+            specs.append(load_stream(path))
+        except SpecError as error:
+            errors.append(str(error))
+    if not specs and not errors:
+        raise SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
+    return sorted(specs, key=lambda spec: spec.name), errors
+
+
+def _show(streams: list[StreamStatus], *, now_ms: int, in_full: bool) -> None:
+    if in_full:
+        for one in streams:
+            echo_fields(_fields(one, now_ms=now_ms))
+    else:
+        columns = ("stream", "desired", "writer", "lag", "last commit", "watermark", "table", "rows")
+        echo_table(columns, [_row(one, now_ms=now_ms) for one in streams], numbers=frozenset({"lag", "rows"}))
+    for one in streams:
+        for problem in one.problems:
+            click.echo(f"{one.name}: {problem}")
+
+
+def _row(one: StreamStatus, *, now_ms: int) -> tuple[str, ...]:
+    fields = _fields(one, now_ms=now_ms)
+    return (
+        one.name,
+        one.desired or "unknown",
+        *(fields[name] for name in ("writer", "lag", "last commit", "watermark")),
+        one.table,
+        fields["rows"],
+    )
+
+
+def _fields(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
+    why = f" ({one.desired_reason})" if one.desired_reason else ""
+    return {
+        "stream": one.name,
+        "table": one.table,
+        "desired": (one.desired or "unknown") + why,
+        "writer": _writer_words(one.writer, now_ms=now_ms),
+        "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
+        "lag": "unknown" if one.lag is None else f"{one.lag:,}",
+        "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
+        "watermark": utc(one.watermark_ms),
+        "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
+        "rows": "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}",
+    }
+
+
+def _writer_words(writer: WriterStatus, *, now_ms: int) -> str:
+    if writer.pid is not None:
+        beat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
+        return f"{writer.state}, pid {writer.pid}, {writer.phase or 'no heartbeat yet'}{beat if writer.stale else ''}"
+    if writer.ended_at_ms is None:
+        return writer.state
+    return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {exit_words(writer)}"

@@ -1,0 +1,240 @@
+"""What one look at a stream shows: its run folder on this host, its table, its desired state; no JVM, no Kafka.
+
+What cannot be read is said in a stream's problems, and never hides the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil.commit.marker import Marker, read_marker
+from frazil.commit.rules import check_ancestry, head_of
+from frazil.errors import FrazilError
+from frazil.home import run_folder
+from frazil.spec.model import StreamSpec
+from frazil.supervise.desired import DesiredStore, load_stream_table
+from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.launcher import Observation
+from frazil.supervise.liveness import ago
+from frazil.supervise.local import LocalLauncher
+from frazil.supervise.observed import error_name
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+STALE_AFTER_MS = 10_000
+"""A writer beats every second: ten missed beats are no hiccup."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStatus:
+    """The writer's process on this host. Times are milliseconds since the epoch, UTC."""
+
+    state: str
+    pid: int | None = None
+    phase: str | None = None
+    heartbeat_at_ms: int | None = None
+    stale: bool = False
+    """It runs, and does not beat."""
+    exit_code: int | None = None
+    exit_name: str | None = None
+    ended_at_ms: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream; what is unknown is None, and why stands in `problems`."""
+
+    name: str
+    table: str
+    desired: str | None
+    desired_reason: str | None
+    writer: WriterStatus
+    epoch: int | None
+    batch: int | None
+    lag: int | None
+    """Records not yet committed; known only while a writer on this host beats."""
+    last_commit_at_ms: int | None
+    watermark_ms: int | None
+    snapshot_id: int | None
+    """The snapshot that the marker came with."""
+    table_exists: bool | None
+    rows: int | None
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """What the table and the objects beside it say."""
+
+    exists: bool | None
+    marker: Marker | None = None
+    last_commit_at_ms: int | None = None
+    rows: int | None = None
+    desired: str | None = None
+    desired_reason: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the stream stands: the table's word where it can be read, else the last heartbeat's."""
+
+    epoch: int | None = None
+    batch: int | None = None
+    last_commit_at_ms: int | None = None
+    watermark_ms: int | None = None
+    snapshot_id: int | None = None
+
+
+def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
+    """Look at one stream; never raises for what is out of reach."""
+    writer, observation, problems = _look_at_writer(spec.name, now_ms=now_ms)
+    view = _look_at_table(spec)
+    beat = observation.heartbeat if observation else None
+    beats_now = writer.pid is not None and not writer.stale
+    at = _position(view, beat)
+    return StreamStatus(
+        name=spec.name,
+        table=spec.table.identifier,
+        desired=view.desired,
+        desired_reason=view.desired_reason,
+        writer=writer,
+        epoch=at.epoch,
+        batch=at.batch,
+        lag=beat.lag if beat and beats_now else None,
+        last_commit_at_ms=at.last_commit_at_ms,
+        watermark_ms=at.watermark_ms,
+        snapshot_id=at.snapshot_id,
+        table_exists=view.exists,
+        rows=view.rows,
+        problems=(*problems, *view.problems),
+    )
+
+
+def _position(view: TableView, beat: Heartbeat | None) -> Position:
+    if (marker := view.marker) is not None:
+        watermark_ms = None if marker.watermark_us is None else marker.watermark_us // 1000
+        return Position(marker.at.epoch, marker.at.batch, view.last_commit_at_ms, watermark_ms, marker.snapshot_id)
+    if beat is None or view.exists is not None:
+        return Position()
+    return Position(beat.epoch, beat.batch, beat.last_commit_at_ms, beat.watermark_ms, beat.last_commit_snapshot)
+
+
+def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:
+    try:
+        observation = LocalLauncher(name).observe()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        unknown = WriterStatus(state="unknown")
+        return unknown, None, [f"the run folder {run_folder(name)} cannot be read: {error!r}"]
+    writer = writer_status(observation, now_ms=now_ms)
+    problems = []
+    if writer.stale and writer.heartbeat_at_ms is not None:
+        silent = ago(now_ms - writer.heartbeat_at_ms)
+        problems.append(f"pid {writer.pid} lives, but its heartbeat is {silent} old: what it says is of then")
+    if writer.error:
+        problems.append(f"the last writer ended with {exit_words(writer)}: {writer.error}")
+    return writer, observation, problems
+
+
+def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
+    """What one look at the run folder says of the writer. Pure."""
+    launch, beat = observation.launch, observation.heartbeat
+    if launch is None:
+        return WriterStatus(state=observation.process)
+    process = launch.writer or launch.parent
+    if observation.process.is_alive:
+        seen_ms = beat.written_at_ms if beat else launch.launched_at_ms
+        return WriterStatus(
+            state=observation.process,
+            pid=process.pid if process else None,
+            phase=beat.phase if beat else None,
+            heartbeat_at_ms=beat.written_at_ms if beat else None,
+            stale=beat is not None and now_ms - seen_ms > STALE_AFTER_MS,
+        )
+    end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
+    if end is None:  # a writer in the foreground leaves no exit record, only its last heartbeat
+        ended_well = beat is not None and beat.phase is Phase.ENDED and beat.error is None
+        return WriterStatus(
+            state=observation.process,
+            exit_code=0 if ended_well else None,
+            ended_at_ms=beat.written_at_ms if beat else None,
+            error=beat.error if beat else None,
+        )
+    return WriterStatus(
+        state=observation.process,
+        exit_code=end.code,
+        exit_name=error_name(end.code) or None if end.code else None,
+        ended_at_ms=end.ended_at_ms,
+        error=end.error,
+    )
+
+
+def _look_at_table(spec: StreamSpec) -> TableView:
+    try:
+        table = load_stream_table(spec)
+        return TableView(exists=False, desired="running") if table is None else _view(table, spec)
+    except Exception as error:  # catalogs raise what their clients raise; the other streams go on
+        return TableView(exists=None, problems=(f"table {spec.table.identifier} cannot be read: {_words(error)}",))
+
+
+def _view(table: Table, spec: StreamSpec) -> TableView:
+    problems: list[str] = []
+    marker = None
+    try:
+        marker = read_marker(table.properties, spec.name)
+        if marker:
+            check_ancestry(table.metadata, marker, table=spec.table.identifier)
+    except FrazilError as error:
+        problems.append(_words(error))
+    desired = reason = None
+    try:
+        folder = state_location(table, spec.name)
+        wanted = DesiredStore(open_store(folder, table.io.properties), folder).read()
+        desired, reason = str(wanted.mode), wanted.reason or None
+    except Exception as error:  # as above: storage raises what its clients raise
+        problems.append(f"the desired state cannot be read: {_words(error)}")
+    return TableView(
+        exists=True,
+        marker=marker,
+        last_commit_at_ms=next((s.timestamp_ms for s in commits(table.metadata, spec.name)), None),
+        rows=_rows(table.metadata),
+        desired=desired,
+        desired_reason=reason,
+        problems=tuple(problems),
+    )
+
+
+def commits(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
+    """A stream's batches in the branch, newest first, as far as its history reaches."""
+    snapshots = {s.snapshot_id: s for s in metadata.snapshots}
+    current = head_of(metadata)
+    while current is not None:
+        summary = current.summary
+        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.commit-record"):
+            yield current
+        current = snapshots.get(current.parent_snapshot_id) if current.parent_snapshot_id else None
+
+
+def _rows(metadata: TableMetadata) -> int | None:
+    head = head_of(metadata)
+    if head is None:
+        return 0
+    text = head.summary.get("total-records") if head.summary else None
+    return int(text) if text else None
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def exit_words(writer: WriterStatus) -> str:
+    """How a writer that ended did so."""
+    if writer.exit_code is None:
+        return "an error" if writer.error else "an exit code that nobody saw"
+    return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)
