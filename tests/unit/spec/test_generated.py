@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,11 @@ def test_the_schema_refuses_what_the_loader_refuses(declare: Callable[..., Path]
     with pytest.raises(SpecError):
         load_stream(path)
     assert not VALIDATOR.is_valid(yaml.safe_load(path.read_text()))
+
+
+def test_the_guides_stream_is_sound(tmp_path: Path) -> None:
+    stream, defaults, *_ = re.findall(r"```yaml\n(.*?)```", Path("docs/streams.md").read_text(), re.DOTALL)
+    (tmp_path / "orders.yaml").write_text(stream)
+    (tmp_path / "_defaults.yaml").write_text(defaults)
+    assert load_stream(tmp_path / "orders.yaml").partition_by == ("day(ordered_at)",)
+    VALIDATOR.validate(yaml.safe_load(stream))
