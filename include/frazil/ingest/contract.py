@@ -109,7 +109,7 @@ class StagedFile:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
         """JSON has no integer keys and no tuples: both are put back."""
-        fixed = {
+        fixed: dict[str, Any] = {
             k: {int(i): x for i, x in v.items()} if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v
             for k, v in value.items()
         }

@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation, localcontext
+from decimal import Decimal, localcontext
 from typing import Any
 
 from pyiceberg import types as iceberg
 
 from frazil.ingest.json_types import Units
 
-Check = Callable[[Any], str | None]
+Wrong = tuple[str, str]
+"""The path of a field inside a value (empty: the value itself), and what is wrong with it."""
+
+Check = Callable[[Any], Wrong | None]
 """A parsed JSON value that is not null to what is wrong with it, or None."""
 
 MISSING = "required, and missing or null"
@@ -48,14 +51,15 @@ def record_check(schema: iceberg.StructType, units: Units) -> Callable[[bytes], 
             if b"Inf" in value or b"NaN" in value:
                 return None  # the reader knows more spellings of these than Python
             return "InvalidJson", f"{error.msg} at character {error.pos}"
-        except (ValueError, RecursionError, InvalidOperation):
+        except (ValueError, RecursionError, ArithmeticError):
             return None
         if not isinstance(parsed, dict):
             return "NotAnObject", f"a JSON object is needed, this is {_name(parsed)}"
         wrong = check(parsed)
         if wrong is None:
             return None
-        return ("MissingRequired" if wrong.endswith(MISSING) else "TypeMismatch"), wrong
+        path, text = wrong
+        return ("MissingRequired" if text == MISSING else "TypeMismatch"), f"{path}: {text}"
 
     return reason
 
@@ -63,35 +67,42 @@ def record_check(schema: iceberg.StructType, units: Units) -> Callable[[bytes], 
 def _struct(kind: iceberg.StructType, units: Units) -> Check:
     fields = [(f.name, f.required, _check(f.field_type, units, f.field_id)) for f in kind.fields]
 
-    def check(value: Any) -> str | None:
+    def check(value: Any) -> Wrong | None:
         if not isinstance(value, dict):
-            return f"an object is needed, this is {_name(value)}"
+            return "", f"an object is needed, this is {_name(value)}"
         for name, required, inner in fields:
             part = value.get(name)
             if part is None:
                 if required:
-                    return f"{name}: {MISSING}"
+                    return name, MISSING
             elif (wrong := inner(part)) is not None:
-                return f"{name}: {wrong}" if not isinstance(part, dict | list) else f"{name}.{wrong}"
+                return _within(name, wrong)
         return None
 
     return check
 
 
-def _elements(name: str, container: type, element: Check, required: bool) -> Check:
-    def check(value: Any) -> str | None:
+def _elements(name: str, container: type[list[Any]] | type[dict[str, Any]], element: Check, required: bool) -> Check:
+    def check(value: Any) -> Wrong | None:
         if not isinstance(value, container):
-            return f"{name} is needed, this is {_name(value)}"
+            return "", f"{name} is needed, this is {_name(value)}"
         for part in value.values() if isinstance(value, dict) else value:
-            wrong = (MISSING if required else None) if part is None else element(part)
-            if wrong is not None:
-                return f"element: {wrong}"
+            if part is None:
+                if required:
+                    return "element", MISSING
+            elif (wrong := element(part)) is not None:
+                return _within("element", wrong)
         return None
 
     return check
 
 
-def _check(kind: iceberg.IcebergType, units: Units, field_id: int = -1) -> Check:
+def _within(name: str, wrong: Wrong) -> Wrong:
+    path, text = wrong
+    return f"{name}.{path}" if path else name, text
+
+
+def _check(kind: iceberg.IcebergType, units: Units, field_id: int = -1) -> Check:  # noqa: PLR0911 - a table
     match kind:
         case iceberg.StructType():
             return _struct(kind, units)
@@ -100,13 +111,13 @@ def _check(kind: iceberg.IcebergType, units: Units, field_id: int = -1) -> Check
         case iceberg.MapType():
             return _elements("an object", dict, _check(kind.value_type, units), kind.value_required)
         case iceberg.BooleanType():
-            return lambda value: None if isinstance(value, bool) else f"true or false is needed, this is {_name(value)}"
+            return _kind("true or false", bool, never=())
         case iceberg.IntegerType():
             return _whole(32, "int")
         case iceberg.LongType():
             return _whole(64, "long")
         case iceberg.FloatType() | iceberg.DoubleType():
-            return lambda value: None if _is_number(value) else f"a number is needed, this is {_name(value)}"
+            return _kind("a number", (int, float, Decimal), never=bool)
         case iceberg.DecimalType():
             return _decimal(kind.precision, kind.scale)
     if field_id in units:
@@ -114,33 +125,38 @@ def _check(kind: iceberg.IcebergType, units: Units, field_id: int = -1) -> Check
     return _text(kind)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+def _kind(name: str, kinds: type | tuple[type, ...], *, never: type | tuple[()]) -> Check:
+    def check(value: Any) -> Wrong | None:
+        if isinstance(value, kinds) and not isinstance(value, never):
+            return None
+        return "", f"{name} is needed, this is {_name(value)}"
+
+    return check
 
 
 def _whole(bits: int, name: str) -> Check:
     limit = 1 << (bits - 1)
 
-    def check(value: Any) -> str | None:
+    def check(value: Any) -> Wrong | None:
         if isinstance(value, bool) or not isinstance(value, int):
-            return f"a whole number ({name}) is needed, this is {_name(value)}"
-        return None if -limit <= value < limit else f"{value} is too big for {name}"
+            return "", f"a whole number ({name}) is needed, this is {_name(value)}"
+        return None if -limit <= value < limit else ("", f"{value} is too big for {name}")
 
     return check
 
 
 def _decimal(precision: int, scale: int) -> Check:
-    def check(value: Any) -> str | None:
+    def check(value: Any) -> Wrong | None:
         if isinstance(value, bool | dict | list):
-            return f"a number is needed, this is {_name(value)}"
+            return "", f"a number is needed, this is {_name(value)}"
         try:
             number = Decimal(value)
             with localcontext(prec=max(precision, len(number.as_tuple().digits)) + scale + 2):
                 unscaled = number.scaleb(scale)
                 fits = unscaled == unscaled.to_integral_value() and abs(unscaled) < Decimal(10) ** precision
-        except (InvalidOperation, ValueError):
+        except (ArithmeticError, ValueError):
             return None
-        return None if fits else f"{value} does not fit decimal({precision}, {scale})"
+        return None if fits else ("", f"{value} does not fit decimal({precision}, {scale})")
 
     return check
 
@@ -148,11 +164,11 @@ def _decimal(precision: int, scale: int) -> Check:
 def _text(kind: iceberg.IcebergType) -> Check:
     pattern = _PATTERNS.get(type(kind))
 
-    def check(value: Any) -> str | None:
+    def check(value: Any) -> Wrong | None:
         if not isinstance(value, str):
-            return f"a string ({kind}) is needed, this is {_name(value)}"
+            return "", f"a string ({kind}) is needed, this is {_name(value)}"
         if pattern is not None and pattern.fullmatch(value) is None:
-            return f"{value[:64]!r} is no {kind}"
+            return "", f"{value[:64]!r} is no {kind}"
         return None
 
     return check

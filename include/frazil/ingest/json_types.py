@@ -66,7 +66,7 @@ def _check(kind: iceberg.IcebergType, where: str) -> None:
             raise SpecError(f"{where}: format json cannot fill a column of type {kind}; declare another type")
 
 
-def wire_type(kind: iceberg.IcebergType, units: Units, field_id: int = -1) -> pa.DataType:
+def wire_type(kind: iceberg.IcebergType, units: Units, field_id: int = -1) -> pa.DataType:  # noqa: PLR0911 - a table
     """The Arrow type that the JSON reader is asked for; everything may be null there."""
     match kind:
         case iceberg.StructType():

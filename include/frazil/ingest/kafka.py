@@ -182,7 +182,8 @@ class RangeReader:
             lookup = self._lookup
             pairs = zip(map(Message.topic, batch), map(Message.partition, batch), strict=True)
             return np.fromiter((lookup[pair] for pair in pairs), np.int32, len(batch))
-        return self._lookup[np.fromiter(map(Message.partition, batch), np.int32, len(batch))]
+        partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
+        return np.asarray(self._lookup[partitions], np.int32)
 
     def _finish(self, index: int) -> None:
         r = self._ranges[index]
@@ -190,8 +191,8 @@ class RangeReader:
             self._consumer.incremental_unassign([TopicPartition(r.topic, r.partition)])
 
     def _on_event(self, event: Message) -> None:
-        error = event.error()
-        index = self._open.get((event.topic(), event.partition()))
+        error: Any = event.error()
+        index = self._open.get((str(event.topic()), int(event.partition() or 0)))
         if index is None:  # about a range that has ended
             return
         if error.code() == KafkaError._PARTITION_EOF:

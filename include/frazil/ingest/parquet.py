@@ -106,7 +106,7 @@ class ParquetFile:
     @property
     def bytes(self) -> int:
         """Bytes written so far, without the footer."""
-        size: int = self._stream.tell()  # type: ignore[attr-defined]  # pyarrow's NativeFile
+        size: int = self._stream.tell()
         return size
 
     def write(self, rows: pa.Table) -> None:
@@ -159,7 +159,7 @@ def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> tuple[str | 
         return ()
     kinds = [field.field_type for field in layout.spec.partition_type(layout.schema).fields]
     return tuple(
-        None if value is None else base64.b64encode(to_bytes(kind, value)).decode()
+        None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives
         for kind, value in zip(kinds, values, strict=True)
     )
 

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from frazil.ingest.contract import StageContext, StageResult, StageTask
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.dead_letters import DeadLetterTable
 from frazil.ingest.decode import Decoder, decoder
+from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import Chunk, RangeReader
 from frazil.ingest.progress import ProgressCounter
 from frazil.ingest.write import TableWriter, file_namer
@@ -55,6 +57,8 @@ def stage(
     except BaseException:
         run.abort()
         raise
+    finally:
+        run.close()
     on_progress(run.progress.records)
     return result
 
@@ -68,7 +72,8 @@ class _Stage:
         name = file_namer(task.index, attempt)
         self._context = context
         self._now_us = now_us
-        self._decode = _decoder(context, schema)
+        make = _decoder_maker(context, schema)
+        self._decode = make() if attempt == 0 else IsolatedDecoder(make)
         self._coordinates = Coordinates(schema, task.ranges, wanted=context.coordinates)
         self._main = TableWriter(context.main, "main", io=io, file_name=name)
         self._dead = TableWriter(context.dead_letters, "dead-letters", io=io, file_name=name)
@@ -94,15 +99,19 @@ class _Stage:
     def finish(self) -> StageResult:
         return StageResult((*self._main.finish(), *self._dead.finish()), self.progress.result())
 
+    def close(self) -> None:
+        if isinstance(self._decode, IsolatedDecoder):
+            self._decode.close()
+
     def abort(self) -> None:
         self._main.abort()
         self._dead.abort()
 
 
-def _decoder(context: StageContext, schema: Schema) -> Decoder:
+def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
     event_time = schema.find_field(context.event_time_column)
     units = {} if context.event_time_unit == "iso" else {event_time.field_id: context.event_time_unit}
-    return decoder(context.format, record_schema(schema, context.coordinates), units)
+    return partial(decoder, context.format, record_schema(schema, context.coordinates), units)
 
 
 @contextmanager
