@@ -6,7 +6,7 @@ Seconds are of a monotonic clock; producers' timestamps play no part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -97,29 +97,27 @@ def task_count(records: int, *, rates: Rates, policy: Policy) -> int:
 def assign(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """Bin-pack the unread ranges into `tasks` by their lag: the largest first, each to the emptiest task.
+    """The unread ranges, laid end to end and cut into `tasks` lengths that differ by one record at most.
 
-    A range larger than a task's fair share is cut, so that one busy partition does not make one slow task.
+    So no task is slower than another however the lag is spread, and a topic-partition is in one task at most once:
+    a consumer can read only one position of it.
     """
     ranges = [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]]
     total = sum(r.end - r.start for r in ranges)
-    if not total:
-        return ()
-    share = math.ceil(total / tasks)
-    pieces = [piece for r in ranges for piece in _cut(r, share)]
-    bins: list[list[OffsetRange]] = [[] for _ in range(min(tasks, len(pieces)))]
-    loads = [0] * len(bins)
-    for piece in sorted(pieces, key=lambda r: r.start - r.end):
-        emptiest = loads.index(min(loads))
-        bins[emptiest].append(piece)
-        loads[emptiest] += piece.end - piece.start
-    return tuple(StageTask(index, tuple(sorted(held))) for index, held in enumerate(bins))
+    edges = [total * i // tasks for i in range(tasks + 1)]
+    lengths = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]
+    return tuple(StageTask(index, tuple(held)) for index, held in enumerate(filter(None, lengths)))
 
 
-def _cut(whole: OffsetRange, share: int) -> list[OffsetRange]:
-    count = math.ceil((whole.end - whole.start) / share)
-    edges = [whole.start + (whole.end - whole.start) * i // count for i in range(count + 1)]
-    return [OffsetRange(whole.topic, whole.partition, a, b) for a, b in pairwise(edges)]
+def _between(ranges: list[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
+    """What lies in `[low, high)` of the ranges laid end to end."""
+    at = 0
+    for r in ranges:
+        length = r.end - r.start
+        a, b = max(low - at, 0), min(high - at, length)
+        if a < b:
+            yield OffsetRange(r.topic, r.partition, r.start + a, r.start + b)
+        at += length
 
 
 def learned(old: Rates, *, records: int, written_bytes: int, core_s: float, overhead_s: float) -> Rates:
