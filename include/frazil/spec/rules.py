@@ -67,6 +67,7 @@ def problems(spec: StreamSpec) -> tuple[Problem, ...]:
         *_event_time(spec),
         *_layout(spec),
         *_kafka_properties(spec),
+        *_secrets(spec),
         *_references(spec),
         *_table(spec),
     )
@@ -154,15 +155,19 @@ def _source(path: str, columns: dict[str, Type]) -> Type | None:
 
 def _kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
     for key, value in spec.source.properties.items():
-        path = f"source.properties.{key}"
         if key in SET_BY_FRAZIL:
-            yield Problem(path, value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
-        elif is_secret(key) and not _REFERENCES.fullmatch(value):
-            yield Problem(
-                path,
-                None,
-                "is a secret, never to stand in the file; write ${env:NAME} or ${airflow:connection.password}",
-            )
+            yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
+
+
+def _secrets(spec: StreamSpec) -> Iterator[Problem]:
+    for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
+        for key, value in properties.items():
+            if is_secret(key) and not _REFERENCES.fullmatch(value):
+                yield Problem(
+                    f"{path}.{key}",
+                    None,
+                    "is a secret, never to stand in the file; write ${env:NAME} or ${airflow:connection.password}",
+                )
 
 
 def _references(spec: StreamSpec) -> Iterator[Problem]:

@@ -82,6 +82,7 @@ class FsspecStore(ObjectStore):
             (
                 FileInfo(f"{folder.rstrip('/')}{name[len(root) :]}", int(info["size"]), _modified_ms(info))
                 for name, info in found.items()
+                if info["type"] == "file"  # a store may keep a marker where a folder was
             ),
             key=lambda info: info.path,
         )

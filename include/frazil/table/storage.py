@@ -54,7 +54,10 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """The folders right in a folder, those with a file at some depth, sorted, without a trailing slash."""
+        """The folders right in a folder, those with a file at some depth, sorted, without a trailing slash.
+
+        A store that keeps markers of folders (SeaweedFS) may name an emptied one as well.
+        """
 
     @abstractmethod
     def delete(self, paths: Iterable[str]) -> None:

@@ -172,6 +172,15 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(declare: Declare, key:
     assert "hunter2" not in str(refused.value)
 
 
+def test_a_secret_for_spark_is_a_secret_too(declare: Declare) -> None:
+    path = declare(resources={"spark": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}})
+    with pytest.raises(
+        SpecError, match=r"resources\.spark\.spark\.hadoop\.fs\.s3a\.secret\.key: is a secret"
+    ) as refused:
+        load_stream(path)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
     reference = "${airflow:kafka.password}"
     path = declare(source={"bootstrap-servers": "a", "topics": "x", "properties": {"sasl.password": reference}})
