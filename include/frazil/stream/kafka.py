@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.commit.marker import SourceIdentity
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable
@@ -69,11 +69,11 @@ class KafkaOffsets:
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset that is still there."""
-        return self._list(partitions, OffsetSpec.earliest())
+        return self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The last stable offset: what a `read_committed` reader may read up to."""
-        return self._list(partitions, OffsetSpec.latest())
+        return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset at or after a broker timestamp; the end where there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,13 +22,14 @@ ANSWER_SCHEMA = "answer string"
 class StageRows:
     """The function that `mapInArrow` ships to the executors.
 
-    An error that would repeat itself is answered as a row, not raised: Spark would try it three times more.
+    An error of ours is answered as a row, not raised: it has been tried long enough, and Spark would try it again.
+    What Spark does try again is a worker that died.
     """
 
     context: StageContext
     progress: ProgressFolder
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for plan in batch.column("plan").to_pylist():
                 yield pa.RecordBatch.from_pydict({"answer": [json.dumps(self._answer(json.loads(plan)))]})
@@ -41,8 +42,6 @@ class StageRows:
         try:
             result = stage(self.context, task, attempt=attempt, on_progress=self._reporter(task.index))
         except FrazilError as error:
-            if error.restartable:
-                raise
             return {"error_type": type(error).__name__, "error": str(error)}
         return {"position": plan["position"], "result": result.to_json(), "core_s": time.process_time() - cpu}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
@@ -263,7 +263,7 @@ class Epoch:
         """Wait for the query's end, for the stop, or for the goal. Raises what ended the query."""
         while True:
             try:
-                over = query.awaitTermination(LOOK_S)
+                over = query.awaitTermination(LOOK_S)  # type: ignore[arg-type]  # takes fractions of a second
             except StreamingQueryException as error:
                 raise self._cause(error) from error
             if self.failure:
