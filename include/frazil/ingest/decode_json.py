@@ -40,9 +40,9 @@ class JsonDecoder:
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._check = record_check(struct, units)
         self._rewrite = map_rewriter(struct)
-        self._parse_options = pj.ParseOptions(
-            explicit_schema=pa.schema(list(wire_type(struct, units))), unexpected_field_behavior="ignore"
-        )
+        wire = wire_type(struct, units)
+        self._decimals = [i for i, field in enumerate(wire) if _has_decimal(field.type)]
+        self._parse_options = pj.ParseOptions(explicit_schema=pa.schema(list(wire)), unexpected_field_behavior="ignore")
 
     def __call__(self, values: Sequence[bytes | None]) -> Decoded:
         """All of a chunk's values, each either a row or a rejection."""
@@ -124,6 +124,9 @@ class JsonDecoder:
         read = pj.read_json(pa.BufferReader(text), read_options=options, parse_options=self._parse_options)
         if read.num_rows != count:
             raise pa.ArrowInvalid("a message holds more than one JSON value")
+        for index in self._decimals:
+            # Arrow's reader gives decimal(5, 2) the value 1000.00: it looks at digits before it moves the point.
+            read.column(index).validate(full=True)
         columns = [
             from_wire(column.combine_chunks(), field.field_type, target.type, self._units, field.field_id)
             for column, field, target in zip(read.columns, self._struct.fields, self._arrow_schema, strict=True)
@@ -131,6 +134,10 @@ class JsonDecoder:
         for column, target in zip(columns, self._arrow_schema, strict=True):
             _require(column, target)
         return pa.Table.from_arrays(columns, schema=self._arrow_schema)
+
+
+def _has_decimal(kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or any(_has_decimal(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _require(array: pa.Array, field: pa.Field) -> None:

@@ -1,0 +1,349 @@
+"""JSON to Arrow: every message is either its own row or a rejection, whatever stands beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg import types as t
+from pyiceberg.schema import Schema
+
+from frazil.errors import SpecError
+from frazil.ingest import decode_json
+from frazil.ingest.decode import Decoded, decoder
+
+SCHEMA = Schema(
+    t.NestedField(1, "id", t.LongType(), required=True),
+    t.NestedField(2, "name", t.StringType()),
+    t.NestedField(3, "at", t.TimestamptzType()),
+    t.NestedField(
+        4,
+        "inner",
+        t.StructType(t.NestedField(5, "a", t.IntegerType(), required=True), t.NestedField(6, "b", t.DoubleType())),
+    ),
+    t.NestedField(7, "list", t.ListType(8, t.DecimalType(9, 2), element_required=False)),
+)
+
+
+def column(kind: t.IcebergType, *values: bytes, required: bool = False, unit: str = "iso") -> Decoded:
+    """Messages `{"x": <value>}` decoded as one column."""
+    schema = Schema(t.NestedField(1, "x", kind, required=required))
+    return decoder("json", schema, {} if unit == "iso" else {1: unit})([b'{"x":' + value + b"}" for value in values])
+
+
+def accepted(decoded: Decoded) -> list[Any]:
+    assert decoded.rejections == []
+    return [row["x"] for row in decoded.rows.to_pylist()]
+
+
+def classes(decoded: Decoded) -> list[str]:
+    assert decoded.rows.num_rows == 0
+    return [rejection.error_class for rejection in decoded.rejections]
+
+
+def fates(values: Sequence[bytes | None], schema: Schema = SCHEMA) -> list[Any]:
+    """Per message its row, or the word "rejected"; each message has exactly one."""
+    decoded = decoder("json", schema, {})(values)
+    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    rejected = {rejection.index for rejection in decoded.rejections}
+    assert len(rejected) == len(decoded.rejections)
+    assert sorted([*rows, *rejected]) == list(range(len(values)))
+    return [rows.get(i, "rejected") for i in range(len(values))]
+
+
+# What a message may be: good records, and everything that tries to move its neighbours.
+ids = st.integers(-(2**63), 2**63 - 1)
+records = st.builds(
+    lambda number, name, a: {"id": number, "name": name, "inner": a, "other": {"id": "ignored"}},
+    ids,
+    st.one_of(st.none(), st.text(max_size=5).filter(lambda s: not any(0xD800 <= ord(c) <= 0xDFFF for c in s))),
+    st.one_of(st.none(), st.fixed_dictionaries({"a": st.integers(-(2**31), 2**31 - 1)})),
+)
+good = st.one_of(
+    records.map(lambda r: json.dumps(r).encode()),
+    records.map(lambda r: json.dumps(r, indent=1, ensure_ascii=False).encode()),
+    records.map(lambda r: b" \n\t" + json.dumps(r).encode() + b"\r\n"),
+)
+bad = st.one_of(
+    st.none(),
+    st.sampled_from(
+        [
+            b"",
+            b" ",
+            b"\n",
+            b"null",
+            b"{",
+            b"}",
+            b"{}",
+            b"[]",
+            b'[{"id":1}]',
+            b"1",
+            b'"x"',
+            b'{"id":1}{"id":2}',
+            b'{"id":1} {"id":2}',
+            b'{"id":1}\n{"id":2}',
+            b'{"id":1}\r{"id":2}',
+            b'{"id":1}\x00}',
+            b'{"id":1}}',
+            b'{"id":1,"inner":{}',
+            b'{"id":1,"id":2}',
+            b'{"id":1,"name":"a\nb"}',
+            b'{"id":1,"name":"\xff"}',
+            b'{"id":1,"name":"\\ud800"}',
+            b'{"id":9223372036854775808}',
+            b'{"id":1.0}',
+            b'{"id":"1"}',
+            b'{"id":null}',
+            b'{"name":"x"}',
+            b'{"id":1,"inner":{}}',
+            b'{"id":1,"inner":{"a":null}}',
+            b'{"id":1,"inner":{"a":2147483648}}',
+            b'{"id":1,"inner":[]}',
+            b'{"id":1,"list":[1.234]}',
+            b'{"id":1,"list":{"0":1}}',
+            b'{"id":1,"at":"yesterday"}',
+            b'{"id":1,"at":"2026-02-30T00:00:00Z"}',
+            b'{"id":1,"at":5}',
+            b"\xef\xbb\xbf{}",
+        ]
+    ),
+    st.binary(max_size=8),
+)
+
+
+def as_expected(value: bytes | None) -> Any:
+    """The oracle: what one message is, by Python's own JSON."""
+    row = json.loads(value or b"")
+    inner = row["inner"]
+    return {
+        "id": row["id"],
+        "name": row["name"],
+        "at": None,
+        "inner": inner and {"a": inner["a"], "b": None},
+        "list": None,
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.one_of(good.map(lambda v: (True, v)), bad.map(lambda v: (False, v))), max_size=12))
+def test_every_row_is_its_own_message_among_any_neighbours(messages: list[tuple[bool, bytes | None]]) -> None:
+    seen = fates([value for _, value in messages])
+    for (is_good, value), fate in zip(messages, seen, strict=True):
+        assert fate == (as_expected(value) if is_good else "rejected")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(good, bad), min_size=1, max_size=8))
+def test_a_messages_fate_does_not_depend_on_its_neighbours(values: list[bytes | None]) -> None:
+    assert fates(values) == [fates([value])[0] for value in values]
+
+
+LOOSE = Schema(
+    t.NestedField(1, "i", t.IntegerType()),
+    t.NestedField(2, "d", t.DecimalType(5, 2)),
+    t.NestedField(3, "f", t.FloatType()),
+    t.NestedField(4, "ts", t.TimestampType()),
+    t.NestedField(5, "tm", t.TimeType()),
+    t.NestedField(6, "day", t.DateType()),
+    t.NestedField(7, "u", t.UUIDType()),
+    t.NestedField(8, "b", t.BinaryType()),
+    t.NestedField(9, "ok", t.BooleanType()),
+    t.NestedField(10, "m", t.MapType(11, t.StringType(), 12, t.LongType(), value_required=True)),
+)
+LITERALS = r"""
+null true false 0 -0 1.5 1e2 1.234 999.99 1000 -1e-9 1e39 1e400 NaN Infinity -Infinity Inf 01 1. [] {} [1] ""
+"x" "1" "1.5" "1e2" "1_0" "NaN" "2026-01-02" "2026-1-2" "2026-01-02T03" "2026-01-02T03:04" "2026-01-02T03:04:05"
+"2026-01-02T03:04:05.123" "2026-01-02T03:04:05.1234567891Z" "2026-01-02T03:04:05+02" "2026-01-02T03:04:05-0230"
+"2026-01-02T03:04:05." "2026-01-02T030405" "2026-01-02t03:04:05z" "2026-02-30" "2026-01-02Z" "2026-01-02T24:00:00"
+"2026-01-02T03:04:05+24:00" "10:11:12" "10:11" "10" "101112" "24:00:00" "10:11:12.1234567" "10:11:12Z"
+"12345678-1234-1234-1234-123456789abc" "12345678123412341234123456789ABC" "YWJj" "YWJ" "Y=W" {"a":1}
+{"a":1,"a":2} {"a":null} {"a":"1"} [{"key":"a","value":1}]
+"""
+literals = st.one_of(
+    st.sampled_from(LITERALS.split()),
+    st.integers(-(2**40), 2**40).map(str),
+    st.decimals(-2000, 2000, places=3).map(str),
+    st.from_regex(r"\"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?(Z|[+-]\d\d:\d\d)?\"", fullmatch=True),
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([f.name for f in LOOSE.fields]), literals), min_size=1, max_size=6))
+def test_the_slow_look_and_the_fast_path_agree_on_every_type(cells: list[tuple[str, str]]) -> None:
+    """A poisoned neighbour forces the slow look upon records that would otherwise pass together."""
+    values = [f'{{"{name}":{literal}}}'.encode() for name, literal in cells]
+    alone = [decoder("json", LOOSE, {})([value]) for value in values]
+    expected = [repr(d.rows.to_pylist()[0]) if d.rows.num_rows else "'rejected'" for d in alone]
+    assert [repr(fate) for fate in fates([*values, b'{"i":"poison"}'], LOOSE)] == [*expected, "'rejected'"]
+    reader_alone = decode_json.JsonDecoder(LOOSE, {})
+    reader_alone._check = lambda _: None
+    assert [reader_alone([value]).rows.num_rows for value in values] == [d.rows.num_rows for d in alone]
+
+
+def test_a_missing_required_column_is_a_dead_letter() -> None:
+    decoded = column(t.StringType(), b"null", required=True)
+    assert [(r.error_class, r.error) for r in decoded.rejections] == [
+        ("MissingRequired", "x: required, and missing or null")
+    ]
+
+
+def test_a_tombstone_is_a_dead_letter() -> None:
+    decoded = decoder("json", SCHEMA, {})([None])
+    assert classes(decoded) == ["Tombstone"]
+
+
+def test_a_wrong_type_is_named_with_its_path() -> None:
+    decoded = decoder("json", SCHEMA, {})([b'{"id":1,"inner":{"a":"one"}}'])
+    assert decoded.rejections[0].error == "inner.a: a whole number (int) is needed, this is the string 'one'"
+
+
+def test_fields_that_the_schema_does_not_name_are_ignored() -> None:
+    decoded = decoder("json", SCHEMA, {})([b'{"id":7,"new":[1,{"deep":null}]}'])
+    assert decoded.rows.column("id").to_pylist() == [7]
+
+
+LONG_DECIMAL = Decimal("1234567890123456789012345678.0123456789")
+
+
+def map_of(value: t.IcebergType, first_id: int = 2) -> t.MapType:
+    return t.MapType(first_id, t.StringType(), first_id + 1, value, value_required=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (t.BooleanType(), b"true", True),
+        (t.IntegerType(), b"-2147483648", -(2**31)),
+        (t.LongType(), b"9223372036854775807", 2**63 - 1),
+        (t.FloatType(), b"1.5", 1.5),
+        (t.DoubleType(), b"0.1", 0.1),
+        (t.DecimalType(38, 10), str(LONG_DECIMAL).encode(), LONG_DECIMAL),
+        (t.DecimalType(9, 2), b'"1.50"', Decimal("1.50")),
+        (t.DateType(), b'"2026-02-28"', date(2026, 2, 28)),
+        (t.TimeType(), b'"10:11:12.5"', time(10, 11, 12, 500000)),
+        (t.TimestampType(), b'"2026-01-02T03:04:05.000001"', datetime(2026, 1, 2, 3, 4, 5, 1)),  # noqa: DTZ001
+        (t.StringType(), b'"\\ud83d\\ude00"', "😀"),
+        (t.UUIDType(), b'"12345678-1234-1234-1234-123456789abc"', UUID("12345678123412341234123456789abc")),
+        (t.FixedType(3), b'"YWJj"', b"abc"),
+        (t.BinaryType(), b'"YWI="', b"ab"),
+        (t.StructType(t.NestedField(2, "d", t.DateType())), b'{"d":"2026-02-28"}', {"d": date(2026, 2, 28)}),
+        (t.ListType(2, t.TimeType(), False), b'["10:11:12",null]', [time(10, 11, 12), None]),
+        (t.ListType(2, t.ListType(3, t.LongType(), True), False), b"[[1,2],null,[]]", [[1, 2], None, []]),
+        (map_of(t.DecimalType(9, 2)), b'{"k":1.25,"z":null}', [("k", Decimal("1.25")), ("z", None)]),
+        (map_of(map_of(t.LongType(), 10)), b'{"k":{"m":1}}', [("k", [("m", 1)])]),
+    ],
+    ids=str,
+)
+def test_every_type_is_read_and_null_stays_null(kind: t.IcebergType, text: bytes, value: Any) -> None:
+    assert accepted(column(kind, text, b"null", text)) == [value, None, value]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'"2026-01-02T03:04:05Z"',
+        b'"2026-01-02T05:04:05+02:00"',
+        b'"2026-01-02T05:04:05+0200"',
+        b'"2026-01-02T03:04:05"',
+        b'"2026-01-02 03:04:05.000Z"',
+        b'"2026-01-02T03:04:05.000000999Z"',
+        b'"2026-01-02t03:04:05z"',
+    ],
+)
+def test_a_timestamp_may_have_any_zone_or_none_and_any_fraction(text: bytes) -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert accepted(column(t.TimestamptzType(), text)) == [moment]
+    assert accepted(column(t.TimestamptzType(), text, b'"2026-01-02T03:04:05"', b'"1970-01-01"')) == [
+        moment,
+        moment,
+        datetime(1970, 1, 1, tzinfo=UTC),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [
+        ("s", b"1767323045.25"),
+        ("s", b"1767323045.2500000999"),
+        ("s", b"1.76732304525e9"),
+        ("ms", b"1767323045250"),
+        ("us", b"1767323045250000"),
+        ("ns", b"1767323045250000999"),
+    ],
+)
+def test_event_time_may_be_a_number_since_the_epoch(unit: str, text: bytes) -> None:
+    expected = datetime(2026, 1, 2, 3, 4, 5, 250000, tzinfo=UTC)
+    assert accepted(column(t.TimestamptzType(), text, unit=unit)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (t.IntegerType(), b"2147483648"),
+        (t.LongType(), b"-9223372036854775809"),
+        (t.FloatType(), b"1e39"),
+        (t.DoubleType(), b"1e400"),
+        (t.DecimalType(5, 2), b"1000"),
+        (t.DecimalType(5, 2), b"1.001"),
+        (t.DateType(), b'"2026-02-29"'),
+        (t.TimeType(), b'"25:00:00"'),
+        (t.TimestamptzType(), b'"2026-01-02T03:04:61Z"'),
+        (t.UUIDType(), b'"1234"'),
+        (t.FixedType(3), b'"YWI="'),
+        (t.BinaryType(), b'"a"'),
+        (t.BooleanType(), b"1"),
+        (t.StringType(), b"1"),
+        (t.MapType(2, t.StringType(), 3, t.LongType()), b'{"a":1,"a":2}'),
+        (t.MapType(2, t.StringType(), 3, t.LongType()), b'[{"key":"a","value":1}]'),
+        (t.ListType(2, t.LongType(), element_required=True), b"[null]"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_its_type_is_a_dead_letter(kind: t.IcebergType, text: bytes) -> None:
+    assert len(classes(column(kind, text))) == 1
+
+
+def test_a_number_too_big_for_the_unit_is_a_dead_letter() -> None:
+    assert len(classes(column(t.TimestamptzType(), b"9223372036854775807", unit="ms"))) == 1
+
+
+@pytest.mark.parametrize("kind", [t.TimestampNanoType(), t.MapType(2, t.LongType(), 3, t.LongType())], ids=str)
+def test_a_type_that_json_cannot_fill_is_refused_at_start(kind: t.IcebergType) -> None:
+    with pytest.raises(SpecError, match=r"schema\.x"):
+        column(kind)
+
+
+def test_an_unknown_format_is_refused_at_start() -> None:
+    with pytest.raises(SpecError, match="allowed: json"):
+        decoder("xml", SCHEMA, {})
+
+
+def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
+    decoded = decoder("json", SCHEMA, {})([])
+    assert decoded.rows.num_rows == 0
+    assert decoded.rows.column_names == [field.name for field in SCHEMA.fields]
+
+
+def test_few_bad_records_cost_few_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    parses = []
+    whole = decode_json.JsonDecoder._parse_text
+
+    def counting(self: decode_json.JsonDecoder, text: bytes, count: int) -> Any:
+        parses.append(count)
+        return whole(self, text, count)
+
+    monkeypatch.setattr(decode_json.JsonDecoder, "_parse_text", counting)
+    values: list[bytes | None] = [b'{"id":%d}' % i for i in range(100_000)]
+    values[77_777] = b'{"id":"not a number"}'
+    decoded = decoder("json", SCHEMA, {})(values)
+    assert [r.index for r in decoded.rejections] == [77_777]
+    assert decoded.rows.column("id").to_pylist() == [i for i in range(100_000) if i != 77_777]
+    assert sum(parses) < 4 * len(values)
+    assert len(parses) < 30
