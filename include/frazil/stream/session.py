@@ -8,6 +8,7 @@ import sys
 from pyspark.sql import SparkSession
 
 from frazil.spec.model import StreamSpec
+from frazil.spec.references import resolve_all
 from frazil.stream.source import RangeSource
 
 TASK_ATTEMPTS = 4
@@ -30,7 +31,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.python.worker.reuse": "true",
         # The stop is ours: the JVM must not end the query in the middle of a batch.
         "spark.sql.streaming.stopTimeout": "60s",
-        **spec.resources.spark,
+        **resolve_all(spec.resources.spark, os.environ),
     }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +23,7 @@ SCHEMA = "plan string"
 
 
 class RangeSource(DataSource):
-    """Options: `spec` (the stream, pickled, references unresolved), `settings`, `source` and `position` (JSON)."""
+    """Options: `spec` (the stream, references unresolved), `settings`, `source` and `position`, all JSON."""
 
     @classmethod
     def name(cls) -> str:
@@ -80,7 +78,7 @@ class RangeReader(DataSourceStreamReader):
             yield (partition.plan,)
 
     def _start(self) -> Planner:
-        spec: StreamSpec = pickle.loads(base64.b64decode(self._options["spec"]))
+        spec = StreamSpec.model_validate_json(self._options["spec"])
         source = json.loads(self._options["source"])
         return Planner(
             settings=self._settings,

@@ -5,11 +5,9 @@ Spark's checkpoint is scratch: every epoch opens the query in a new folder with 
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
-import pickle
 import shutil
 import threading
 import time
@@ -211,7 +209,7 @@ class Epoch:
         interval_s = p.spec.commit.interval / timedelta(seconds=1)
         ranges = (
             p.session.readStream.format(FORMAT)
-            .option("spec", base64.b64encode(pickle.dumps(p.spec)).decode())
+            .option("spec", p.spec.model_dump_json(by_alias=True))
             .option("settings", self._settings(interval_s).to_json())
             .option("source", json.dumps(asdict(runner.marker.source)))
             .option("position", json.dumps(position.to_json()))
