@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
-from pyiceberg.transforms import IdentityTransform, Transform, VoidTransform
-from pyiceberg.types import IcebergType
+from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform, VoidTransform
+from pyiceberg.types import BinaryType, IcebergType
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,13 @@ def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
 
 
 def transformed(array: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
-    """A partition or sort transform of a column. PyIceberg's own, but for the two that need no work."""
+    """A partition or sort transform of a column: PyIceberg's own, where it needs work and knows the type."""
     if isinstance(transform, IdentityTransform):
         return array
     if isinstance(transform, VoidTransform):
         return pa.nulls(len(array), array.type)
+    if isinstance(transform, TruncateTransform) and isinstance(source, BinaryType):
+        return pc.binary_slice(array, 0, transform.width)  # PyIceberg's refuses Arrow's large binary
     return transform.pyarrow_transform(source)(array)
 
 

@@ -1,0 +1,81 @@
+"""A record that kills the process is found, set aside, and takes nobody with it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from frazil.ingest.decode import Decoder
+from frazil.ingest.isolate import IsolatedDecoder
+
+FRAGILE = '''
+"""A decoder with a native crash: it gets SIGSEGV on one value, as a broken parser would."""
+import os, signal
+import numpy as np
+import pyarrow as pa
+from frazil.ingest.decode import Decoded
+
+def make(deadly):
+    def decode(values):
+        if deadly in values:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if b"error" in values:
+            raise RuntimeError("a decoder's own error")
+        print("a library that prints")
+        return Decoded(pa.table({"x": pa.array(values, pa.binary())}), np.arange(len(values)))
+    return decode
+'''
+
+MakeFragile = Callable[[], Decoder]
+
+
+@pytest.fixture
+def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeFragile:
+    """A maker of the fragile decoder, from a module that the child can import too."""
+    (tmp_path / "fragile_decoder.py").write_text(FRAGILE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import fragile_decoder  # type: ignore[import-not-found]  # noqa: PLC0415 - written above
+
+    return partial(fragile_decoder.make, b"deadly")
+
+
+@pytest.fixture
+def isolated(fragile: MakeFragile) -> Iterator[IsolatedDecoder]:
+    decoder = IsolatedDecoder(fragile)
+    yield decoder
+    decoder.close()
+
+
+def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> None:
+    values: list[bytes | None] = [b"%d" % i for i in range(40)]
+    values[7] = values[33] = b"deadly"
+    decoded = isolated(values)
+    assert [r.index for r in decoded.rejections] == [7, 33]
+    assert {r.error_class for r in decoded.rejections} == {"DecoderCrashed"}
+    assert f"exit code {-signal.SIGSEGV}" in decoded.rejections[0].error
+    assert decoded.kept.tolist() == [i for i in range(40) if i not in (7, 33)]
+    assert decoded.rows["x"].to_pylist() == [v for v in values if v != b"deadly"]
+
+
+def test_a_chunk_without_a_killer_passes_whole(isolated: IsolatedDecoder) -> None:
+    decoded = isolated([b"a", None])
+    assert decoded.rejections == []
+    assert decoded.rows["x"].to_pylist() == [b"a", None]
+
+
+def test_a_decoders_own_error_is_raised_here(isolated: IsolatedDecoder) -> None:
+    with pytest.raises(RuntimeError, match="a decoder's own error"):
+        isolated([b"error"])
+    assert isolated([b"fine"]).rows.num_rows == 1
+
+
+def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:
+    isolated([b"a"])
+    child = isolated._child
+    assert child is not None
+    isolated.close()
+    assert child.returncode is not None
