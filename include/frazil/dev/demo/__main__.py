@@ -1,0 +1,78 @@
+"""`python -m frazil.dev.demo [--exit] [--kafka-port N] [--airflow-port N]`: what `make demo` runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from frazil.dev.demo.interrupt import Interrupted, Interrupts, only_demo
+from frazil.dev.demo.parts import DemoParts, require_free_ports
+from frazil.dev.demo.run import STREAM, Demo, checkout, report
+from frazil.dev.demo.screen import Screen
+from frazil.dev.java import require_java
+from frazil.errors import FrazilError
+from frazil.home import home
+
+INTERRUPTED = 130
+"""The shell's code for a command that Ctrl-C ended."""
+
+
+def main() -> int:
+    arguments = _arguments()
+    # What libraries log belongs in no demo; its own words are on the screen.
+    logging.getLogger().addHandler(logging.NullHandler())
+    screen, interrupts = Screen(sys.stdout), Interrupts()
+    try:
+        require_java()
+        with only_demo(home() / "demo.lock"):
+            return _run(arguments, screen=screen, interrupts=interrupts)
+    except FrazilError as error:
+        screen.end_line()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except Interrupted:
+        return INTERRUPTED
+
+
+def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupts) -> int:
+    """The demo in its home; whatever happens, nothing runs any more when this returns."""
+    parts = DemoParts(
+        home() / "demo",
+        checkout(),
+        stream=STREAM,
+        kafka_port=arguments.kafka_port,
+        airflow_port=arguments.airflow_port,
+    )
+    code = INTERRUPTED
+    try:
+        parts.end()
+        require_free_ports(arguments.kafka_port, arguments.airflow_port)
+        parts.make_home()
+        parts.enter_home()
+        outcome = Demo(parts, interrupts=interrupts, screen=screen).run()
+        code = 0 if outcome.summary.exact else 1
+        screen.say(report(outcome, parts))
+        if not arguments.exit:
+            screen.say("\nAll of it keeps running. Ctrl-C ends it.")
+            while True:
+                interrupts.pause(0.5)
+    except Interrupted:
+        pass
+    finally:
+        interrupts.ignore()
+        screen.say("ending Airflow, the writer and Kafka …")
+        parts.end()
+    return code
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make demo", description="Real flights from Kafka into Iceberg.")
+    parser.add_argument("--exit", action="store_true", help="end by itself; 0 if every flight is there exactly once")
+    parser.add_argument("--kafka-port", type=int, default=9092, help="KAFKA_PORT of make; 9092")
+    parser.add_argument("--airflow-port", type=int, default=8080, help="AIRFLOW_PORT of make; 8080")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The parts the demo runs: started in a home of its own, and ended from whatever an earlier demo left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+
+from frazil.dev import process
+from frazil.dev.airflow import EmbeddedAirflow
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.supervise.launcher import ProcessState
+from frazil.supervise.local import LocalLauncher
+
+MARK = "FRAZIL_DEMO"
+"""An environment variable that every process of a demo inherits; its value is the demo's home."""
+
+WRITER_GRACE_S = 30
+_CONFIG = """\
+# The demo keeps to the embedded catalog of its home, whatever catalogs its user has.
+legacy-current-snapshot-id: false
+"""
+
+
+class DemoParts:
+    """Kafka, Airflow and the writer of one demo, all below one folder."""
+
+    def __init__(self, home: Path, checkout: Path, *, stream: str, kafka_port: int, airflow_port: int) -> None:
+        self.home, self._stream = home, stream
+        self.kafka = EmbeddedKafka(home / "kafka", port=kafka_port)
+        self.airflow = EmbeddedAirflow(home / "airflow", checkout, port=airflow_port)
+        self.run_folder = home / "streams" / stream
+        self._checkout = checkout
+
+    def enter_home(self) -> None:
+        """Make this process, and so all that it starts, live in the demo's home."""
+        for name in [name for name in os.environ if name.startswith("PYICEBERG_")]:
+            del os.environ[name]
+        os.environ |= {
+            MARK: str(self.home),
+            "FRAZIL_HOME": str(self.home),
+            "FRAZIL_STREAMS": str(self._checkout / "include" / "streams"),
+            "FRAZIL_KAFKA": self.kafka.bootstrap,
+            "PYICEBERG_HOME": str(self.home),
+        }
+
+    def make_home(self) -> None:
+        """Start afresh: the table, topic and Airflow of an earlier demo are removed."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir(parents=True)
+        (self.home / ".pyiceberg.yaml").write_text(_CONFIG)
+
+    def end(self) -> None:
+        """End everything: Airflow first, lest it relaunch the writer; the writer after its batch at hand; then Kafka.
+
+        What is still there then, such as a writer that was being launched, is found by its environment.
+        """
+        self.airflow.stop()
+        if self.run_folder.is_dir():
+            _end_writer(LocalLauncher(self._stream, folder=self.run_folder))
+        self.kafka.stop()
+        _end_marked(str(self.home))
+
+
+def _end_writer(launcher: LocalLauncher) -> None:
+    for force, grace_s in ((False, WRITER_GRACE_S), (True, 10)):
+        launcher.stop(force=force)
+        deadline = time.monotonic() + grace_s
+        while launcher.observe().process is ProcessState.RUNNING:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+
+
+def _end_marked(home: str) -> None:
+    """SIGKILL every process that carries the demo's mark, except this one and those that started it."""
+    ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    left = [found for found in psutil.process_iter() if found.pid not in ours and _mark(found) == home]
+    for found in left:
+        try:
+            found.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, timeout=10)
+
+
+def _mark(found: psutil.Process) -> str | None:
+    try:
+        return found.environ().get(MARK)
+    except psutil.Error:
+        return None
+
+
+def require_free_ports(kafka_port: int, airflow_port: int) -> None:
+    """Raises EnvironmentUnusable, with the make variable that changes the port."""
+    process.require_free_port(kafka_port, what="the demo's Kafka", option="make demo KAFKA_PORT=…")
+    process.require_free_port(airflow_port, what="the demo's Airflow", option="make demo AIRFLOW_PORT=…")

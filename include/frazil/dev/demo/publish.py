@@ -1,0 +1,101 @@
+"""Sends the flights to Kafka: the backlog at once, then one hour of event time every few seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Message as Delivery
+
+from frazil.dev.demo.flights import messages
+from frazil.errors import KafkaUnavailable
+
+SECONDS_PER_HOUR = 3.0
+
+
+class Publisher:
+    """A producer that counts what the broker has taken.
+
+    `waiting` remembers when how many had been sent, so that the age of the oldest record that is not committed can
+    be told from the number of committed ones.
+    """
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 20,
+                "compression.type": "lz4",
+                "enable.idempotence": True,
+                "log_level": 3,
+            }
+        )
+        self._topic = topic
+        self._refused: KafkaError | None = None
+        self._waiting: deque[tuple[int, float]] = deque()
+        self.sent = 0
+        self.delivered = 0
+
+    def send(self, flights: pa.Table, *, now_s: float) -> None:
+        """Hand flights to the producer; a full queue is waited for."""
+        for message in messages(flights):
+            while True:
+                try:
+                    self._producer.produce(self._topic, message.value, message.key, on_delivery=self._taken)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+            self.sent += 1
+            if self.sent % 1000 == 0:
+                self._producer.poll(0)
+        self._waiting.append((self.sent, now_s))
+
+    def poll(self) -> None:
+        """Count deliveries.
+
+        Raises:
+            KafkaUnavailable: the broker refused a record.
+        """
+        self._producer.poll(0)
+        if self._refused:
+            raise KafkaUnavailable(f"a record for the topic {self._topic} was not taken: {self._refused.str()}")
+
+    def flush(self, within_s: float = 60) -> None:
+        """Wait until the broker has all that was sent."""
+        left = self._producer.flush(within_s)
+        self.poll()
+        if left:
+            raise KafkaUnavailable(f"{left} records for the topic {self._topic} were not taken in {within_s:.0f} s.")
+
+    def oldest_waiting_s(self, committed: int, *, now_s: float) -> float:
+        """The age of the oldest record beyond the first `committed`; 0 where there is none."""
+        while self._waiting and self._waiting[0][0] <= committed:
+            self._waiting.popleft()
+        return now_s - self._waiting[0][1] if self._waiting else 0.0
+
+    def _taken(self, error: KafkaError | None, delivery: Delivery) -> None:  # noqa: ARG002 - confluent_kafka's signature
+        if error:
+            self._refused = error
+        else:
+            self.delivered += 1
+
+
+class LiveHours:
+    """Which hours of event time are due: hour n at n times `SECONDS_PER_HOUR` after the start."""
+
+    def __init__(self, hours: Mapping[int, pa.Table], *, started_s: float) -> None:
+        self._left = dict(sorted(hours.items()))
+        self._started_s = started_s
+        self.hour = 0
+        """The last hour that was due."""
+
+    def due(self, now_s: float) -> list[pa.Table]:
+        """The flights of the hours that have become due since the last call."""
+        self.hour = int((now_s - self._started_s) / SECONDS_PER_HOUR)
+        return [self._left.pop(hour) for hour in list(self._left) if hour <= self.hour]
+
+    @property
+    def over(self) -> bool:
+        return not self._left

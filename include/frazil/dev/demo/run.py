@@ -1,0 +1,165 @@
+"""The demo from start to end: start the parts, send the flights, watch them land, say whether all is right."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+
+from frazil.dev.demo import flights
+from frazil.dev.demo.interrupt import Interrupts
+from frazil.dev.demo.landed import Summary, committed_records, summarise
+from frazil.dev.demo.parts import DemoParts
+from frazil.dev.demo.publish import LiveHours, Publisher
+from frazil.dev.demo.screen import Screen, State
+from frazil.errors import EnvironmentUnusable
+from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
+from frazil.stream.kafka import KafkaOffsets
+from frazil.supervise.heartbeat import Heartbeat
+from frazil.table.catalogs import load_catalog
+
+STREAM = "flights"
+WRITER_DAG = "frazil_writer_flights"
+"""What frazil.airflow makes of the stream; a test holds that, for this room does not import Airflow."""
+
+PARTITIONS = 32
+STALL_S = 180
+"""So long without a commit, with records to commit, and the demo gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    summary: Summary
+    seconds: float
+
+
+class Demo:
+    """One run of the demo over parts that are not started yet; `interrupts` may end it anywhere."""
+
+    def __init__(self, parts: DemoParts, *, interrupts: Interrupts, screen: Screen) -> None:
+        self._parts, self._interrupts, self._screen = parts, interrupts, screen
+        self._spec: StreamSpec
+        self._catalog: Catalog
+        self._publisher: Publisher
+        self._live: LiveHours | None = None
+
+    def run(self) -> Outcome:
+        """All flights, to the summary.
+
+        Raises:
+            FrazilError: something could not be started, or the writer does not go on.
+        """
+        started = time.monotonic()
+        self._start_kafka()
+        self._spec = find_stream(Path(os.environ["FRAZIL_STREAMS"]), STREAM)
+        self._catalog = load_catalog(self._spec.table.catalog)
+        everything = flights.read_flights()
+        backlog, live = flights.split(everything)
+        self._publisher = Publisher(self._parts.kafka.bootstrap, self._spec.source.topics[0])
+        self._publisher.send(backlog, now_s=time.monotonic())
+        self._publisher.flush()
+        self._screen.say(f"sent {self._publisher.delivered:,} flights of 2013 up to 29 December: the backlog")
+        self._start_airflow()
+        self._watch(until=self._publisher.delivered)
+        live_from_ms = int(time.time() * 1000)
+        self._screen.say(f"the backlog is in {self._spec.table.identifier}; now the rest, live: an hour every 3 s")
+        self._live = LiveHours(flights.by_hour(live), started_s=time.monotonic())
+        self._watch(until=everything.num_rows)
+        self._screen.end_line()
+        summary = self._summarise(everything, live_from_ms)
+        return Outcome(summary, time.monotonic() - started)
+
+    def _start_kafka(self) -> None:
+        self._screen.say("starting Kafka …")
+        self._parts.kafka.start()
+        self._parts.kafka.create_topic(STREAM, PARTITIONS)
+
+    def _start_airflow(self) -> None:
+        self._screen.say("starting Airflow …")
+        self._parts.airflow.start()
+        client = self._parts.airflow.client()
+        client.wait_for_dag(WRITER_DAG, within_s=90)
+        client.set_paused(WRITER_DAG, False)
+        self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
+
+    def _watch(self, *, until: int) -> None:
+        """Send what is due and show progress until so many records are committed."""
+        moved_s, committed = time.monotonic(), -1
+        while committed < until:
+            self._interrupts.pause(0.5)
+            now_s = time.monotonic()
+            for hour in self._live.due(now_s) if self._live else []:
+                self._publisher.send(hour, now_s=now_s)
+            self._publisher.poll()
+            found = committed_records(self._catalog, self._spec)
+            moved_s = now_s if found != committed or found == self._publisher.delivered else moved_s
+            committed = found
+            self._screen.show(self._state(committed, now_s=now_s), now_s=now_s)
+            if now_s - moved_s > STALL_S:
+                raise EnvironmentUnusable(self._stalled(committed))
+
+    def _state(self, committed: int, *, now_s: float) -> State:
+        beat = Heartbeat.read(self._parts.run_folder)
+        return State(
+            hour=self._live.hour if self._live else None,
+            published=self._publisher.delivered,
+            committed=committed,
+            oldest_waiting_s=self._publisher.oldest_waiting_s(committed, now_s=now_s),
+            writer=beat.phase.value if beat else "not launched yet",
+        )
+
+    def _stalled(self, committed: int) -> str:
+        beat = Heartbeat.read(self._parts.run_folder)
+        said = f" The writer's last word: {beat.error or beat.phase.value}." if beat else " The writer never started."
+        return (
+            f"no commit for {STALL_S} s, with {committed:,} of {self._publisher.delivered:,} flights there.{said} "
+            f"Its log is {self._parts.run_folder / 'writer.log'}, its DAG {self._parts.airflow.url}/dags/{WRITER_DAG}."
+        )
+
+    def _summarise(self, everything: pa.Table, live_from_ms: int) -> Summary:
+        with KafkaOffsets(kafka_properties(self._spec, os.environ), self._spec.source.topics) as offsets:
+            ends = offsets.ends(offsets.describe().partitions)
+        return summarise(
+            self._catalog,
+            self._spec,
+            flights=everything,
+            published=sum(ends.values()),
+            live_from_ms=live_from_ms,
+        )
+
+
+def checkout() -> Path:
+    """The folder that has dags/, plugins/ and include/."""
+    return Path(__file__).resolve().parents[4]
+
+
+def report(outcome: Outcome, parts: DemoParts) -> str:
+    """The summary as its reader sees it."""
+    s = outcome.summary
+    fresh = (
+        f"p50 {s.freshness_p50_s:.1f} s, p95 {s.freshness_p95_s:.1f} s ({s.live_rows:,} live flights, Kafka to commit)"
+        if s.freshness_p50_s is not None and s.freshness_p95_s is not None
+        else "no live flight landed"
+    )
+    verdict = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
+    lines = [
+        f"rows        {s.rows:,} of {s.expected:,}",
+        f"files       {s.files:,} in {s.commits:,} commits",
+        f"freshness   {fresh}",
+        f"duplicates  {s.duplicates:,}",
+        f"gaps        {s.gaps:,}",
+    ]
+    if s.different or s.dead_letters:
+        lines.append(f"different   {s.different:,} rows from the source; {s.dead_letters:,} dead letters")
+    lines.append(f"verdict     {verdict}, after {outcome.seconds:.0f} s")
+    lines += [
+        f"table       {os.path.relpath(parts.home)}/warehouse/demo/flights",
+        f"Airflow     {parts.airflow.url}   sign in as admin with the password {parts.airflow.password}",
+    ]
+    return "\n".join(f"  {line}" for line in lines)
