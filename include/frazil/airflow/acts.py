@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from airflow.sdk import TaskInstanceState
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import GetPreviousTI, PreviousTIResult
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 if TYPE_CHECKING:
     from frazil.supervise.supervisor import Step, Supervisor
@@ -36,15 +39,44 @@ class Act(StrEnum):
     UNKNOWN = "changed in a way that cannot be looked up"
 
 
-def act_of(states: Mapping[str, Mapping[str, str | None]], *, run_id: str, task_id: str) -> Act:
-    """Which act leads from a deferred task to this one; `states` are task states by run id and task id."""
-    tasks = states.get(run_id, {})
-    if task_id not in tasks:
+@dataclass(frozen=True, slots=True)
+class DeferredTask:
+    """The task as it was deferred when its trigger began, and as it is now."""
+
+    try_number: int
+    state_now: str | None
+    exists_now: bool
+    try_number_now: int | None
+    """Looked up only where the task is deferred now; None where it could not be."""
+
+
+def act_of(task: DeferredTask) -> Act:
+    """Which act leads from the one to the other."""
+    if not task.exists_now:
         return Act.DELETED
-    state = tasks[task_id]
-    if state in _ENDED:
+    if task.state_now in _ENDED:
         return Act.MARKED
-    return Act.TAKEN_OVER if state == TaskInstanceState.DEFERRED else Act.CLEARED
+    if task.state_now != TaskInstanceState.DEFERRED:
+        return Act.CLEARED
+    # Deferred again already, as another try: it was cleared, and quickly.
+    return Act.CLEARED if (task.try_number_now or 0) > task.try_number else Act.TAKEN_OVER
+
+
+def look_up(*, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
+    """Ask Airflow what became of the task; it blocks, and raises what the task SDK raises."""
+    states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
+    tasks = states.get(run_id, {})
+    state = tasks.get(task_id)
+    number = _deferred_try(dag_id, run_id, task_id) if state == TaskInstanceState.DEFERRED else None
+    return DeferredTask(try_number, state, task_id in tasks, number)
+
+
+def _deferred_try(dag_id: str, run_id: str, task_id: str) -> int | None:
+    """The try that is deferred now; a writer's Dag has one active run, so one deferred task."""
+    asked = GetPreviousTI(dag_id=dag_id, task_id=task_id, state=TaskInstanceState.DEFERRED)
+    answer = task_runner.SUPERVISOR_COMMS.send(asked)
+    found = answer.task_instance if isinstance(answer, PreviousTIResult) else None
+    return found.try_number if found is not None and found.run_id == run_id else None
 
 
 def follow(act: Act, supervisor: Supervisor, *, run_id: str) -> Step:

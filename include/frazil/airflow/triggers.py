@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Connection
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from frazil.airflow.acts import Act, act_of, follow
+from frazil.airflow.acts import Act, act_of, follow, look_up
 
 if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
+
     from frazil.supervise.supervisor import Step, Supervisor
 
 PROGRESS_SECONDS = 300.0
@@ -64,22 +65,26 @@ class WriterTrigger(BaseTrigger):
         instance = self.task_instance
         if instance is None:
             return
-        act = await self._act(instance.dag_id, instance.run_id, instance.task_id)
+        act = await self._act(instance)
         self.log.info("In Airflow the task was %s; the writer of %s follows.", act, self.stream)
         if act is Act.TAKEN_OVER:
             return
         supervisor = await self._make_supervisor()
         self._tell(await asyncio.to_thread(follow, act, supervisor, run_id=instance.run_id))
 
-    async def _act(self, dag_id: str, run_id: str, task_id: str) -> Act:
+    async def _act(self, instance: TaskInstance) -> Act:
         try:
-            states = await asyncio.to_thread(
-                RuntimeTaskInstance.get_task_states, dag_id=dag_id, task_ids=[task_id], run_ids=[run_id]
+            task = await asyncio.to_thread(
+                look_up,
+                dag_id=instance.dag_id,
+                run_id=instance.run_id,
+                task_id=instance.task_id,
+                try_number=instance.try_number,
             )
         except Exception:
-            self.log.warning("The task's state cannot be looked up.", exc_info=True)
+            self.log.warning("What became of the task cannot be looked up.", exc_info=True)
             return Act.UNKNOWN
-        return act_of(states, run_id=run_id, task_id=task_id)
+        return act_of(task)
 
     async def _make_supervisor(self) -> Supervisor:
         """In a thread, for importing PyIceberg takes a second."""

@@ -131,7 +131,7 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
     """Start again after the backoff, or give up where start after start commits nothing."""
     row = _fruitless_row(observed.writer.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
-    said = f"; last error: {exit_.error}" if exit_.error else ""
+    said = f"; its last words: {exit_.error}" if exit_.error else ""
     if len(crashes) >= policy.crash_limit:
         took = ago(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
         reason = f"{len(crashes)} crashes within {took} without one commit, the last with {_code(exit_)}{said}"

@@ -30,8 +30,8 @@ class Declaration:
         except SpecError as error:
             if not self._is_missing():
                 return Unreadable(str(error))
-            if self._missing_since_ms is None:
-                self._missing_since_ms = self._clock()
+            now_ms = self._clock()
+            self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
             return Removed(self._missing_since_ms)
         self._missing_since_ms = None
         return Declared(self.spec.fingerprint())

@@ -35,6 +35,8 @@ from frazil.supervise.table_state import TableState
 GAP_MS = 30_000
 """A longer time between two looks proves nothing about the writer: this process, or the machine, slept."""
 LOG_LIMIT_BYTES = 64 * 1024
+FIRST_LOOK_BYTES = 4 * 1024
+"""Of the log of a writer that ran before: what it said earlier was told by the supervisor before this one."""
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]
 """From Airflow connection ids to the connections as JSON or URI; it may block."""
@@ -194,10 +196,11 @@ class Supervisor:
                 spec_fingerprint=spec.fingerprint(),
                 generation=desired.generation if isinstance(desired, Desired) else 0,
             )
-            self._launcher.launch(request)
+            launch = self._launcher.launch(request)
         except (WriterBusy, EnvironmentUnusable) as error:
             return f"{type(error).__name__}: {error}"
         self._table.forget()
+        self._log_position = LogPosition(launch.id, 0)
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
@@ -218,7 +221,8 @@ class Supervisor:
         return self._declaration.spec
 
     def _read_log(self) -> tuple[str, ...]:
-        chunk = self._launcher.read_log(self._log_position, limit_bytes=LOG_LIMIT_BYTES)
+        limit_bytes = LOG_LIMIT_BYTES if self._log_position else FIRST_LOOK_BYTES
+        chunk = self._launcher.read_log(self._log_position, limit_bytes=limit_bytes)
         if chunk is None:
             return ()
         self._log_position = chunk.position

@@ -1,0 +1,280 @@
+"""A real Airflow supervises writers that are real processes: every kill, every mark, every change of mind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.airflow import writer_dag_id
+from frazil.dev.airflow import EmbeddedAirflow
+from frazil.dev.airflow_client import AirflowClient
+from frazil.supervise.heartbeat import Heartbeat
+from frazil.supervise.launcher import Observation, ProcessState
+from frazil.supervise.local import LocalLauncher
+from frazil.supervise.processes import is_alive
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FAKE_WRITER = CHECKOUT / "tests" / "unit" / "supervise" / "fake_writer.py"
+DAG_FILE = '''
+"""The Dags of the streams under test, as dags/writers.py makes them, with another application."""
+
+import os
+
+from frazil.airflow import writer_dags
+
+globals().update(writer_dags(os.environ["FRAZIL_STREAMS"], application=os.environ["FRAZIL_TEST_APPLICATION"]))
+'''
+SPEC = """
+name: {name}
+source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
+table: demo.{name}
+schema: {{ts: timestamptz not null}}
+event-time: ts
+commit: {{interval: {interval}}}
+"""
+STREAMS = ("killed", "restarts", "marked", "cleared", "paused", "changed", "refused", "removed", "broken")
+
+
+class SupervisedStream:
+    """One stream: its declaration, its Dag, and its writer as its run folder shows it."""
+
+    def __init__(self, name: str, *, home: Path, streams: Path, airflow: AirflowClient) -> None:
+        self.name, self.home, self.file = name, home, streams / f"{name}.yaml"
+        self.airflow, self.dag_id = airflow, writer_dag_id(name)
+        self.launcher = LocalLauncher(name, folder=home / "streams" / name)
+        self.launcher.folder.mkdir(parents=True, exist_ok=True)
+
+    def declare(self, interval: str = "60s") -> None:
+        self.file.write_text(SPEC.format(name=self.name, interval=interval))
+
+    def order(self, **orders: Any) -> None:
+        """What the fake writer shall do; see its module."""
+        (self.home / f"orders-{self.name}.json").write_text(json.dumps(orders))
+
+    def observe(self) -> Observation:
+        return self.launcher.observe()
+
+    @property
+    def pid(self) -> int:
+        """Of the writer that runs and has committed; 0 where there is none."""
+        seen = self.observe()
+        heartbeat = Heartbeat.read(self.launcher.folder)
+        committed = heartbeat is not None and (heartbeat.batch or 0) > 0 and not heartbeat.error
+        writer = seen.launch.writer if seen.launch else None
+        return (
+            writer.pid if writer and committed and heartbeat and heartbeat.pid == writer.pid and is_alive(writer) else 0
+        )
+
+    def command(self, verb: str, *options: str) -> None:
+        """`frazil VERB STREAM`, as a person types it."""
+        frazil = [str(Path(sys.executable).with_name("frazil")), verb, self.name, "--streams", str(self.file.parent)]
+        subprocess.run([*frazil, *options], check=True, env={**os.environ, "FRAZIL_HOME": str(self.home)})
+
+    def runs(self) -> list[dict[str, Any]]:
+        return self.airflow.runs(self.dag_id)
+
+    def task(self, run: dict[str, Any]) -> dict[str, Any]:
+        (task,) = self.airflow.tasks(self.dag_id, run["dag_run_id"])
+        return task
+
+    def log(self, run: dict[str, Any], try_number: int | None = None) -> str:
+        number = try_number or self.task(run)["try_number"]
+        return self.airflow.log(self.dag_id, run["dag_run_id"], "write", number)
+
+
+def eventually(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
+    """What the condition gives once it is true; fails when the deadline passes first."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    pytest.fail(f"not within {seconds} s")
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
+    """One Airflow with a Dag for each stream under test; it ends with every writer that it launched."""
+    root = tmp_path_factory.mktemp("supervision")
+    home, streams, dags = root / "frazil", root / "streams", root / "dags"
+    streams.mkdir()
+    dags.mkdir()
+    (dags / "writers.py").write_text(DAG_FILE)
+    for name in STREAMS:
+        (streams / f"{name}.yaml").write_text(SPEC.format(name=name, interval="60s"))
+    extra = {
+        "FRAZIL_HOME": str(home),
+        "FRAZIL_STREAMS": str(streams),
+        "FRAZIL_TEST_APPLICATION": str(FAKE_WRITER),
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+    }
+    airflow = EmbeddedAirflow(root / "airflow", CHECKOUT, dags=dags, extra=extra)
+    try:
+        yield airflow.start()
+    finally:
+        airflow.stop()
+        for folder in (home / "streams").glob("*"):
+            LocalLauncher(folder.name, folder=folder).stop(force=True)
+
+
+@pytest.fixture(scope="module")
+def client(airflow: EmbeddedAirflow) -> AirflowClient:
+    return airflow.client()
+
+
+@pytest.fixture
+def stream(airflow: EmbeddedAirflow, client: AirflowClient) -> Callable[[str], SupervisedStream]:
+    """A stream whose writer runs, and has committed a batch."""
+    root = airflow.home.parent
+
+    def running(name: str) -> SupervisedStream:
+        found = SupervisedStream(name, home=root / "frazil", streams=root / "streams", airflow=client)
+        eventually(lambda: found.pid, seconds=120)
+        return found
+
+    return running
+
+
+def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferred(stream: Any) -> None:
+    killed = stream("killed")
+    (run,) = killed.runs()
+    eventually(lambda: killed.task(run)["state"] == "deferred")
+    before = killed.pid
+    os.kill(before, signal.SIGKILL)
+    since = time.monotonic()
+    eventually(lambda: killed.pid not in {0, before}, seconds=10)
+    print(f"\nkilled to committing again: {time.monotonic() - since:.1f} s")
+    assert [r["dag_run_id"] for r in killed.runs()] == [run["dag_run_id"]]
+    eventually(lambda: "signal 9" in killed.log(run))
+    eventually(lambda: f"fake writer {killed.pid} starts" in killed.log(run))
+
+
+def test_scheduler_and_triggerer_may_die_and_the_writer_does_not_notice(stream: Any, airflow: EmbeddedAirflow) -> None:
+    restarts = stream("restarts")
+    pid = restarts.pid
+    for component in ("scheduler", "triggerer"):
+        airflow.kill(component)
+        assert airflow.server(component) is None
+    for component in ("scheduler", "triggerer"):
+        airflow.start_component(component)
+    airflow.wait_until_healthy()
+    (run,) = restarts.runs()
+    seen = "keep (advancing)"
+    eventually(lambda: restarts.log(run).count(seen) >= 2, seconds=90)
+    assert restarts.pid == pid
+    assert len(restarts.observe().exits) == 0
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: restarts.pid not in {0, pid})
+
+
+def test_marked_failed_stops_and_stays_stopped_until_it_is_resumed(stream: Any) -> None:
+    marked = stream("marked")
+    (run,) = marked.runs()
+    eventually(lambda: marked.task(run)["state"] == "deferred")
+    pid = marked.pid
+    marked.airflow.mark_task(marked.dag_id, run["dag_run_id"], "write", "failed")
+    eventually(lambda: marked.observe().process is ProcessState.ENDED)
+    assert [e.code for e in marked.observe().exits] == [0], "the batch at hand was committed"
+    holding = eventually(lambda: (runs := marked.runs()) and len(runs) == 2 and runs[1])
+    log = eventually(lambda: (text := marked.log(holding)) and "hold (paused)" in text and text)
+    assert "marked failed" in log
+    assert "frazil resume" in log
+    assert marked.pid == 0
+    marked.command("resume")
+    eventually(lambda: marked.pid not in {0, pid})
+    assert len(marked.runs()) == 2
+
+
+def test_cleared_is_replaced_by_a_new_writer_after_the_batch_at_hand(stream: Any) -> None:
+    cleared = stream("cleared")
+    (run,) = cleared.runs()
+    eventually(lambda: cleared.task(run)["state"] == "deferred")
+    pid = cleared.pid
+    cleared.airflow.clear(cleared.dag_id, run["dag_run_id"])
+    eventually(lambda: cleared.pid not in {0, pid})
+    assert [(e.code, e.stopped_for) for e in cleared.observe().exits] == [(0, "asked for")]
+    eventually(lambda: cleared.task(run)["state"] == "deferred")
+    assert len(cleared.runs()) == 1
+
+
+def test_pause_and_resume_from_the_command_line(stream: Any) -> None:
+    paused = stream("paused")
+    pid = paused.pid
+    paused.command("pause", "--reason", "Kafka upgrade")
+    eventually(lambda: paused.observe().process is ProcessState.ENDED)
+    (run,) = paused.runs()
+    eventually(lambda: "hold (paused)" in (text := paused.log(run)) and "Kafka upgrade" in text)
+    assert paused.observe().exits[-1].code == 0
+    paused.command("resume")
+    eventually(lambda: paused.pid not in {0, pid})
+    second = paused.pid
+    paused.command("restart")
+    eventually(lambda: paused.pid not in {0, second})
+    assert [e.code for e in paused.observe().exits] == [0, 0]
+
+
+def test_a_changed_spec_restarts_the_writer_gracefully(stream: Any) -> None:
+    changed = stream("changed")
+    pid, before = changed.pid, changed.observe().launch.spec_fingerprint
+    changed.declare(interval="30s")
+    eventually(lambda: changed.pid not in {0, pid})
+    assert changed.observe().launch.spec_fingerprint != before
+    assert [(e.code, e.stopped_for) for e in changed.observe().exits] == [(0, "spec changed")]
+
+
+def test_an_exit_that_needs_a_person_fails_the_task_once_and_the_next_run_holds(stream: Any) -> None:
+    refused = stream("refused")
+    refused.order(exit=11, error="OffsetGap: refused-0 lost offsets 5 to 9; frazil reset refused --to earliest")
+    first = refused.runs()[0]
+    eventually(lambda: refused.task(first)["state"] == "failed")
+    assert "OffsetGap: refused-0 lost offsets 5 to 9" in refused.log(first)
+    second = eventually(lambda: (runs := refused.runs()) and len(runs) == 2 and runs[1])
+    eventually(lambda: "hold (needs a person)" in refused.log(second))
+    launches = len(refused.observe().exits)
+    refused.airflow.clear(refused.dag_id, second["dag_run_id"])
+    eventually(lambda: len(refused.observe().exits) == launches + 1)
+    third = eventually(lambda: (runs := refused.runs()) and len(runs) == 3 and runs[2])
+    eventually(lambda: "hold (needs a person)" in refused.log(third))
+    assert refused.task(second)["state"] == "failed"
+    assert len(refused.observe().exits) == launches + 1
+    refused.order()
+    refused.command("resume")
+    eventually(lambda: refused.pid)
+
+
+def test_a_removed_stream_stops_after_the_batch_at_hand(stream: Any) -> None:
+    removed = stream("removed")
+    removed.file.unlink()
+    eventually(lambda: removed.observe().process is ProcessState.ENDED)
+    exit_ = removed.observe().exits[-1]
+    assert (exit_.code, exit_.stopped_for) == (0, "removed")
+    eventually(
+        lambda: print(removed.task(removed.runs()[0])["state"]) or removed.task(removed.runs()[0])["state"] == "skipped"
+    )
+
+
+def test_a_broken_declaration_leaves_its_writer_alone_and_says_what_is_wrong(
+    stream: Any, client: AirflowClient
+) -> None:
+    broken = stream("broken")
+    pid = broken.pid
+    broken.file.write_text(broken.file.read_text().replace("event-time: ts", "event-tmie: ts"))
+    page = eventually(
+        lambda: (
+            (text := client.call("GET", f"/api/v2/dags/{broken.dag_id}/details")["doc_md"])
+            and "event-tmie" in text
+            and text
+        )
+    )
+    assert str(broken.file) in page
+    assert client.import_errors() == []
+    assert broken.pid == pid

@@ -1,0 +1,322 @@
+"""Every decision: a table of what people expect, and the laws that hold whatever is observed."""
+
+# ruff: noqa: E501 - a table is read by its rows
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.errors import NO_RESTART
+from frazil.supervise.decide import RESTARTABLE, TABLE_WAYS_OUT, decide
+from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.launcher import Observation, ProcessState
+from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
+from frazil.supervise.policy import ADVANCE_LIMITS_MS, Policy
+from frazil.supervise.records import ExitRecord, GivenUp, Launch, LaunchKind, Notes, ProcessMark, StopRequest
+
+NOW = 1_800_000_000_000
+MINUTE = 60_000
+POLICY = Policy()
+
+
+def launch(**changes: Any) -> Launch:
+    values: dict[str, Any] = {
+        "id": "L9", "kind": LaunchKind.SUPERVISED, "launched_at_ms": NOW - 60 * MINUTE, "spec_fingerprint": "f1",
+        "generation": 4, "writer": ProcessMark(4242, 1.0),
+    }  # fmt: skip
+    return Launch(**{**values, **changes})
+
+
+def beat(
+    phase: Phase = Phase.STAGING, *, advanced_ago: int = 0, written_ago: int = 0, lag: int | None = 10
+) -> Heartbeat:
+    return Heartbeat("s", 4242, "f1", phase, NOW - written_ago, NOW - advanced_ago, 3, 7, lag=lag)
+
+
+def exit_(code: int | None, *, ago: int = 0, **changes: Any) -> ExitRecord:
+    values: dict[str, Any] = {
+        "launch_id": "L9", "code": code, "started_at_ms": NOW - ago - 20_000, "ended_at_ms": NOW - ago,
+        "spec_fingerprint": "f1", "generation": 4, "committed": False, "error": "Boom: it broke",
+    }  # fmt: skip
+    return ExitRecord(**{**values, **changes})
+
+
+def alive(heartbeat: Heartbeat | None = None, **changes: Any) -> Observed:
+    state = changes.pop("state", ProcessState.RUNNING)
+    writer = Observation(state, changes.pop("launch", launch()), heartbeat, ())
+    return Observed(**{"writer": writer, "declared": Declared("f1"), "desired": Desired(generation=4), **changes})
+
+
+def ended(*exits: ExitRecord, **changes: Any) -> Observed:
+    writer = Observation(ProcessState.ENDED, launch(), None, exits)
+    return Observed(**{"writer": writer, "declared": Declared("f1"), "desired": Desired(generation=4), **changes})
+
+
+def never(**changes: Any) -> Observed:
+    writer = Observation(ProcessState.NEVER, None, None, ())
+    return Observed(**{"writer": writer, "declared": Declared("f1"), "desired": Desired(), **changes})
+
+
+def crashes(count: int, *, apart: int = MINUTE, code: int = 1, **changes: Any) -> tuple[ExitRecord, ...]:
+    """That many ends in a row, the newest (of the latest launch) now."""
+    return tuple(
+        exit_(code, ago=n * apart, launch_id="L9" if n == 0 else f"L{n}x", **changes) for n in reversed(range(count))
+    )
+
+
+PAUSED = Desired(DesiredMode.PAUSED, 5, reason="Kafka upgrade", by="ana", at_ms=NOW - MINUTE)
+GIVEN_UP = Notes(given_up=GivenUp("L9", NOW - MINUTE, "it broke", "table-1"))
+
+
+def asked(cause: Cause, *, ago: int) -> Notes:
+    return Notes(stop=StopRequest("L9", NOW - ago, cause, "because"))
+
+
+TABLE: list[tuple[str, Observed, Action, Cause]] = [
+    # while a process lives
+    ("advances", alive(beat()), Action.KEEP, Cause.ADVANCING),
+    ("waits with nothing to do, for a week", alive(beat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), Action.KEEP, Cause.ADVANCING),
+    ("waits, and the lag is unknown", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=None)), Action.KEEP, Cause.ADVANCING),
+    ("waits with lag for too long", alive(beat(Phase.WAITING, advanced_ago=7 * MINUTE)), Action.RESTART, Cause.HUNG),
+    ("a long backlog that advances", alive(beat(Phase.STAGING, advanced_ago=4 * MINUTE)), Action.KEEP, Cause.ADVANCING),
+    ("a batch that stands still", alive(beat(Phase.STAGING, advanced_ago=6 * MINUTE)), Action.RESTART, Cause.HUNG),
+    ("a slow commit", alive(beat(Phase.COMMITTING, advanced_ago=9 * MINUTE)), Action.KEEP, Cause.ADVANCING),
+    ("a start that takes its time", alive(None, launch=launch(launched_at_ms=NOW - 4 * MINUTE)), Action.KEEP, Cause.ADVANCING),
+    ("a start that never beats", alive(None), Action.RESTART, Cause.HUNG),
+    ("an end that does not end", alive(beat(Phase.ENDED, advanced_ago=2 * MINUTE)), Action.RESTART, Cause.HUNG),
+    ("a stale heartbeat", alive(beat(written_ago=61_000)), Action.RESTART, Cause.SILENT),
+    ("a stale heartbeat after the machine slept", alive(beat(written_ago=8 * 60 * MINUTE, advanced_ago=8 * 60 * MINUTE), watched_since_ms=NOW), Action.KEEP, Cause.ADVANCING),
+    ("a heartbeat from the future", alive(beat(written_ago=-5 * MINUTE, advanced_ago=-5 * MINUTE)), Action.KEEP, Cause.ADVANCING),
+    ("in the foreground, and paused", alive(beat(), state=ProcessState.FOREGROUND, desired=PAUSED), Action.KEEP, Cause.FOREGROUND),
+    ("paused", alive(beat(), desired=PAUSED), Action.STOP, Cause.PAUSED),
+    ("removed", alive(beat(), declared=Removed(NOW - 11_000)), Action.STOP, Cause.REMOVED),
+    ("missing for a moment", alive(beat(), declared=Removed(NOW - 9_000)), Action.KEEP, Cause.ADVANCING),
+    ("restart asked for", alive(beat(), desired=Desired(generation=5, restart_generation=5)), Action.RESTART, Cause.ASKED),
+    ("paused and resumed before anybody looked", alive(beat(), desired=Desired(generation=6)), Action.KEEP, Cause.ADVANCING),
+    ("launched by the restart that was asked for", alive(beat(), desired=Desired(generation=4, restart_generation=4)), Action.KEEP, Cause.ADVANCING),
+    ("the spec changed", alive(beat(), declared=Declared("f2")), Action.RESTART, Cause.SPEC_CHANGED),
+    ("the spec is broken", alive(beat(), declared=Unreadable("x.yaml: no")), Action.KEEP, Cause.ADVANCING),
+    ("the catalog is away", alive(beat(), desired=Unreadable("no catalog")), Action.KEEP, Cause.ADVANCING),
+    ("asked to stop, the batch advances", alive(beat(), notes=asked(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), Action.KEEP, Cause.STOPPING),
+    ("asked to stop, the batch stands still", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), Action.KILL, Cause.STOPPING),
+    ("asked to stop while it waits", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=asked(Cause.PAUSED, ago=MINUTE)), Action.KEEP, Cause.STOPPING),
+    ("asked to stop, and silent", alive(beat(written_ago=61_000), notes=asked(Cause.PAUSED, ago=61_000)), Action.KILL, Cause.STOPPING),
+    ("hung, asked to stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=29_000)), Action.KEEP, Cause.STOPPING),
+    ("hung, and does not stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=31_000)), Action.KILL, Cause.STOPPING),
+    ("the stop was asked of an earlier launch", alive(beat(), notes=Notes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), Action.KEEP, Cause.ADVANCING),
+    # while none lives
+    ("never launched", never(), Action.START, Cause.FIRST_START),
+    ("never launched, paused", never(desired=PAUSED), Action.HOLD, Cause.PAUSED),
+    ("never launched, removed", never(declared=Removed(NOW - MINUTE)), Action.END, Cause.REMOVED),
+    ("never launched, missing for a moment", never(declared=Removed(NOW - 1)), Action.HOLD, Cause.REMOVED),
+    ("never launched, the spec is broken", never(declared=Unreadable("x.yaml: no")), Action.GIVE_UP, Cause.SPEC_UNREADABLE),
+    ("the spec is broken still", never(declared=Unreadable("x.yaml: no"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), Action.HOLD, Cause.SPEC_UNREADABLE),
+    ("the spec is broken otherwise", never(declared=Unreadable("x.yaml: yes"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), Action.GIVE_UP, Cause.SPEC_UNREADABLE),
+    ("the catalog is away", never(desired=Unreadable("no catalog")), Action.HOLD, Cause.STATE_UNREADABLE),
+    ("the foreground writer ended", ended(), Action.START, Cause.FIRST_START),
+    ("stopped for a changed spec", ended(exit_(0, stopped_for="spec changed")), Action.START, Cause.STOPPED),
+    ("stopped by force for a restart", ended(exit_(137, stopped_for="asked for")), Action.START, Cause.STOPPED),
+    ("paused, and ended", ended(exit_(0, stopped_for="paused"), desired=PAUSED), Action.HOLD, Cause.PAUSED),
+    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), Action.START, Cause.ASKED),
+    ("a first crash", ended(exit_(1, ago=1_000)), Action.START, Cause.CRASHED),
+    ("a first crash, this moment", ended(exit_(1)), Action.HOLD, Cause.CRASHED),
+    ("a crash that nobody saw", ended(exit_(None, ago=1_000)), Action.START, Cause.CRASHED),
+    ("killed", ended(exit_(137, ago=1_000, committed=True)), Action.START, Cause.CRASHED),
+    ("hung, and killed", ended(exit_(137, ago=1_000, stopped_for="hung")), Action.START, Cause.CRASHED),
+    ("ended by itself", ended(exit_(0, ago=1_000)), Action.START, Cause.ENDED),
+    ("four crashes", ended(*crashes(4)), Action.HOLD, Cause.CRASHED),
+    ("five crashes", ended(*crashes(5)), Action.GIVE_UP, Cause.CRASH_LOOP),
+    ("five crashes, said before", ended(*crashes(5), notes=GIVEN_UP), Action.HOLD, Cause.CRASH_LOOP),
+    ("five crashes, the oldest long ago", ended(*crashes(5, apart=20 * MINUTE)), Action.HOLD, Cause.CRASHED),
+    ("five crashes with a commit each", ended(*crashes(5, committed=True)), Action.HOLD, Cause.CRASHED),
+    ("five hung writers", ended(*crashes(5, code=137, stopped_for="hung")), Action.GIVE_UP, Cause.CRASH_LOOP),
+    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), Action.START, Cause.ASKED),
+    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), Action.START, Cause.ASKED),
+    ("brokers away for hours", ended(*crashes(40, code=22)), Action.HOLD, Cause.UNAVAILABLE),
+    ("brokers away, the minute is over", ended(exit_(22, ago=MINUTE)), Action.START, Cause.UNAVAILABLE),
+    ("the clock was set back", ended(exit_(1, ago=-60 * MINUTE)), Action.START, Cause.CRASHED),
+    ("offsets are gone", ended(exit_(11)), Action.GIVE_UP, Cause.NEEDS_PERSON),
+    ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), Action.HOLD, Cause.NEEDS_PERSON),
+    ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), Action.START, Cause.ASKED),
+    ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), Action.HOLD, Cause.NEEDS_PERSON),
+    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), Action.START, Cause.ASKED),
+    ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), Action.HOLD, Cause.NEEDS_PERSON),
+    ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="asked for")), Action.GIVE_UP, Cause.NEEDS_PERSON),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("observed", "action", "cause"), [row[1:] for row in TABLE], ids=[row[0].replace(" ", "-") for row in TABLE]
+)
+def test_what_people_expect(observed: Observed, action: Action, cause: Cause) -> None:
+    decision = decide(observed, now_ms=NOW, policy=POLICY)
+    assert (decision.action, decision.cause) == (action, cause), decision.reason
+
+
+def test_every_cause_and_every_action_is_in_the_table() -> None:
+    assert {row[2] for row in TABLE} == set(Action)
+    assert {row[3] for row in TABLE} == set(Cause)
+
+
+@pytest.mark.parametrize("code", sorted(NO_RESTART))
+def test_giving_up_names_the_code_the_error_and_the_last_words(code: int) -> None:
+    decision = decide(ended(exit_(code)), now_ms=NOW, policy=POLICY)
+    assert decision.action is Action.GIVE_UP
+    assert re.search(rf"exit code {code} \([A-Z]\w+\).*Boom: it broke", decision.reason)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_phase_may_take_its_limit_and_not_a_second_more(phase: Phase) -> None:
+    limit = ADVANCE_LIMITS_MS[phase]
+    assert decide(alive(beat(phase, advanced_ago=limit)), now_ms=NOW, policy=POLICY).action is Action.KEEP
+    late = decide(alive(beat(phase, advanced_ago=limit + 1)), now_ms=NOW, policy=POLICY)
+    assert late.cause is Cause.HUNG
+
+
+def test_the_waits_between_crashes_double_and_the_first_relaunch_is_within_ten_seconds() -> None:
+    waits = [decide(ended(*crashes(n)), now_ms=NOW, policy=POLICY).until_ms or 0 for n in range(1, 5)]
+    assert [wait - NOW for wait in waits] == [1_000, 2_000, 4_000, 8_000]
+    assert POLICY.backoff_ms(1_000) == POLICY.longest_backoff_ms == MINUTE
+
+
+def test_a_commit_between_crashes_begins_the_row_anew() -> None:
+    row = (*crashes(4)[:-1], exit_(1, ago=500, launch_id="L10", committed=True), exit_(1))
+    decision = decide(ended(*row), now_ms=NOW, policy=POLICY)
+    assert (decision.action, decision.until_ms) == (Action.HOLD, NOW + 1_000)
+
+
+# The laws, over everything that can be observed.
+
+generations = st.integers(0, 6)
+fingerprints = st.sampled_from(["f1", "f2"])
+moments = st.integers(NOW - 120 * MINUTE, NOW + MINUTE)
+launches = st.builds(
+    launch, launched_at_ms=moments, spec_fingerprint=fingerprints, generation=generations,
+    kind=st.sampled_from(LaunchKind), writer=st.none() | st.just(ProcessMark(4242, 1.0)),
+)  # fmt: skip
+heartbeats = st.none() | st.builds(
+    lambda phase, written, advanced, lag: Heartbeat("s", 4242, "f1", phase, written, advanced, 1, 2, lag=lag),
+    st.sampled_from(Phase), moments, moments, st.none() | st.integers(0, 5),
+)  # fmt: skip
+codes = st.none() | st.sampled_from([0, 1, 2, 137, 143, *NO_RESTART, *RESTARTABLE])
+exits = st.builds(
+    ExitRecord, launch_id=st.just("L9"), code=codes, started_at_ms=moments, ended_at_ms=moments,
+    spec_fingerprint=fingerprints, generation=generations, committed=st.booleans(),
+    error=st.none() | st.just("Boom: it broke"), stopped_for=st.none() | st.sampled_from([c.value for c in Cause]),
+)  # fmt: skip
+desires = st.builds(
+    Desired, st.sampled_from(DesiredMode), generations, generations, st.just("why"), st.just("ana"), moments
+) | st.builds(Unreadable, st.just("away"))
+declarations = (
+    st.builds(Declared, fingerprints)
+    | st.just(Unreadable("broken"))
+    | st.builds(Removed, st.integers(NOW - MINUTE, NOW))
+)
+notes = st.builds(
+    Notes,
+    stop=st.none() | st.builds(StopRequest, st.sampled_from(["L8", "L9"]), moments, st.sampled_from([c.value for c in Cause]), st.just("why")),
+    given_up=st.none() | st.builds(GivenUp, st.sampled_from(["L9", "broken", "L8"]), moments, st.just("why"), st.sampled_from([None, "t1", "t2"])),
+    cleared=st.sampled_from([None, "L8", "L9"]),
+)  # fmt: skip
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observed:
+    state = draw(st.sampled_from(ProcessState))
+    latest = None if state is ProcessState.NEVER else draw(launches)
+    past = draw(st.lists(exits.map(lambda e: dataclasses.replace(e, launch_id="L1x")), max_size=6))
+    last = [draw(exits)] if state is ProcessState.ENDED and draw(st.booleans()) else []
+    return Observed(
+        writer=Observation(state, latest, draw(heartbeats) if latest else None, (*past, *last)),
+        declared=draw(declarations),
+        desired=draw(desires),
+        notes=draw(notes),
+        table_fingerprint=draw(st.sampled_from([None, "t1", "t2"])),
+        watched_since_ms=draw(st.sampled_from([0, NOW])),
+    )
+
+
+def decided(observed: Observed) -> Decision:
+    return decide(observed, now_ms=NOW, policy=POLICY)
+
+
+@given(observations())
+def test_nothing_is_started_while_a_process_lives_and_nothing_stopped_while_none_does(observed: Observed) -> None:
+    living = {Action.KEEP, Action.STOP, Action.RESTART, Action.KILL}
+    assert (decided(observed).action in living) is observed.process.is_alive
+
+
+@given(observations())
+def test_every_reason_names_a_number(observed: Observed) -> None:
+    decision = decided(observed)
+    assert re.search(r"\d", decision.reason), decision
+    assert decision.reason.strip() == decision.reason
+
+
+@given(observations())
+def test_a_paused_stream_is_never_started(observed: Observed) -> None:
+    paused = dataclasses.replace(observed, desired=PAUSED)
+    assert decided(paused).action not in {Action.START, Action.RESTART} or paused.process.is_alive
+    assert decided(paused).action is not Action.START
+
+
+@given(observations())
+def test_after_an_exit_that_needs_a_person_nothing_starts_until_a_person_acted(observed: Observed) -> None:
+    last = observed.exit
+    if last is None or last.code not in NO_RESTART:
+        return
+    unchanged = dataclasses.replace(
+        observed,
+        declared=Declared(last.spec_fingerprint),
+        desired=Desired(generation=last.generation),
+        notes=dataclasses.replace(observed.notes, cleared=None),
+        table_fingerprint=None,
+    )
+    assert decided(unchanged).action in {Action.GIVE_UP, Action.HOLD}
+    resumed = dataclasses.replace(unchanged, desired=Desired(generation=last.generation + 1))
+    assert decided(resumed).action is Action.START
+
+
+@given(observations())
+def test_giving_up_is_said_once(observed: Observed) -> None:
+    first = decided(observed)
+    if first.action is not Action.GIVE_UP:
+        return
+    told = dataclasses.replace(observed.notes, given_up=GivenUp(first.subject, NOW, first.reason, None))
+    again = decided(dataclasses.replace(observed, notes=told))
+    assert (again.action, again.cause, again.until_ms) == (Action.HOLD, first.cause, None)
+
+
+@given(observations())
+def test_the_foreground_writer_is_left_alone(observed: Observed) -> None:
+    if observed.process is ProcessState.FOREGROUND:
+        assert decided(observed).action is Action.KEEP
+
+
+@given(observations())
+def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: Observed) -> None:
+    until = decided(observed).until_ms
+    assert until is None or NOW < until <= NOW + MINUTE
+
+
+@given(observations())
+def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: Observed) -> None:
+    healthy = dataclasses.replace(
+        observed,
+        declared=Unreadable("broken"),
+        desired=Unreadable("away"),
+        notes=Notes(),
+        writer=Observation(ProcessState.RUNNING, launch(), beat(), ()),
+    )
+    assert decided(healthy).action is Action.KEEP
+
+
+def test_the_exit_codes_are_told_apart() -> None:
+    assert not NO_RESTART & RESTARTABLE
+    assert TABLE_WAYS_OUT < NO_RESTART
