@@ -123,8 +123,11 @@ class ParquetFile:
 
     def remove(self) -> None:
         """Close and delete, whatever the file's state; errors are the caller's to ignore."""
-        self._stream.close()
-        self._io.delete(self.path)
+        try:
+            self._writer.close()
+        finally:
+            self._stream.close()
+            self._io.delete(self.path)
 
     def _staged(self, metadata: pq.FileMetaData, size: int) -> StagedFile:
         layout = self._layout
