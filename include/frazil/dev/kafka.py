@@ -178,7 +178,8 @@ class EmbeddedKafka:
 
 def _format(java: list[str], properties: Path, data: Path) -> None:
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    command = [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
+    # With `=`, because one id in 64 begins with a dash.
+    command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
         raise EnvironmentUnusable(f"Kafka's storage in {data} was not formatted: {done.stderr or done.stdout}")
