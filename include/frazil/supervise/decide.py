@@ -111,7 +111,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
     exit_ = observed.exit
     if exit_ is None:
         last = "the one in the foreground ended" if observed.launch else "0 were launched before"
-        return Decision(Action.START, Cause.FIRST_START, f"no writer runs; {last}")
+        return Decision(Action.START, Cause.FIRST_START, f"0 writers run; {last}")
     if (act := _act_since(observed, exit_)) is not None:
         return Decision(Action.START, Cause.ASKED, f"{act} since the end with {_code(exit_)}")
     if _was_asked(exit_) and exit_.code not in NO_RESTART:

@@ -1,0 +1,230 @@
+"""The supervisor's loop without Airflow, over real writers, a real table and a real run folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.supervise.decision import Action, Cause
+from frazil.supervise.desired import create_desired
+from frazil.supervise.given_up import confirm_given_up
+from frazil.supervise.launcher import ProcessState
+from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
+
+FAKE_WRITER = Path(__file__).with_name("fake_writer.py")
+
+
+class Clock:
+    """The supervisor's clock: real time, and as much more as a test lets pass."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now, self.ahead_ms = now, 0
+
+    def __call__(self) -> int:
+        return self.now() + self.ahead_ms
+
+
+class Bench:
+    """A supervisor at work: `until` steps it, as the trigger does, until it decides as expected."""
+
+    def __init__(self, at_hand: Any, streams: Path, eventually: Any) -> None:
+        self.at_hand, self.streams, self.eventually = at_hand, streams, eventually
+        self.lines: list[str] = []
+
+    def supervisor(self, **changes: Any) -> Supervisor:
+        return Supervisor(WriterProgram("ticks", self.streams, FAKE_WRITER), **changes)
+
+    def until(self, supervisor: Supervisor, action: Action, cause: Cause) -> Step:
+        def look() -> Step | None:
+            step = supervisor.step()
+            self.lines += step.writer_log
+            return step if (step.decision.action, step.decision.cause) == (action, cause) else None
+
+        found: Step = self.eventually(look)
+        return found
+
+    def runs(self, supervisor: Supervisor) -> int:
+        """The pid of the writer, once it runs and has committed."""
+        before = {e.launch_id for e in self.at_hand.launcher.observe().exits}
+
+        def committed() -> int:
+            self.lines += supervisor.step().writer_log
+            seen = self.at_hand.launcher.observe()
+            fresh = seen.launch is not None and seen.launch.id not in before
+            return seen.launch.writer.pid if fresh and seen.heartbeat and seen.heartbeat.batch else 0
+
+        pid: int = self.eventually(committed)
+        return pid
+
+
+@pytest.fixture
+def bench(at_hand: Any, streams: Path, eventually: Any) -> Bench:
+    return Bench(at_hand, streams, eventually)
+
+
+def test_it_starts_a_writer_and_another_supervisor_goes_on_with_it(bench: Bench) -> None:
+    pid = bench.runs(bench.supervisor())
+    other = bench.supervisor()
+    step = bench.until(other, Action.KEEP, Cause.ADVANCING)
+    assert f"pid {pid}" in step.decision.reason
+    assert any(f"fake writer {pid} starts" in line for line in step.writer_log)
+
+
+def test_a_killed_writer_is_started_again_and_its_new_log_is_read_from_the_beginning(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    pid = bench.runs(supervisor)
+    os.kill(pid, signal.SIGKILL)
+    step = bench.until(supervisor, Action.START, Cause.CRASHED)
+    assert "signal 9" in step.decision.reason
+    second = bench.runs(supervisor)
+    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+    assert second != pid
+    assert f"fake writer {second} starts ticks" in bench.lines
+
+
+def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
+    from frazil.spec.load import find_stream  # noqa: PLC0415
+
+    supervisor = bench.supervisor()
+    pid = bench.runs(supervisor)
+    desired = create_desired(find_stream(bench.streams, "ticks"))
+    desired.pause(by="ana", reason="Kafka upgrade")
+    # The table was made a moment ago: the supervisor looks for it again after ten seconds.
+    supervisor._table.forget()
+    bench.until(supervisor, Action.STOP, Cause.PAUSED)
+    held = bench.until(supervisor, Action.HOLD, Cause.PAUSED)
+    assert "paused by ana" in held.decision.reason
+    assert "Kafka upgrade" in held.decision.reason
+    assert [e.code for e in bench.at_hand.launcher.observe().exits] == [0]
+    desired.resume(by="ana", reason="")
+    assert bench.runs(supervisor) != pid
+    desired.restart(by="ana", reason="new credentials")
+    bench.until(supervisor, Action.RESTART, Cause.ASKED)
+    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+    assert bench.at_hand.launcher.observe().launch.generation == 3
+
+
+def test_a_changed_spec_restarts_it_and_a_broken_one_does_not(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    bench.runs(supervisor)
+    file = bench.streams / "ticks.yaml"
+    sound = file.read_text()
+    file.write_text(sound.replace("event-time", "event-tmie"))
+    assert supervisor.step().decision.cause is Cause.ADVANCING
+    file.write_text(sound + "lateness: 10m\n")
+    bench.until(supervisor, Action.RESTART, Cause.SPEC_CHANGED)
+    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+
+
+def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from frazil.supervise import supervisor as module  # noqa: PLC0415
+
+    clock = Clock(module._now_ms)
+    supervisor = bench.supervisor(clock=clock)
+    pid = bench.runs(supervisor)
+    # A supervisor that slept as long as the writer stood still may not judge it; this one goes on looking.
+    monkeypatch.setattr(module, "GAP_MS", 60 * 60_000)
+    bench.at_hand.orders(hang=True)
+    clock.ahead_ms = 20_000
+    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+    os.kill(pid, signal.SIGSTOP)
+    clock.ahead_ms = 70_000
+    bench.until(supervisor, Action.RESTART, Cause.SILENT)
+    clock.ahead_ms = 110_000
+    bench.until(supervisor, Action.KILL, Cause.STOPPING)
+    bench.at_hand.orders()
+    second = bench.eventually(
+        lambda: supervisor.step() and (w := bench.at_hand.launcher.observe().launch.writer) and w.pid
+    )
+    bench.eventually(lambda: bench.at_hand.launcher.observe().exits)
+    assert [(e.code, e.stopped_for) for e in bench.at_hand.launcher.observe().exits] == [(137, "silent")]
+    assert second
+
+
+def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
+    step = bench.until(supervisor, Action.GIVE_UP, Cause.NEEDS_PERSON)
+    assert "OffsetGap: ticks-0 lost offsets 5 to 9" in step.decision.reason
+    confirm_given_up("ticks", step.decision.subject, reason=step.decision.reason, table_fingerprint=None)
+    assert supervisor.step().decision.action is Action.HOLD
+    assert bench.supervisor().step().decision.action is Action.HOLD
+    bench.at_hand.orders()
+    supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+    bench.runs(supervisor)
+
+
+def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
+    supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
+    bench.at_hand.orders(**{"crash-at-start": True})
+
+    def given_up() -> Step | None:
+        step = supervisor.step()
+        # Time passes as the backoff wants it to.
+        clock.ahead_ms += max(0, (step.decision.until_ms or 0) - clock())
+        return step if step.decision.action is Action.GIVE_UP else None
+
+    step: Step = bench.eventually(given_up)
+    assert step.decision.cause is Cause.CRASH_LOOP
+    assert "5 crashes" in step.decision.reason
+    assert "asked to crash" in step.decision.reason
+    assert len(bench.at_hand.launcher.observe().exits) == 5
+
+
+def test_a_person_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_there(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    bench.runs(supervisor)
+    supervisor.person_stopped(by="Airflow", reason="the run r1 was marked failed or success")
+    held = bench.until(bench.supervisor(), Action.HOLD, Cause.PAUSED)
+    assert "the run r1 was marked failed" in held.decision.reason
+    supervisor.person_cleared(by="Airflow", reason="the run r2 was cleared")
+    bench.runs(supervisor)
+
+
+def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Bench) -> None:
+    from frazil.spec.load import find_stream  # noqa: PLC0415
+
+    create_desired(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
+    supervisor = bench.supervisor()
+    assert supervisor.step().decision.cause is Cause.PAUSED
+    supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+    assert supervisor.step().decision.cause is Cause.PAUSED
+    assert bench.at_hand.launcher.observe().process is ProcessState.NEVER
+
+
+def test_a_removed_stream_is_stopped_and_that_is_the_end(bench: Bench) -> None:
+    supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
+    bench.runs(supervisor)
+    (bench.streams / "ticks.yaml").unlink()
+    assert supervisor.step().decision.action is Action.KEEP
+    clock.ahead_ms = 11_000
+    assert supervisor.step().decision.action is Action.STOP
+    bench.until(supervisor, Action.END, Cause.REMOVED)
+    assert bench.at_hand.launcher.observe().exits[-1].code == 0
+
+
+def test_two_supervisors_at_once_start_one_writer(bench: Bench) -> None:
+    first, second = bench.supervisor(), bench.supervisor()
+    observed = [s._observe() for s in (first, second)]
+    problems = [s._launch(o) for s, o in zip((first, second), observed, strict=True)]
+    assert problems[0] is None
+    assert problems[1] is not None
+    assert "WriterBusy" in problems[1]
+    bench.until(second, Action.KEEP, Cause.ADVANCING)
+
+
+def test_a_catalog_that_cannot_be_used_starts_nothing_and_stops_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", "sqlite:////no/such/folder/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__TYPE", "sql")
+    supervisor = bench.supervisor()
+    step = supervisor.step()
+    assert (step.decision.action, step.decision.cause) == (Action.HOLD, Cause.STATE_UNREADABLE)
+    bench.at_hand.launcher.launch(bench.at_hand.request(spec_fingerprint=supervisor._sound_spec().fingerprint()))
+    assert supervisor.step().decision.action is Action.KEEP
