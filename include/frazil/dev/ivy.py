@@ -7,6 +7,7 @@ mirror); this package names no host.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from frazil.dev.java import require_java
 from frazil.errors import EnvironmentUnusable
 
 _POLL_S = 0.3
+_NOT_FOUND = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
+_NO_ANSWER = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -124,15 +127,13 @@ def _descriptor(wanted: Sequence[Coordinates], *, transitive: bool) -> str:
 def _why(log: Path) -> str:
     """One sentence out of Ivy's many lines."""
     said = log.read_text(errors="replace")
-    lines = [line.strip().lstrip(":").strip() for line in said.splitlines()]
-    unresolved = [line for line in lines if line.startswith("unresolved dependency")]
-    failed = [line for line in lines if "download failed" in line.lower() or "FAILED" in line]
-    if "UnknownHost" in said or "Server access error" in said or "Server access Error" in said:
+    missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND.findall(said)]
+    if _NO_ANSWER.search(said):
         cause = "the network does not answer"
-    elif unresolved or failed:
-        cause = (unresolved or failed)[0].removeprefix("unresolved dependency: ").replace("#", ":").replace(";", ":")
+    elif missing:
+        cause = f"{missing[0]} was not found" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
     else:
-        cause = next((line for line in reversed(lines) if line), "Ivy said nothing")
+        cause = next((line for line in reversed(said.split("\n")) if line.strip()), "Ivy said nothing").strip()
     return (
         f"JVM jars could not be downloaded: {cause}. Check the network, or name your mirror's Ivy settings file in "
         f"FRAZIL_IVY_SETTINGS, and run it again: what was finished is kept. All that Ivy said is in {log}."

@@ -25,7 +25,7 @@ def produce(broker: EmbeddedKafka, topic: str, value: bytes) -> None:
     assert producer.flush(30) == 0
 
 
-def read(broker: EmbeddedKafka, topic: str, count: int) -> list[bytes]:
+def read(broker: EmbeddedKafka, topic: str, count: int) -> list[bytes | None]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "test"})
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])

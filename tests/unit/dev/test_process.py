@@ -1,0 +1,133 @@
+"""Servers are found and ended by their record, whatever became of whoever started them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frazil.dev import process
+from frazil.errors import EnvironmentUnusable
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
+]
+PARENT = [
+    sys.executable,
+    "-c",
+    (
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " process_group=0); print('born', flush=True); time.sleep(600)"
+    ),
+]
+
+
+def until(condition: Callable[[], bool], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def start(command: list[str], folder: Path) -> process.Server:
+    return process.start("server", command, records=folder, log=folder / "server.log")
+
+
+def session(server: process.Server) -> list[int]:
+    return [p.pid for p in psutil.process_iter() if p.is_running() and _sid(p.pid) == server.pid]
+
+
+def _sid(pid: int) -> int | None:
+    try:
+        return os.getsid(pid) if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else None
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return None
+
+
+def test_a_server_leads_its_own_session_and_is_found_by_its_record(tmp_path: Path) -> None:
+    server = start(SLEEPER, tmp_path)
+    assert os.getsid(server.pid) == server.pid
+    assert process.find("server", tmp_path) == server
+    process.stop(server, records=tmp_path)
+    assert not process.is_alive(server)
+    assert process.recorded(tmp_path) == []
+
+
+def test_a_server_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    server = start(STUBBORN, tmp_path)
+    until(lambda: "deaf" in (tmp_path / "server.log").read_text())
+    process.stop(server, records=tmp_path, grace_s=0.3)
+    assert not process.is_alive(server)
+
+
+def test_children_that_outlive_their_leader_are_ended_too(tmp_path: Path) -> None:
+    server = start(PARENT, tmp_path)
+    until(lambda: "born" in (tmp_path / "server.log").read_text())
+    os.kill(server.pid, 9)
+    until(lambda: not process.is_alive(server))
+    assert len(session(server)) == 1
+    assert process.find("server", tmp_path) is None
+    process.stop_all(process.recorded(tmp_path), records=tmp_path)
+    assert session(server) == []
+
+
+def test_a_pid_that_was_given_to_another_program_is_never_signalled(tmp_path: Path) -> None:
+    with subprocess.Popen(SLEEPER, start_new_session=True) as innocent:
+        stale = process.Server("server", innocent.pid, time.time() - 3600, "gone.log")
+        (tmp_path / f"server{process.RECORD_SUFFIX}").write_text(
+            json.dumps({"name": "server", "pid": stale.pid, "started_at_s": stale.started_at_s, "log": stale.log})
+        )
+        assert process.find("server", tmp_path) is None
+        process.stop(stale, records=tmp_path)
+        assert innocent.poll() is None
+        innocent.kill()
+
+
+def test_a_server_outlives_the_process_that_started_it_and_is_ended_by_another(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from frazil.dev import process; folder = Path(sys.argv[1]);"
+        "process.start('server', [sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " records=folder, log=folder / 'server.log')"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    server = process.find("server", tmp_path)
+    assert server is not None
+    process.stop(server, records=tmp_path)
+    assert process.find("server", tmp_path) is None
+
+
+def test_the_end_of_a_log_is_what_the_server_said_last(tmp_path: Path) -> None:
+    server = start([sys.executable, "-c", "print('one'); print('two'); print('three')"], tmp_path)
+    until(lambda: not process.is_alive(server))
+    assert process.last_lines(tmp_path / "server.log", 2) == "two\nthree"
+    assert process.last_lines(tmp_path / "none.log") == ""
+
+
+def test_a_taken_port_is_named_with_its_owner_and_the_option() -> None:
+    with socket.socket() as taken:
+        taken.bind((process.LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert process.answers(port)
+        with pytest.raises(
+            EnvironmentUnusable, match=rf"port {port}, wanted for tea, is taken .*pid {os.getpid()}.*--tea"
+        ):
+            process.require_free_port(port, what="tea", option="--tea-port")
+    process.require_free_port(port, what="tea", option="--tea-port")
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    port = process.free_port()
+    with socket.socket() as probe:
+        probe.bind((process.LOOPBACK, port))
