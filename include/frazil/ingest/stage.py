@@ -54,13 +54,13 @@ def stage(
                     on_progress(run.progress.records)
                     report_at = time.monotonic() + REPORT_EVERY_S
         result = run.finish()
+        on_progress(run.progress.records)
+        return result
     except BaseException:
         run.abort()
         raise
     finally:
         run.close()
-    on_progress(run.progress.records)
-    return result
 
 
 class _Stage:

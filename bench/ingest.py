@@ -1,0 +1,215 @@
+"""CPU per record of the executors' side: Kafka to Parquet, one process, no Spark, beside librdkafka's own consume.
+
+    .venv/bin/python bench/ingest.py --millions 4
+
+CPU is user + system time of the whole process (librdkafka's threads included), in core-seconds per million records;
+decode and write are the main thread's own, and consume is what is left. Wall time means little on a shared machine.
+Repeat and take the least: other programs on the same cores cost up to half as much again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from pyiceberg import types as t
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import HourTransform
+
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
+from frazil.ingest.decode_json import JsonDecoder
+from frazil.ingest.kafka import EXACTNESS, TUNING, RangeReader
+from frazil.ingest.stage import stage
+from frazil.ingest.write import TableWriter
+from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
+
+TOPIC = "ticks"
+PARTITIONS = 32
+SIDES = ("buy", "sell")
+
+TICKS = Schema(
+    t.NestedField(1, "symbol", t.StringType(), required=True),
+    t.NestedField(2, "ts", t.TimestamptzType(), required=True),
+    t.NestedField(3, "price", t.DoubleType()),
+    t.NestedField(4, "size", t.IntegerType()),
+    t.NestedField(5, "side", t.StringType()),
+    t.NestedField(6, "venue", t.StringType()),
+    t.NestedField(7, "trade_id", t.LongType()),
+    t.NestedField(8, "kafka_topic", t.StringType(), required=True),
+    t.NestedField(9, "kafka_partition", t.IntegerType(), required=True),
+    t.NestedField(10, "kafka_offset", t.LongType(), required=True),
+    t.NestedField(11, "kafka_timestamp", t.TimestamptzType()),
+)
+BY_HOUR = PartitionSpec(PartitionField(2, 1000, HourTransform(), "ts_hour"))
+
+
+def tick(number: int) -> bytes:
+    """About 120 bytes: an exchange's tick, within one hour of event time."""
+    milliseconds = number % 3_600_000
+    return (
+        f'{{"symbol":"S{number * 7919 % 2000:04}",'
+        f'"ts":"2026-01-01T00:{milliseconds // 60_000:02}:{milliseconds // 1000 % 60:02}.{milliseconds % 1000:03}Z",'
+        f'"price":{number * 104_729 % 5_000_000 / 10_000:.4f},"size":{1 + number * 31 % 999},'
+        f'"side":"{SIDES[number * 13 % 7 % 2]}","venue":"XNAS","trade_id":{100_000_000 + number}}}'
+    ).encode()
+
+
+def produce(bootstrap: str, records: int) -> None:
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "compression.type": "lz4",
+            "linger.ms": 50,
+            "batch.num.messages": 5000,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    for number in range(records):
+        while True:
+            try:
+                producer.produce(TOPIC, tick(number), key=b"k%d" % (number % 2000), partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 1000 == 0:
+            producer.poll(0)
+    assert producer.flush(120) == 0
+
+
+def librdkafka_alone(bootstrap: str, each: int) -> None:
+    """Every message once through `consume`, nothing done with it but to see that it is one."""
+    consumer = Consumer({**TUNING, **EXACTNESS, "bootstrap.servers": bootstrap, "group.id": "bench"})
+    consumer.assign([TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)])
+    left = each * PARTITIONS
+    while left > 0:
+        left -= sum(error is None for error in map(Message.error, consumer.consume(min(2000, left), 0.1)))
+    consumer.close()
+
+
+def chunks_alone(bootstrap: str, each: int) -> None:
+    with RangeReader({"bootstrap.servers": bootstrap}, ranges(each)) as reader:
+        assert sum(map(len, reader)) == each * PARTITIONS
+
+
+def ranges(each: int) -> tuple[OffsetRange, ...]:
+    return tuple(OffsetRange(TOPIC, p, 0, each) for p in range(PARTITIONS))
+
+
+def context(bootstrap: str, folder: Path) -> StageContext:
+    def target(name: str, schema: Schema, spec: PartitionSpec) -> TargetTable:
+        return TargetTable(
+            schema_json=schema.model_dump_json(),
+            spec_json=spec.model_dump_json(),
+            sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
+            properties={},
+            folder=str(folder / name),
+            target_file_bytes=128 * 2**20,
+        )
+
+    return StageContext(
+        stream="bench",
+        epoch=1,
+        batch=1,
+        kafka={"bootstrap.servers": bootstrap},
+        io={},
+        format="json",
+        event_time_column="ts",
+        event_time_unit="iso",
+        coordinates=True,
+        main=target("main", TICKS, BY_HOUR),
+        dead_letters=target("dead", DEAD_LETTER_SCHEMA, DEAD_LETTER_PARTITION_SPEC),
+        topic_ids={},
+    )
+
+
+def cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+@contextmanager
+def timed(legs: dict[str, float], owner: type, method: str, leg: str) -> Iterator[None]:
+    """Add the main thread's CPU time inside a method to its leg."""
+    original: Callable[..., Any] = getattr(owner, method)
+
+    @wraps(original)
+    def measured(*arguments: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return original(*arguments)
+        finally:
+            legs[leg] += time.thread_time() - start
+
+    setattr(owner, method, measured)
+    try:
+        yield
+    finally:
+        setattr(owner, method, original)
+
+
+def run_stage(bootstrap: str, each: int) -> dict[str, float]:
+    legs: dict[str, float] = defaultdict(float)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        timed(legs, JsonDecoder, "__call__", "decode"),
+        timed(legs, TableWriter, "add", "split+write"),
+        timed(legs, TableWriter, "finish", "split+write"),
+    ):
+        start = cpu_s()
+        result = stage(
+            context(bootstrap, Path(folder)), StageTask(0, ranges(each)), attempt=0, on_progress=lambda _: None
+        )
+        legs["stage"] = cpu_s() - start
+    assert sum(p.records for p in result.progress) == each * PARTITIONS
+    legs["consume+rest"] = legs["stage"] - legs["decode"] - legs["split+write"]
+    legs["bytes"] = sum(f.bytes for f in result.files)
+    return legs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=float, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--bootstrap", help="a broker that has the topic already, instead of an embedded one")
+    options = parser.parse_args()
+    each = int(options.millions * 1e6) // PARTITIONS
+    if options.bootstrap:
+        measure(options.bootstrap, each, options.repeats)
+        return
+    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder)) as kafka:
+        kafka.create_topic(TOPIC, PARTITIONS, {})
+        produce(kafka.bootstrap, each * PARTITIONS)
+        measure(kafka.bootstrap, each, options.repeats)
+
+
+def measure(bootstrap: str, each: int, repeats: int) -> None:
+    millions = each * PARTITIONS / 1e6
+    print(f"{millions:.1f} M records of {len(tick(12345))} bytes, {PARTITIONS} partitions; core-s per million")
+    for _ in range(repeats):
+        for name, work in (("librdkafka consume alone", librdkafka_alone), ("RangeReader alone", chunks_alone)):
+            start, wall = cpu_s(), time.perf_counter()
+            work(bootstrap, each)
+            seconds = time.perf_counter() - wall
+            print(f"  {name:28} {(cpu_s() - start) / millions:5.2f}   (wall {seconds / millions:.2f} s)")
+        wall = time.perf_counter()
+        legs = run_stage(bootstrap, each)
+        seconds = time.perf_counter() - wall
+        parts = ", ".join(f"{leg} {legs[leg] / millions:.2f}" for leg in ("consume+rest", "decode", "split+write"))
+        print(f"  {'stage':28} {legs['stage'] / millions:5.2f}   (wall {seconds / millions:.2f} s) = {parts}")
+        print(f"  {'Parquet bytes per record':28} {legs['bytes'] / millions / 1e6:5.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Stage against a real broker: what is committed in the range lands once, whatever stands between."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyiceberg import types as t
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import DayTransform
+
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.errors import KafkaUnavailable, OffsetGap
+from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
+from frazil.ingest.kafka import RangeReader
+from frazil.ingest.stage import stage
+from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
+
+TopicFactory = Callable[..., str]
+
+SCHEMA = Schema(
+    t.NestedField(1, "id", t.LongType(), required=True),
+    t.NestedField(2, "at", t.TimestamptzType(), required=True),
+    t.NestedField(3, "kafka_topic", t.StringType(), required=True),
+    t.NestedField(4, "kafka_partition", t.IntegerType(), required=True),
+    t.NestedField(5, "kafka_offset", t.LongType(), required=True),
+    t.NestedField(6, "kafka_timestamp", t.TimestamptzType()),
+)
+BY_DAY = PartitionSpec(PartitionField(2, 1000, DayTransform(), "day"))
+REJECTED_AT_US = 1_700_000_000_000_000
+
+
+def target(folder: Path, schema: Schema, spec: PartitionSpec) -> TargetTable:
+    return TargetTable(
+        schema_json=schema.model_dump_json(),
+        spec_json=spec.model_dump_json(),
+        sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
+        properties={},
+        folder=str(folder),
+        target_file_bytes=128 * 2**20,
+    )
+
+
+@pytest.fixture
+def context(kafka: EmbeddedKafka, tmp_path: Path) -> StageContext:
+    return StageContext(
+        stream="test",
+        epoch=1,
+        batch=1,
+        kafka={"bootstrap.servers": kafka.bootstrap},
+        io={},
+        format="json",
+        event_time_column="at",
+        event_time_unit="iso",
+        coordinates=True,
+        main=target(tmp_path / "main", SCHEMA, BY_DAY),
+        dead_letters=target(tmp_path / "dead", DEAD_LETTER_SCHEMA, DEAD_LETTER_PARTITION_SPEC),
+        topic_ids={},
+    )
+
+
+def event(number: int) -> bytes:
+    return json.dumps({"id": number, "at": f"2026-01-0{1 + number % 2}T00:00:00.{number:06}Z"}).encode()
+
+
+def produce(
+    kafka: EmbeddedKafka, topic: str, values: Iterable[bytes | None], *, partition: int = 0, **settings: Any
+) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, **settings})
+    for value in values:
+        producer.produce(topic, value, key=b"k", partition=partition)
+        producer.poll(0)
+    assert producer.flush(30) == 0
+
+
+def in_transactions(kafka: EmbeddedKafka, topic: str, *parts: tuple[Iterable[bytes], bool]) -> None:
+    """Each part in a transaction of its own, committed or aborted."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for values, committed in parts:
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, partition=0)
+        producer.flush(30)
+        if committed:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+
+
+def run(context: StageContext, *ranges: OffsetRange, attempt: int = 0) -> StageResult:
+    task = StageTask(0, ranges)
+    return stage(context, task, attempt=attempt, on_progress=lambda _: None, now_us=lambda: REJECTED_AT_US)
+
+
+def landed(result: StageResult, kind: str = "main") -> list[dict[str, Any]]:
+    rows = [row for f in result.files if f.target == kind for row in pq.read_table(f.path).to_pylist()]
+    return sorted(rows, key=lambda row: (row["kafka_topic"], row["kafka_partition"], row["kafka_offset"]))
+
+
+def ids(result: StageResult) -> list[int]:
+    return [row["id"] for row in landed(result)]
+
+
+def test_ranges_of_several_topics_land_with_their_coordinates(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    first, second = topic(2), topic(1)
+    before = datetime.now(UTC)
+    produce(kafka, first, map(event, range(10)), partition=0)
+    produce(kafka, first, map(event, range(10, 20)), partition=1)
+    produce(kafka, second, map(event, range(20, 30)))
+    result = run(
+        context,
+        OffsetRange(first, 0, 2, 5),
+        OffsetRange(first, 1, 0, 10),
+        OffsetRange(second, 0, 9, 10),
+        OffsetRange(second, 1, 0, 0),
+    )
+    rows = landed(result)
+    assert sorted(row["id"] for row in rows) == [2, 3, 4, *range(10, 20), 29]
+    for row in rows:
+        base = {(first, 0): 0, (first, 1): 10, (second, 0): 20}[row["kafka_topic"], row["kafka_partition"]]
+        assert row["id"] == base + row["kafka_offset"]
+        assert abs((row["kafka_timestamp"] - before).total_seconds()) < 60
+    assert [(p.records, p.rejected) for p in result.progress] == [(3, 0), (10, 0), (1, 0), (0, 0)]
+    assert [p.max_event_time_us for p in result.progress] == [
+        int(datetime(2026, 1, 2, microsecond=3, tzinfo=UTC).timestamp() * 1e6),
+        int(datetime(2026, 1, 2, microsecond=19, tzinfo=UTC).timestamp() * 1e6),
+        int(datetime(2026, 1, 2, microsecond=29, tzinfo=UTC).timestamp() * 1e6),
+        None,
+    ]
+    assert len(result.files) == 2  # one a day, however many Kafka partitions
+    assert StageResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_aborted_transactions_and_their_markers_are_gaps(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    name = topic()
+    in_transactions(
+        kafka,
+        name,
+        (map(event, range(5)), True),
+        (map(event, range(5, 10)), False),
+        (map(event, range(10, 12)), True),
+        (map(event, range(12, 15)), False),
+    )
+    assert ids(run(context, OffsetRange(name, 0, 0, 19))) == [0, 1, 2, 3, 4, 10, 11]
+
+
+def test_a_range_that_ends_in_a_gap_ends(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
+    """Offsets 3 to 7 were aborted: no record says that 5 was passed, only a later one or the partition's end."""
+    name = topic()
+    in_transactions(kafka, name, (map(event, range(2)), True), (map(event, range(2, 6)), False))
+    result = run(context, OffsetRange(name, 0, 0, 5))
+    assert ids(result) == [0, 1]
+    assert result.progress[0].end == 5
+    produce(kafka, name, [event(6)])
+    assert ids(run(context, OffsetRange(name, 0, 3, 8))) == []
+
+
+def test_a_compacted_topic_lands_what_is_left(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
+    name = topic(
+        1, cleanup_policy="compact", segment_ms="50", min_cleanable_dirty_ratio="0.01", delete_retention_ms="0"
+    )
+    produce(kafka, name, map(event, range(50)))
+    deadline = time.monotonic() + 60
+    number, seen = 50, list(range(50))
+    while len(seen) >= number:
+        assert time.monotonic() < deadline, "the broker does not compact"
+        time.sleep(0.5)
+        produce(kafka, name, [event(number)])
+        number += 1
+        seen = ids(run(context, OffsetRange(name, 0, 0, number)))
+    assert seen[-1] == number - 1
+    assert seen == sorted(seen)
+
+
+def test_records_that_kafka_deleted_are_an_offset_gap_with_its_numbers(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    name = topic(2)
+    produce(kafka, name, map(event, range(10)), partition=1)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    for future in admin.delete_records([TopicPartition(name, 1, 4)]).values():
+        future.result(30)
+    with pytest.raises(OffsetGap, match=rf"{name}\[1\]: offset 2 .* 2 to 10.* 4 to 10"):
+        run(context, OffsetRange(name, 1, 2, 10))
+    assert not list(Path(context.main.folder).rglob("*.parquet"))
+
+
+def test_bad_records_are_dead_letters_and_good_ones_do_not_wait(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    name = topic()
+    produce(kafka, name, [event(0), b"{", None, event(3), b'{"id":4}', b"\xff"])
+    result = run(context, OffsetRange(name, 0, 0, 6))
+    assert ids(result) == [0, 3]
+    letters = landed(result, "dead-letters")
+    assert [(row["kafka_offset"], row["key"], row["value"], row["error_class"]) for row in letters] == [
+        (1, b"k", b"{", "NotAnObject"),
+        (2, b"k", None, "Tombstone"),
+        (4, b"k", b'{"id":4}', "MissingRequired"),
+        (5, b"k", b"\xff", "NotAnObject"),
+    ]
+    assert letters[2]["error"] == "at: required, and missing or null"
+    assert {row["rejected_at"] for row in letters} == {datetime.fromtimestamp(REJECTED_AT_US / 1e6, UTC)}
+    assert [(p.records, p.rejected) for p in result.progress] == [(2, 4)]
+
+
+def test_dead_letters_below_the_floor_are_counted_and_not_written_again(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    name = topic()
+    produce(kafka, name, [b"1", b"2", event(2), b"3"])
+    again = dataclasses.replace(context, dead_letter_floor={(name, 0): 2}, topic_ids={name: "the-id"})
+    result = run(again, OffsetRange(name, 0, 0, 4))
+    assert [(row["kafka_offset"], row["topic_id"]) for row in landed(result, "dead-letters")] == [(3, "the-id")]
+    assert [(p.records, p.rejected) for p in result.progress] == [(1, 3)]
+
+
+def test_a_later_attempt_lands_the_same(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
+    name = topic()
+    produce(kafka, name, [event(0), b"{", event(2)])
+    again = run(context, OffsetRange(name, 0, 0, 3), attempt=1)
+    assert ids(again) == [0, 2]
+    assert len(landed(again, "dead-letters")) == 1
+    assert all(Path(f.path).name.startswith("00000-1-") for f in again.files)
+
+
+def test_a_large_range_is_read_in_chunks_and_reports_progress(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    name = topic(3)
+    count = 150_000
+    for partition in range(3):
+        produce(kafka, name, (b'{"id":%d,"at":"2026-01-01"}' % n for n in range(count // 3)), partition=partition)
+    reports: list[int] = []
+    task = StageTask(0, tuple(OffsetRange(name, p, 0, count // 3) for p in range(3)))
+    result = stage(context, task, attempt=0, on_progress=reports.append)
+    assert reports[-1] == count
+    assert reports == sorted(reports)
+    assert sum(p.records for p in result.progress) == count
+    (staged,) = result.files
+    table = pq.read_table(staged.path, columns=["kafka_partition", "kafka_offset"])
+    assert len(set(zip(table["kafka_partition"].to_pylist(), table["kafka_offset"].to_pylist(), strict=True))) == count
+
+
+def test_brokers_out_of_reach_are_said_so_in_time() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ranges = [OffsetRange("t", 0, 5, 9)]
+        reader = RangeReader({"bootstrap.servers": address}, ranges, unreachable_limit_s=1.0)
+        with reader, pytest.raises(KafkaUnavailable, match=r"t\[0\] at 5 of 9"):
+            list(reader)
+
+
+def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
+    name = topic()
+    produce(kafka, name, map(event, range(4)))
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    task = StageTask(0, (OffsetRange(name, 0, 0, 4),))
+    with pytest.raises(KeyboardInterrupt):
+        stage(context, task, attempt=0, on_progress=interrupt)
+    assert not list(Path(context.main.folder).rglob("*.parquet"))
+
+
+def test_a_topic_that_is_not_there_is_said_so(context: StageContext) -> None:
+    hasty = {**context.kafka, "topic.metadata.propagation.max.ms": "1000"}
+    with pytest.raises(KafkaUnavailable, match="no-such-topic"):
+        run(dataclasses.replace(context, kafka=hasty), OffsetRange("no-such-topic", 0, 0, 4))
