@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from airflow.sdk import TaskInstanceState
-from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import GetPreviousTI, PreviousTIResult
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from frazil.supervise.claim import read_claim
 
 if TYPE_CHECKING:
     from frazil.supervise.supervisor import Step, Supervisor
@@ -47,7 +47,7 @@ class DeferredTask:
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """Looked up only where the task is deferred now; None where it could not be."""
+    """The latest try that began to supervise; None where another run's has, or none."""
 
 
 def act_of(task: DeferredTask) -> Act:
@@ -62,21 +62,16 @@ def act_of(task: DeferredTask) -> Act:
     return Act.CLEARED if (task.try_number_now or 0) > task.try_number else Act.TAKEN_OVER
 
 
-def look_up(*, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Ask Airflow what became of the task; it blocks, and raises what the task SDK raises."""
+def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
+    """Ask Airflow what became of the task; it blocks, and raises what the task SDK raises.
+
+    A trigger may not ask Airflow for a try number, so the try that supervises now is read from its claim.
+    """
     states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     tasks = states.get(run_id, {})
-    state = tasks.get(task_id)
-    number = _deferred_try(dag_id, run_id, task_id) if state == TaskInstanceState.DEFERRED else None
-    return DeferredTask(try_number, state, task_id in tasks, number)
-
-
-def _deferred_try(dag_id: str, run_id: str, task_id: str) -> int | None:
-    """The try that is deferred now; a writer's Dag has one active run, so one deferred task."""
-    asked = GetPreviousTI(dag_id=dag_id, task_id=task_id, state=TaskInstanceState.DEFERRED)
-    answer = task_runner.SUPERVISOR_COMMS.send(asked)
-    found = answer.task_instance if isinstance(answer, PreviousTIResult) else None
-    return found.try_number if found is not None and found.run_id == run_id else None
+    claim = read_claim(stream)
+    number = claim.try_number if claim is not None and claim.run_id == run_id else None
+    return DeferredTask(try_number, tasks.get(task_id), task_id in tasks, number)
 
 
 def follow(act: Act, supervisor: Supervisor, *, run_id: str) -> Step:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -54,10 +54,13 @@ class WriterOperator(BaseOperator):
         self.application = str(application)
         self.poll_seconds = poll_seconds
 
-    def execute(self, context: Context) -> None:  # noqa: ARG002 - Airflow's signature
+    def execute(self, context: Context) -> None:
         """Hand over to the trigger."""
         from frazil.airflow.triggers import WriterTrigger  # noqa: PLC0415 - a DAG file that is parsed needs no trigger
+        from frazil.supervise.claim import Claim, write_claim  # noqa: PLC0415
 
+        instance = context["ti"]
+        write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         self.log.info("The triggerer supervises the writer of %s from here on.", self.stream)
         trigger = WriterTrigger(
             stream=self.stream,
@@ -68,15 +71,12 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """End the task as the trigger found: fail where a person is needed, skip where nothing is declared any more.
+        """Fail, for the supervisor gave up.
 
-        Giving up is written down here, not in the trigger: it is never lost, whatever dies between the two.
+        That is written down here, not in the trigger: the failure is never lost, whatever dies between the two.
         """
-        from frazil.supervise.decision import Action  # noqa: PLC0415 - needed by a running task only
-        from frazil.supervise.given_up import confirm_given_up  # noqa: PLC0415
+        from frazil.supervise.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
 
         reason = str(event["reason"])
-        if event["action"] != Action.GIVE_UP:
-            raise AirflowSkipException(f"{self.stream}: {reason}")
         confirm_given_up(self.stream, event["subject"], reason=reason, table_fingerprint=event["table_fingerprint"])
         raise AirflowFailException(f"{self.stream}: {event['cause']}: {reason}")

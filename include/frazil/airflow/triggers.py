@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Connection
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil.airflow.acts import Act, act_of, follow, look_up
+from frazil.errors import SpecError
 
 if TYPE_CHECKING:
-    from airflow.models.taskinstance import TaskInstance
-
     from frazil.supervise.supervisor import Step, Supervisor
 
 PROGRESS_SECONDS = 300.0
 """A writer that goes on as before is mentioned this often."""
 CONNECTION_SECONDS = 30.0
+LOOK_UP_SECONDS = 20.0
+"""Airflow gives a kill 30 s in all."""
 
 
 class WriterTrigger(BaseTrigger):
@@ -37,6 +39,7 @@ class WriterTrigger(BaseTrigger):
         self.stream, self.streams, self.application = stream, streams, application
         self.poll_seconds = poll_seconds
         self._supervisor: Supervisor | None = None
+        self._first_question: asyncio.Task[Act] | None = None
         self._said: tuple[object, ...] = ()
         self._said_at_s = 0.0
 
@@ -52,39 +55,48 @@ class WriterTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Step, tell, wait; until there is something for the task to say."""
         supervisor = await self._make_supervisor()
+        # Airflow loads much at the first question, and a kill has no time for that: it is asked now, on the side.
+        self._first_question = asyncio.create_task(self._act())
         while True:
             step = await asyncio.to_thread(supervisor.step)
             self._tell(step)
-            if step.decision.action in {"give up", "end"}:
+            if step.decision.action == "give up":
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
+                return
+            if step.decision.action == "end":
+                # Its Dag is gone with its declaration: no worker could end the task any more.
+                yield TaskSuccessEvent()
                 return
             await asyncio.sleep(self.poll_seconds)
 
     async def on_kill(self) -> None:
         """The task is deferred no longer, and nobody's restart is the reason: the writer follows what a person did."""
-        instance = self.task_instance
-        if instance is None:
-            return
-        act = await self._act(instance)
-        self.log.info("In Airflow the task was %s; the writer of %s follows.", act, self.stream)
+        act = await self._act()
+        self.log.info("In Airflow the task was %s.", act)
         if act is Act.TAKEN_OVER:
             return
         supervisor = await self._make_supervisor()
-        self._tell(await asyncio.to_thread(follow, act, supervisor, run_id=instance.run_id))
+        run_id = self.task_instance.run_id if self.task_instance else "unknown"
+        self._tell(await asyncio.to_thread(follow, act, supervisor, run_id=run_id))
 
-    async def _act(self, instance: TaskInstance) -> Act:
+    async def _act(self) -> Act:
+        """What became of the task; UNKNOWN where Airflow does not say within the time that a kill has."""
+        instance = self.task_instance
+        if instance is None:
+            return Act.UNKNOWN
+        asked = asyncio.to_thread(
+            look_up,
+            self.stream,
+            dag_id=instance.dag_id,
+            run_id=instance.run_id,
+            task_id=instance.task_id,
+            try_number=instance.try_number,
+        )
         try:
-            task = await asyncio.to_thread(
-                look_up,
-                dag_id=instance.dag_id,
-                run_id=instance.run_id,
-                task_id=instance.task_id,
-                try_number=instance.try_number,
-            )
+            return act_of(await asyncio.wait_for(asked, LOOK_UP_SECONDS))
         except Exception:
             self.log.warning("What became of the task cannot be looked up.", exc_info=True)
             return Act.UNKNOWN
-        return act_of(task)
 
     async def _make_supervisor(self) -> Supervisor:
         """In a thread, for importing PyIceberg takes a second."""
@@ -97,8 +109,7 @@ class WriterTrigger(BaseTrigger):
         from frazil.supervise.supervisor import Supervisor, WriterProgram  # noqa: PLC0415 - loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
-            asked = asyncio.run_coroutine_threadsafe(_connections(ids), loop)
-            return asked.result(CONNECTION_SECONDS)
+            return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_SECONDS)
 
         program = WriterProgram(self.stream, Path(self.streams), Path(self.application))
         return Supervisor(program, connections=connections)
@@ -107,20 +118,19 @@ class WriterTrigger(BaseTrigger):
         """Log what the writer said, and the decision where it is another than before, or some time has passed."""
         for line in step.writer_log:
             self.log.info("writer | %s", line)
-        if step.problem:
-            self.log.error("%s: %s", self.stream, step.problem)
         decision = step.decision
-        said = (decision.action, decision.cause, decision.until_ms)
+        said = (decision.action, decision.cause, decision.until_ms, step.problem)
         if said == self._said and time.monotonic() - self._said_at_s < PROGRESS_SECONDS:
             return
         self._said, self._said_at_s = said, time.monotonic()
         self.log.info("%s: %s (%s): %s", self.stream, decision.action, decision.cause, decision.reason)
+        if step.problem:
+            self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
 
 
 def _event(step: Step) -> dict[str, Any]:
     decision = step.decision
     return {
-        "action": str(decision.action),
         "cause": str(decision.cause),
         "reason": decision.reason,
         "subject": decision.subject,
@@ -129,8 +139,14 @@ def _event(step: Step) -> dict[str, Any]:
 
 
 async def _connections(ids: frozenset[str]) -> dict[str, str]:
-    """Airflow connections as JSON, by id; the caller keeps them to itself."""
-    return {name: _as_json(await Connection.async_get(name)) for name in sorted(ids)}
+    """Airflow connections as JSON, by id; the caller keeps them to itself. Raises SpecError for one that is missing."""
+    found = {}
+    for name in sorted(ids):
+        try:
+            found[name] = _as_json(await Connection.async_get(name))
+        except AirflowNotFoundException:
+            raise SpecError(f"the spec refers to the Airflow connection {name!r}, which is not there; add it") from None
+    return found
 
 
 def _as_json(connection: Connection) -> str:

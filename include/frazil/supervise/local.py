@@ -40,16 +40,20 @@ class LocalLauncher(Launcher):
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer, and return once it runs; see `Launcher.launch` for the errors."""
         launch_id = uuid.uuid4().hex
-        answer = subprocess.run(
-            self._parent_command(launch_id, request),
-            env=dict(request.environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,
-            timeout=LAUNCH_TIMEOUT_S,
-        )
+        try:
+            answer = subprocess.run(
+                self._parent_command(launch_id, request),
+                env=dict(request.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                start_new_session=True,
+                timeout=LAUNCH_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"the parent of the writer of {self.stream} did not answer within {LAUNCH_TIMEOUT_S} s"
+            raise EnvironmentUnusable(f"{problem}; see {self.folder / LOG_FILE}") from None
         said = answer.stderr.strip()
         if answer.returncode == WriterBusy.exit_code:
             raise WriterBusy(said)

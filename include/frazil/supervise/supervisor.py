@@ -197,7 +197,7 @@ class Supervisor:
                 generation=desired.generation if isinstance(desired, Desired) else 0,
             )
             launch = self._launcher.launch(request)
-        except (WriterBusy, EnvironmentUnusable) as error:
+        except (WriterBusy, EnvironmentUnusable, SpecError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
         self._table.forget()
         self._log_position = LogPosition(launch.id, 0)

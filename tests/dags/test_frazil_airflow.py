@@ -1,0 +1,68 @@
+"""What users import from `frazil.airflow`, and how its parts read what Airflow tells them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import frazil.airflow as room
+for name in room.__all__:
+    assert getattr(room, name).__name__ == name, name
+print(",".join(room.__all__))
+"""
+
+
+def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ})
+    assert done.stdout.splitlines()[-1].split(",") == [
+        "WriterOperator",
+        "WriterTrigger",
+        "writer_dag_id",
+        "writer_dags",
+    ]
+
+
+def test_a_name_that_is_not_exported_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        importlib.import_module("frazil.airflow").no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("state", "try_number_now", "act"),
+    [
+        ("failed", None, "MARKED"),
+        ("success", None, "MARKED"),
+        ("skipped", None, "MARKED"),
+        (None, None, "CLEARED"),
+        ("scheduled", None, "CLEARED"),
+        ("running", None, "CLEARED"),
+        ("deferred", 2, "CLEARED"),
+        ("deferred", 1, "TAKEN_OVER"),
+        ("deferred", None, "TAKEN_OVER"),
+    ],
+)
+def test_what_a_person_did_is_read_from_the_state_that_the_task_is_in(
+    state: str | None, try_number_now: int | None, act: str
+) -> None:
+    acts = importlib.import_module("frazil.airflow.acts")
+    task = acts.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
+    assert acts.act_of(task) is acts.Act[act]
+
+
+def test_a_task_that_is_gone_was_deleted_with_its_run() -> None:
+    acts = importlib.import_module("frazil.airflow.acts")
+    assert acts.act_of(acts.DeferredTask(1, None, exists_now=False, try_number_now=None)) is acts.Act.DELETED
+
+
+def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> None:
+    triggers = importlib.import_module("frazil.airflow.triggers")
+    trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
+    path, arguments = trigger.serialize()
+    assert path == "frazil.airflow.triggers.WriterTrigger"
+    assert arguments == {"stream": "s", "streams": "/streams", "application": "/w.py", "poll_seconds": 2.0}
+    assert triggers.WriterTrigger(**arguments).serialize() == (path, arguments)
