@@ -30,7 +30,7 @@ from frazil.errors import EnvironmentUnusable
 Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
-READY_WITHIN_S = 120
+READY_WITHIN_S = 240
 STOP_GRACE_S = 20
 """The scheduler's shutdown may hang; then it is killed."""
 

@@ -24,7 +24,7 @@ from frazil.dev import jars, process
 from frazil.dev.java import require_java
 from frazil.errors import EnvironmentUnusable
 
-READY_WITHIN_S = 60
+READY_WITHIN_S = 120
 PROPERTIES_FILE = "server.properties"
 _HEAP_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseG1GC")
 _LOGGING = Path(__file__).with_name("kafka-log4j2.properties")

@@ -89,7 +89,8 @@ def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
 
 def messages(flights: pa.Table) -> Iterator[Message]:
     """Each flight as a JSON object; what is not known is left out."""
-    when = pc.strftime(flights["scheduled_departure"], "%Y-%m-%dT%H:%M:%SZ")
+    whole_seconds = flights["scheduled_departure"].cast(pa.timestamp("s", tz="UTC"))
+    when = pc.strftime(whole_seconds, "%Y-%m-%dT%H:%M:%SZ")
     column = flights.schema.get_field_index("scheduled_departure")
     for batch in flights.set_column(column, "scheduled_departure", when).to_batches():
         for row in batch.to_pylist():

@@ -84,7 +84,7 @@ class Demo:
         self._screen.say("starting Airflow …")
         self._parts.airflow.start()
         client = self._parts.airflow.client()
-        client.wait_for_dag(WRITER_DAG, within_s=90)
+        client.wait_for_dag(WRITER_DAG, within_s=180)
         client.set_paused(WRITER_DAG, False)
         self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
 

@@ -1,0 +1,130 @@
+"""`make demo` as its user meets it: refused with one sentence, interrupted anywhere, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frazil.dev.demo.parts import MARK
+from frazil.dev.process import LOOPBACK, free_port
+
+
+class RunningDemo:
+    """One `python -m frazil.dev.demo` with its output in a file."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self.output = home.parent / "demo.out"
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "frazil.dev.demo", "--exit", *arguments],
+                env={**os.environ, "FRAZIL_HOME": str(home)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def wait_until(self, text: str, within_s: float = 180) -> None:
+        wait_until(lambda: text in self.said or self.process.poll() is not None, within_s)
+        assert text in self.said, self.said
+
+    def end(self, number: signal.Signals, within_s: float = 120) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(within_s)
+
+
+def wait_until(condition: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.1)
+
+
+def left_behind(home: Path) -> list[str]:
+    """The command lines of the demo's processes that still run."""
+    found = []
+    for candidate in psutil.process_iter():
+        try:
+            if candidate.environ().get(MARK) == str(home / "demo"):
+                found.append(" ".join(candidate.cmdline())[:100])
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def ports() -> tuple[str, ...]:
+    return ("--kafka-port", str(free_port()), "--airflow-port", str(free_port()))
+
+
+def test_a_taken_port_is_one_sentence_with_the_make_variable_and_exit_1(frazil_home: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        demo = RunningDemo(frazil_home, "--kafka-port", str(free_port()), "--airflow-port", port)
+        assert demo.process.wait(60) == 1
+    assert f"port {port}, wanted for the demo's Airflow, is taken" in demo.said
+    assert "make demo AIRFLOW_PORT=…" in demo.said
+    assert "Traceback" not in demo.said
+
+
+def test_missing_java_is_one_sentence_and_exit_1(
+    frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    demo = RunningDemo(frazil_home, *ports)
+    assert demo.process.wait(60) == 1
+    assert "Java 17 is missing" in demo.said
+    assert "Traceback" not in demo.said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_parts_start_leaves_no_process_behind(
+    frazil_home: Path, ports: tuple[str, ...], number: signal.Signals
+) -> None:
+    demo = RunningDemo(frazil_home, *ports)
+    demo.wait_until("starting Kafka")
+    wait_until(lambda: bool(left_behind(frazil_home)), 120)
+    assert demo.end(number) == 130
+    assert "Traceback" not in demo.said
+    assert left_behind(frazil_home) == []
+
+
+def test_a_demo_after_a_killed_one_ends_what_was_left_and_starts_afresh(
+    frazil_home: Path, ports: tuple[str, ...]
+) -> None:
+    first = RunningDemo(frazil_home, *ports)
+    first.wait_until("starting Airflow")
+    wait_until(lambda: any("airflow" in command for command in left_behind(frazil_home)), 120)
+    first.end(signal.SIGKILL)
+    stale = set(left_behind(frazil_home))
+    assert stale
+    second = RunningDemo(frazil_home, *ports)
+    second.wait_until("sent 334,880 flights")
+    assert second.end(signal.SIGINT) == 130
+    assert "Traceback" not in second.said
+    assert left_behind(frazil_home) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_whole_demo_lands_every_flight_exactly_once(frazil_home: Path, ports: tuple[str, ...]) -> None:
+    demo = RunningDemo(frazil_home, *ports)
+    assert demo.process.wait(880) == 0, demo.said
+    assert "rows        336,776 of 336,776" in demo.said
+    assert "every flight is in the table exactly once" in demo.said
+    assert left_behind(frazil_home) == []

@@ -1,0 +1,108 @@
+"""The embedded Airflow is a real one: it runs DAGs, knows its users, survives kills, listens on the loopback alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
+from frazil.dev.airflow_client import AirflowClient, wait_for
+from frazil.errors import EnvironmentUnusable
+
+HELLO = '''
+"""Says hello."""
+
+from __future__ import annotations
+
+from airflow.sdk import dag, task
+
+
+@dag(schedule=None)
+def hello() -> None:
+    @task
+    def greet() -> None:
+        print("hello from a task")
+
+    greet()
+
+
+hello()
+'''
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
+    folder = tmp_path_factory.mktemp("airflow")
+    (folder / "dags").mkdir()
+    (folder / "dags" / "hello.py").write_text(HELLO)
+    checkout = Path(__file__).parents[2]
+    with EmbeddedAirflow(folder / "home", checkout, dags=folder / "dags") as running:
+        yield running
+
+
+def finished(client: AirflowClient, run_id: str) -> dict[str, Any]:
+    def ended() -> dict[str, Any] | None:
+        run = client.run("hello", run_id)
+        return run if run["state"] in {"success", "failed"} else None
+
+    return wait_for(ended, what="the end of the run", within_s=120)
+
+
+@pytest.mark.timeout(600)
+def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
+    client = airflow.client()
+    client.wait_for_dag("hello", within_s=120)
+    client.set_paused("hello", False)
+    run = finished(client, client.trigger("hello")["dag_run_id"])
+    assert run["state"] == "success"
+    log = client.log("hello", run["dag_run_id"], "greet")
+    assert "hello from a task" in log
+    assert "Could not read" not in log
+
+
+def test_a_viewer_may_look_but_not_act(airflow: EmbeddedAirflow) -> None:
+    viewer = airflow.client("viewer")
+    assert viewer.dags()
+    with pytest.raises(EnvironmentUnusable, match="403"):
+        viewer.set_paused("hello", True)
+
+
+def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:
+    with pytest.raises(EnvironmentUnusable, match="401"):
+        AirflowClient(airflow.url, user="admin", password="guess").token()
+
+
+def test_a_dag_that_never_appears_is_said_so(airflow: EmbeddedAirflow) -> None:
+    with pytest.raises(EnvironmentUnusable, match=r"the DAG nowhere did not appear within 1 s\. Airflow has no import"):
+        airflow.client().wait_for_dag("nowhere", within_s=1)
+
+
+def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:
+    listening = []
+    for component in COMPONENTS:
+        server = airflow.server(component)
+        assert server is not None
+        leader = psutil.Process(server.pid)
+        for process in [leader, *leader.children(recursive=True)]:
+            listening += [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert {address[0] for address in listening} == {"127.0.0.1"}
+
+
+def test_a_killed_component_comes_back_and_the_others_stay(airflow: EmbeddedAirflow) -> None:
+    before = {component: airflow.server(component) for component in COMPONENTS}
+    airflow.kill("triggerer")
+    assert airflow.server("triggerer") is None
+    restarted_at = datetime.now(UTC)
+    airflow.start_component("triggerer")
+    deadline = time.monotonic() + 60
+    while not (airflow.client().health()["triggerer"]["latest_triggerer_heartbeat"] or "") > restarted_at.isoformat():
+        assert time.monotonic() < deadline, "the triggerer has no new heartbeat"
+        time.sleep(0.3)
+    after = {component: airflow.server(component) for component in COMPONENTS}
+    assert {c for c in COMPONENTS if before[c] != after[c]} == {"triggerer"}

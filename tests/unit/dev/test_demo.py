@@ -1,0 +1,101 @@
+"""The demo's decisions: what is due, how far behind it is, whether what landed is exact, whether it may start."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.airflow import writer_dag_id
+from frazil.dev.demo.interrupt import only_demo
+from frazil.dev.demo.landed import Summary, differences
+from frazil.dev.demo.publish import SECONDS_PER_HOUR, LiveHours, Publisher
+from frazil.dev.demo.run import STREAM, WRITER_DAG
+from frazil.dev.demo.screen import Screen, State
+from frazil.errors import EnvironmentUnusable
+
+
+def table(*numbers: int) -> pa.Table:
+    return pa.table({"n": pa.array(numbers, pa.int32())})
+
+
+def test_the_demo_unpauses_the_dag_that_the_factory_makes() -> None:
+    assert writer_dag_id(STREAM) == WRITER_DAG
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.lists(st.floats(0, 40), max_size=10))
+def test_every_hour_is_due_once_and_never_early(hours: set[int], steps: list[float]) -> None:
+    live = LiveHours({hour: table(hour) for hour in hours}, started_s=100.0)
+    now_s, sent = 100.0, []
+    for step in [*steps, 61 * SECONDS_PER_HOUR]:
+        now_s += step
+        due = [part["n"][0].as_py() for part in live.due(now_s)]
+        assert all(100.0 + hour * SECONDS_PER_HOUR <= now_s for hour in due)
+        sent += due
+    assert sent == sorted(hours)
+    assert live.over
+
+
+def test_the_oldest_waiting_record_is_the_first_that_is_not_committed() -> None:
+    publisher = Publisher("127.0.0.1:1", "nowhere")
+    publisher._waiting.extend([(10, 100.0), (20, 103.0)])
+    assert publisher.oldest_waiting_s(9, now_s=104.0) == 4.0
+    assert publisher.oldest_waiting_s(10, now_s=104.0) == 1.0
+    assert publisher.oldest_waiting_s(20, now_s=104.0) == 0.0
+
+
+@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
+def test_two_tables_differ_by_the_rows_that_only_one_has(ours: list[int], theirs: list[int]) -> None:
+    expected = sum(abs(ours.count(n) - theirs.count(n)) for n in range(4))
+    assert differences(table(*ours), table(*theirs)) == expected
+
+
+def test_rows_with_nulls_are_compared_like_others() -> None:
+    assert differences(pa.table({"n": [None, 1]}), pa.table({"n": [1, None]})) == 0
+    assert differences(pa.table({"n": [None, 1]}), pa.table({"n": [1, 1]})) == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"rows": 9}, {"rows": 11, "duplicates": 1}, {"gaps": 1}, {"different": 2}, {"dead_letters": 1}],
+    ids=str,
+)
+def test_anything_off_is_not_exact(fault: dict[str, int]) -> None:
+    right = {"expected": 10, "rows": 10, "duplicates": 0, "gaps": 0, "different": 0, "dead_letters": 0}
+    rest = {"files": 1, "commits": 1, "live_rows": 0, "freshness_p50_s": None, "freshness_p95_s": None}
+    assert Summary(**right, **rest).exact  # type: ignore[arg-type]
+    assert not Summary(**{**right, **fault}, **rest).exact  # type: ignore[arg-type]
+
+
+def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    screen = Screen(out)
+    state = State(hour=14, published=335_100, committed=334_980, oldest_waiting_s=3.2, writer="staging")
+    for now_s in range(11):
+        screen.show(state, now_s=float(now_s))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "30 Dec 14:00  published 335,100  committed 334,980  lag 120  3 s behind  writer staging" in lines[0]
+
+
+def test_a_second_demo_in_one_home_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    lock = tmp_path / "demo.lock"
+    program = (
+        "import sys; from pathlib import Path; from frazil.dev.demo.interrupt import only_demo\n"
+        "with only_demo(Path(sys.argv[1])):\n  print('held', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(EnvironmentUnusable, match=rf"pid {first.pid}\): end it with Ctrl-C"), only_demo(lock):
+            pass
+        first.communicate()
+    with only_demo(lock):
+        assert lock.read_text().isdigit()
