@@ -5,13 +5,12 @@ What cannot be read is said in a stream's problems, and never hides the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
 
+from frazil.commit.history import commit_records
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, head_of
 from frazil.errors import FrazilError
@@ -202,23 +201,12 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
     return TableView(
         exists=True,
         marker=marker,
-        last_commit_at_ms=next((s.timestamp_ms for s in commits(table.metadata, spec.name)), None),
+        last_commit_at_ms=next((s.timestamp_ms for s, _ in commit_records(table.metadata, spec.name)), None),
         rows=_rows(table.metadata),
         desired=desired,
         desired_reason=reason,
         problems=tuple(problems),
     )
-
-
-def commits(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
-    """A stream's batches in the branch, newest first, as far as its history reaches."""
-    snapshots = {s.snapshot_id: s for s in metadata.snapshots}
-    current = head_of(metadata)
-    while current is not None:
-        summary = current.summary
-        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.commit-record"):
-            yield current
-        current = snapshots.get(current.parent_snapshot_id) if current.parent_snapshot_id else None
 
 
 def _rows(metadata: TableMetadata) -> int | None:

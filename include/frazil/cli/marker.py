@@ -1,0 +1,180 @@
+"""`frazil reset`, `adopt` and `forget`: what a person may do to a stream's marker, each said before it is done."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+from pyiceberg.table import Table
+
+from frazil.cli.options import streams_option
+from frazil.cli.output import ask, echo_table, utc
+from frazil.cli.positions import Moment, OffsetsText, Wanted, available_now, consequences, target_of
+from frazil.cli.stream_tables import open_kafka, open_stream
+from frazil.commit import marker_change
+from frazil.commit.marker import nested, property_name
+from frazil.commit.reset import Move, Standing, moves, of_same_topics, standing
+from frazil.errors import AdoptionRequired
+from frazil.home import run_folder
+from frazil.spec.load import find_stream
+from frazil.supervise.desired import load_stream_table
+from frazil.supervise.local import LocalLauncher
+from frazil.supervise.lock import WriterLock
+from frazil.table.tables import ensure_table
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
+
+
+@click.command()
+@click.argument("stream")
+@streams_option
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["marker", "earliest", "latest", "timestamp", "offsets", "table"]),
+    help="Where to go on: at the marker or the first offset Kafka still has; at the beginning or end of Kafka; "
+    "at a broker's time; at given offsets; or where the table itself stands after a rollback.",
+)
+@click.option("--at", type=Moment(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
+@click.option(
+    "--offsets",
+    type=OffsetsText(),
+    help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Partitions not named stay.',
+)
+@yes_option
+def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> None:
+    """Choose where STREAM goes on reading: the way out of OffsetGap, RolledBack, TopicRecreated, MarkerUnreadable.
+
+    Says for each topic-partition what it skips (records that never reach the table) and what it reads again
+    (duplicates, where the table holds them), and asks. Then one snapshot carries the new marker, with the next epoch:
+    a writer that runs is fenced, and ends. Deletes no row.
+
+    \b
+    Example:
+      frazil reset flights --to marker
+      frazil reset flights --to timestamp --at 2013-12-30T00:00:00Z
+    """
+    choice = Wanted(**wanted)
+    spec = find_stream(streams_folder, stream)
+    opened = open_stream(spec)
+    with open_kafka(spec) as kafka:
+        now = available_now(kafka)
+        seen = standing(opened.tables)
+        _check_started(seen, stream=stream, table=spec.table.identifier)
+        target = target_of(choice, seen=seen, now=now, kafka=kafka)
+    plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
+    _show(plan)
+    for sentence in consequences(plan, seen=seen, now=now):
+        click.echo(sentence)
+    if LocalLauncher(stream).observe().process.is_alive:
+        click.echo(
+            f"A writer of {stream} runs on this host: it is fenced, and ends. `frazil pause {stream}` is gentler."
+        )
+    ask(f"Reset stream {stream} to these offsets?", yes=yes)
+    marker = marker_change.reset(opened.tables, opened.store, target=target, source=now.source, seen=seen)
+    click.echo(
+        f"Stream {stream} has epoch {marker.at.epoch}. `frazil resume {stream}`, or `frazil run`, goes on there."
+    )
+
+
+@click.command()
+@click.argument("stream")
+@streams_option
+@yes_option
+def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
+    """Let STREAM append to a table whose rows it did not write.
+
+    Says how many rows there are and since when, checks the schema (and adds declared columns that are missing), then
+    writes the first marker, at the stream's declared source.start. Changes no row.
+
+    \b
+    Example:
+      frazil adopt flights
+    """
+    spec = find_stream(streams_folder, stream)
+    table = load_stream_table(spec)
+    if table is None:
+        click.echo(f"There is no table {spec.table.identifier} yet: nothing to adopt, the first start makes it.")
+        return
+    if property_name(stream) in table.properties:
+        click.echo(f"Stream {stream} has its marker in table {spec.table.identifier} already: nothing to adopt.")
+        return
+    click.echo(f"Table {spec.table.identifier} has {_rows_since(table)}.")
+    click.echo(
+        f"Stream {stream} would append to it, from {spec.source.start} of topics {', '.join(spec.source.topics)}."
+    )
+    ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
+    ensure_table(table.catalog, spec)
+    opened = open_stream(spec)
+    with open_kafka(spec) as kafka:
+        found = kafka.describe()
+        offsets = kafka.starts(spec.source.start, found.partitions)
+    marker = marker_change.adopt(opened.tables, opened.store, offsets=offsets, source=found.identity)
+    click.echo(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
+
+
+@click.command()
+@click.argument("stream")
+@streams_option
+@yes_option
+def forget(stream: str, streams_folder: Path, yes: bool) -> None:
+    """Remove all that frazil knows of STREAM: markers, journals, desired state, run folder. The rows stay.
+
+    Refuses while a writer of the stream runs on this host (exit 9); one elsewhere is fenced. The way back is
+    `frazil adopt`. Forget a stream before its declaration is removed: the declaration says where its table is.
+
+    \b
+    Example:
+      frazil forget flights
+    """
+    spec = find_stream(streams_folder, stream)
+    folder = run_folder(stream)
+    with WriterLock(folder):
+        table = load_stream_table(spec)
+        where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
+        click.echo(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
+        click.echo("The rows stay. A later start begins at source.start, after `frazil adopt`.")
+        ask(f"Forget stream {stream}?", yes=yes)
+        if table is not None:
+            opened = open_stream(spec)
+            removed = marker_change.forget(opened.tables, opened.store, state=opened.state)
+            click.echo(f"Removed the markers and {removed} objects beside the table.")
+        shutil.rmtree(folder, ignore_errors=True)
+    click.echo(f"Stream {stream} is forgotten.")
+
+
+def _check_started(seen: Standing, *, stream: str, table: str) -> None:
+    if seen.marker_text is None:
+        raise AdoptionRequired(
+            f"stream {stream!r} has no marker in table {table}: there is nothing to reset. Its first start begins at "
+            f"source.start; where the table has rows already, run `frazil adopt {stream}` first"
+        )
+
+
+def _show(plan: tuple[Move, ...]) -> None:
+    columns = ("topic-partition", "table holds up to", "Kafka has", "goes on at", "skips", "reads again")
+    echo_table(
+        columns,
+        [
+            (
+                f"{m.topic}-{m.partition}",
+                "unknown" if m.held is None else f"{m.held:,}",
+                f"{m.first:,} to {m.end:,}",
+                f"{m.target:,}",
+                f"{m.skipped:,}",
+                f"{m.repeated:,}",
+            )
+            for m in plan
+        ],
+        numbers=frozenset(columns[1:]),
+    )
+
+
+def _rows_since(table: Table) -> str:
+    oldest = min((s.timestamp_ms for s in table.metadata.snapshots), default=None)
+    head = table.current_snapshot()
+    rows = head.summary.get("total-records") if head and head.summary else None
+    count = "0 rows" if head is None else f"{int(rows):,} rows" if rows else "an unknown number of rows"
+    return count if oldest is None else f"{count}; its oldest snapshot is of {utc(oldest)}"

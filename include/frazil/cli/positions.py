@@ -1,0 +1,153 @@
+"""Positions as people give them to `frazil reset`, and as it tells them what a position costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from frazil.commit.marker import flat
+from frazil.commit.reset import Available, Move, Standing, clamped, of_same_topics
+from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.ingest.contract import TopicPartition
+from frazil.stream.kafka import KafkaOffsets
+
+Offsets = Mapping[TopicPartition, int]
+
+
+class Moment(click.ParamType[datetime]):
+    """A time that means the same on every machine."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        try:
+            moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no ISO 8601 time such as 2013-12-30T00:00:00Z", param, ctx)
+        if moment.tzinfo is None:
+            self.fail(f"{value!r} has no zone; end it with Z (UTC) or an offset such as +02:00", param, ctx)
+        return moment
+
+
+class OffsetsText(click.ParamType[Offsets]):
+    """Offsets as JSON, or a file of it: `{"topic": {"partition": offset}}`."""
+
+    name = "json-or-file"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Offsets:
+        if isinstance(value, Mapping):
+            return value
+        text = str(value)
+        try:
+            raw = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
+            return flat(raw)
+        except OSError as error:
+            self.fail(f"{text} is no JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
+        except (ValueError, TypeError, AttributeError):
+            self.fail(f'{text} is not of the form {{"topic": {{"partition": offset}}}}', param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Where a person wants the stream to go on; raises click.UsageError where the options contradict each other."""
+
+    to: str
+    at: datetime | None = None
+    offsets: Offsets | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at is not None) != (self.to == "timestamp"):
+            raise click.UsageError("--at TIME belongs to --to timestamp, and that needs it")
+        if (self.offsets is not None) != (self.to == "offsets"):
+            raise click.UsageError("--offsets belongs to --to offsets, and that needs it")
+
+
+def available_now(kafka: KafkaOffsets) -> Available:
+    """What Kafka has of the stream's topics."""
+    topics = kafka.describe()
+    return Available(topics.identity, kafka.earliest(topics.partitions), kafka.ends(topics.partitions))
+
+
+def target_of(wanted: Wanted, *, seen: Standing, now: Available, kafka: KafkaOffsets) -> dict[TopicPartition, int]:
+    """The offset to go on at, for every topic-partition that Kafka has.
+
+    Raises MarkerUnreadable or RolledBack where `to` starts from a position that is unknown, click.BadParameter for
+    offsets that Kafka does not have.
+    """
+    if wanted.to == "earliest":
+        return dict(now.first)
+    if wanted.to == "latest":
+        return dict(now.end)
+    if wanted.to == "timestamp" and wanted.at is not None:
+        return clamped(kafka.at(wanted.at, now.first), now)
+    if wanted.to == "table":
+        if seen.unknown:
+            raise RolledBack(seen.unknown)
+        return clamped(of_same_topics(seen.held, seen.source, now.source), now)
+    if wanted.to == "offsets" and wanted.offsets is not None:
+        check_available(wanted.offsets, now)
+        return {**_marker_target(seen, now, named=wanted.offsets), **wanted.offsets}
+    return _marker_target(seen, now)
+
+
+def _marker_target(seen: Standing, now: Available, *, named: Offsets | None = None) -> dict[TopicPartition, int]:
+    if seen.marker is None:
+        if named is not None and named.keys() == now.first.keys():
+            return {}
+        raise MarkerUnreadable(
+            "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
+            "--to offsets with every partition"
+        )
+    return clamped(of_same_topics(seen.marker.offsets, seen.marker.source, now.source), now)
+
+
+def check_available(offsets: Offsets, now: Available) -> None:
+    """Offsets that a reader can begin at: `first` to `end`, the end included."""
+    for (topic, partition), offset in offsets.items():
+        tp = (topic, partition)
+        if tp not in now.first:
+            known = ", ".join(sorted(f"{t}-{p}" for t, p in now.first))
+            raise click.BadParameter(f"Kafka has no {topic}-{partition}; it has: {known}", param_hint="--offsets")
+        if not now.first[tp] <= offset <= now.end[tp]:
+            raise click.BadParameter(
+                f"{topic}-{partition}: {offset} is outside of what Kafka has, {now.first[tp]} to {now.end[tp]}",
+                param_hint="--offsets",
+            )
+
+
+def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> list[str]:
+    """What a reset costs, a sentence each: what is lost to the table, and what it may hold twice. Pure."""
+    said = []
+    if seen.rolled_back:
+        said.append("The table was rolled back behind the marker: what it holds is counted from what is left in it.")
+    if seen.unknown:
+        said.append(f"What the table holds is unknown, and so is what is skipped or read again: {seen.unknown}.")
+    for topic in _made_again(seen, now):
+        said.append(f"Topic {topic} is not the one that the marker knows: its offsets are counted from its beginning.")
+    skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
+    repeated = sum(m.repeated for m in plan)
+    if skipped:
+        also = f", {gone:,} of which Kafka has deleted already" if gone else ""
+        said.append(f"It skips {skipped:,} offsets{also}: their records never reach the table.")
+    if repeated:
+        said.append(
+            f"It reads {repeated:,} offsets again that the table holds: their rows will be in it twice, unless they "
+            "are deleted first."
+        )
+    if not skipped and not repeated and not seen.unknown:
+        said.append("It skips nothing, and reads nothing again that the table holds.")
+    return said
+
+
+def _made_again(seen: Standing, now: Available) -> list[str]:
+    if seen.source is None:
+        return []
+    topics = sorted(now.source.topic_ids)
+    if seen.source.cluster_id != now.source.cluster_id:
+        return topics
+    return [t for t in topics if seen.source.topic_ids.get(t, now.source.topic_ids[t]) != now.source.topic_ids[t]]

@@ -1,0 +1,59 @@
+"""A declared stream's tables and journals, opened for the commands that read or move its marker."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from frazil.commit.committer import StreamTables
+from frazil.commit.journal import JournalStore
+from frazil.commit.swap import Patience, TableHandle
+from frazil.errors import SpecError
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
+from frazil.stream.kafka import KafkaOffsets
+from frazil.supervise.desired import load_stream_table
+from frazil.table.storage import ObjectStore, open_store
+from frazil.table.tables import ensure_dead_letters, state_location
+
+PATIENCE_S = 60.0
+"""A person waits for a command less long than a writer waits for its catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """One stream whose table exists."""
+
+    spec: StreamSpec
+    tables: StreamTables
+    store: ObjectStore
+    state: str
+    """Where its journals and desired state are."""
+
+
+def open_stream(spec: StreamSpec) -> OpenStream:
+    """Open the stream's table as it is, without evolving it. Raises SpecError where there is none."""
+    table = load_stream_table(spec)
+    if table is None:
+        raise SpecError(
+            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its first start makes it, "
+            f"`frazil run {spec.name}` or its DAG"
+        )
+    dead_letters = ensure_dead_letters(table.catalog, spec)
+    state = state_location(table, spec.name)
+    store = open_store(table.location(), table.io.properties)
+    tables = StreamTables(
+        stream=spec.name,
+        main=TableHandle(table.catalog, ".".join(table.name())),
+        dead_letters=TableHandle(table.catalog, ".".join(dead_letters.name())),
+        journals=JournalStore(store, state),
+        clock_ms=lambda: time.time_ns() // 1_000_000,
+        patience=Patience(total_s=PATIENCE_S),
+    )
+    return OpenStream(spec, tables, store, state)
+
+
+def open_kafka(spec: StreamSpec) -> KafkaOffsets:
+    """What the stream reads from; raises SpecError where a reference cannot be resolved."""
+    return KafkaOffsets(kafka_properties(spec, os.environ), spec.source.topics)

@@ -1,0 +1,267 @@
+"""Whether a topic-partition landed exactly once: a pure comparison of what its table, commit records and Kafka say.
+
+What Kafka does not have is not missing: compaction and transactions leave gaps in a topic, and retention deletes its
+beginning. What the commit records do not cover was never claimed: a reset skipped it, or it is older than the records.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import reduce
+from itertools import pairwise
+
+from pyroaring import BitMap64
+
+from frazil.commit.offset_tally import OffsetTally, between, spans
+
+SPANS_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CommittedRange:
+    """What one commit record says of a topic-partition: `[start, end)` became rows and dead letters."""
+
+    start: int
+    end: int
+    records: int
+    rejected: int
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InKafka:
+    """What Kafka has of a topic-partition, read at `read_committed`: `offsets` of `[first, marker)`."""
+
+    first: int
+    offsets: BitMap64
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that is known of one topic-partition."""
+
+    topic: str
+    partition: int
+    marker: int
+    topic_id: str
+    ranges: tuple[CommittedRange, ...]
+    """In the order of their commits."""
+    rows: OffsetTally
+    dead_letters: OffsetTally
+    """Of the topic with this id."""
+    kafka: InKafka | None = None
+    """None where Kafka was not asked."""
+
+
+class Kind(StrEnum):
+    DUPLICATES = "duplicates"
+    """One offset is in the table, or in the dead-letter table, more than once."""
+    MISSING = "missing"
+    """Kafka has the record, a commit claims it, and no table has it."""
+    MISCOUNTED = "miscounted"
+    """The tables hold more or fewer than the commit records say."""
+    ROW_AND_DEAD_LETTER = "row and dead letter"
+    UNCLAIMED = "unclaimed"
+    """Rows that no commit covers."""
+    ROLLED_BACK = "rolled back"
+    UNCHECKED = "unchecked"
+    SKIPPED = "skipped"
+
+    @property
+    def is_wrong(self) -> bool:
+        return self not in {Kind.UNCHECKED, Kind.SKIPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: Kind
+    count: int
+    """Offsets, or rows, that it is about."""
+    sentence: str
+    where: str
+    """The topic-partition, or the stream."""
+
+
+def compare(evidence: Evidence) -> tuple[Finding, ...]:
+    """Everything that is off, and what could not be checked. Pure."""
+    found = [
+        *_duplicates(evidence),
+        *_both(evidence),
+        *_missing(evidence),
+        *_unclaimed(evidence),
+        *_miscounted(evidence),
+        *_limits(evidence),
+    ]
+    return tuple(f for f in found if f.count)
+
+
+def missing(evidence: Evidence) -> BitMap64:
+    """Offsets that Kafka has and a commit claims, and that are in neither table."""
+    if evidence.kafka is None:
+        return BitMap64()
+    claimed = _claimed(r for r in evidence.ranges if r.topic_id == evidence.topic_id)
+    return (evidence.kafka.offsets & claimed) - evidence.rows.seen - evidence.dead_letters.seen
+
+
+def duplicates(evidence: Evidence) -> int:
+    """Rows more than there should be: an offset may be there once for each topic that bore the name."""
+    generations = _by_topic_id(evidence.ranges)
+    allowed_twice = BitMap64()
+    covered = BitMap64()
+    for ranges in generations.values():
+        claimed = _claimed(ranges)
+        allowed_twice |= covered & claimed
+        covered |= claimed
+    if not allowed_twice:
+        return evidence.rows.copies
+    return len(evidence.rows.repeated - allowed_twice)
+
+
+def _duplicates(e: Evidence) -> Iterable[Finding]:
+    for table, tally, count in (
+        ("table", e.rows, duplicates(e)),
+        ("dead-letter table", e.dead_letters, e.dead_letters.copies),
+    ):
+        yield _finding(
+            e, Kind.DUPLICATES, count,
+            f"{count:,} rows too many in the {table}, at offsets {_named(tally.repeated)}",
+        )  # fmt: skip
+
+
+def _both(e: Evidence) -> Iterable[Finding]:
+    if len(_by_topic_id(e.ranges)) > 1:
+        return
+    both = e.rows.seen & e.dead_letters.seen
+    sentence = f"{len(both):,} offsets are rows and dead letters at once: {_named(both)}"
+    yield _finding(e, Kind.ROW_AND_DEAD_LETTER, len(both), sentence)
+
+
+def _missing(e: Evidence) -> Iterable[Finding]:
+    lost = missing(e)
+    sentence = f"{len(lost):,} records that Kafka has, and that were committed, are in no table: {_named(lost)}"
+    yield _finding(e, Kind.MISSING, len(lost), sentence)
+
+
+def _unclaimed(e: Evidence) -> Iterable[Finding]:
+    """Rows at or past the marker, or in a hole between commits; older rows than the records are only said."""
+    claimed = _claimed(e.ranges)
+    begin = min((r.start for r in e.ranges), default=e.marker)
+    before = e.rows.seen & between(0, begin)
+    yield _finding(
+        e, Kind.UNCHECKED, len(before), f"{len(before):,} rows lie before the first commit record, at offset {begin:,}"
+    )
+    unclaimed = e.rows.seen - claimed - before
+    sentence = f"{len(unclaimed):,} rows that no commit covers (the marker is {e.marker:,}): {_named(unclaimed)}"
+    yield _finding(e, Kind.UNCLAIMED, len(unclaimed), sentence)
+
+
+def _miscounted(e: Evidence) -> Iterable[Finding]:
+    """Commit records against the tables, range by range; what Kafka names as missing already is not said again."""
+    if len(_by_topic_id(e.ranges)) > 1:
+        return
+    lost = missing(e)
+    for name, tally, lost_here in (("rows", e.rows, lost), ("dead letters", e.dead_letters, BitMap64())):
+        fewer = more = 0
+        first: CommittedRange | None = None
+        for r in _read_once(e.ranges):
+            said = r.records if tally is e.rows else r.rejected
+            there = tally.seen.range_cardinality(r.start, r.end)
+            off = there + lost_here.range_cardinality(r.start, r.end) - said
+            fewer, more = fewer - min(off, 0), more + max(off, 0)
+            first = first or (r if off else None)
+        if first is not None:
+            where = f"first between offsets {first.start:,} and {first.end - 1:,}"
+            yield _finding(
+                e, Kind.MISCOUNTED, fewer + more,
+                f"the table lacks {fewer:,} {name} that commit records count, and has {more:,} that none does, {where}",
+            )  # fmt: skip
+
+
+def _limits(e: Evidence) -> Iterable[Finding]:
+    """What could not be checked, and what was skipped on purpose."""
+    generations = _by_topic_id(e.ranges)
+    if len(generations) > 1:
+        yield _finding(
+            e, Kind.UNCHECKED, len(generations),
+            f"{len(generations)} topics bore this name: their offsets overlap, and are not counted against the records",
+        )  # fmt: skip
+    current = sorted(generations.get(e.topic_id, []))
+    holes = [(a[1], b[0] - 1) for a, b in pairwise(_joined(current))]
+    skipped = sum(last - first + 1 for first, last in holes)
+    yield _finding(e, Kind.SKIPPED, skipped, f"{skipped:,} offsets were skipped by a reset: {_spans_named(holes)}")
+    if e.kafka is not None and current:
+        gone = max(min(e.kafka.first, e.marker) - current[0].start, 0)
+        yield _finding(
+            e, Kind.UNCHECKED, gone,
+            f"{gone:,} offsets before {e.kafka.first:,} are no longer in Kafka: checked against the records alone",
+        )  # fmt: skip
+
+
+def _finding(e: Evidence, kind: Kind, count: int, sentence: str) -> Finding:
+    return Finding(kind, count, sentence, f"{e.topic}-{e.partition}")
+
+
+def _by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
+    found: dict[str, list[CommittedRange]] = defaultdict(list)
+    for r in ranges:
+        found[r.topic_id].append(r)
+    return dict(found)
+
+
+def _claimed(ranges: Iterable[CommittedRange]) -> BitMap64:
+    return reduce(lambda whole, r: whole | between(*r), _joined(sorted(ranges)), BitMap64())
+
+
+def _joined(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
+    """Sorted ranges, with those put together that touch or overlap."""
+    whole: list[tuple[int, int]] = []
+    for r in ranges:
+        if whole and r.start <= whole[-1][1]:
+            whole[-1] = (whole[-1][0], max(whole[-1][1], r.end))
+        else:
+            whole.append((r.start, r.end))
+    return whole
+
+
+def _read_once(ranges: Iterable[CommittedRange]) -> list[CommittedRange]:
+    """Ranges that no other one overlaps: what was read twice cannot be told apart by its count."""
+    ordered = sorted(r for r in ranges if r.end > r.start)
+    alone = []
+    reach = -1
+    for index, r in enumerate(ordered):
+        follower = ordered[index + 1] if index + 1 < len(ordered) else None
+        if r.start >= reach and (follower is None or follower.start >= r.end):
+            alone.append(r)
+        reach = max(reach, r.end)
+    return alone
+
+
+def _named(offsets: BitMap64) -> str:
+    return _spans_named(list(spans(offsets, limit=SPANS_NAMED + 1)))
+
+
+def _spans_named(found: list[tuple[int, int]]) -> str:
+    """The first few spans, as people read them."""
+    named = [f"{first}" if first == last else f"{first} to {last}" for first, last in found[:SPANS_NAMED]]
+    return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
+
+
+def compare_counts(*, rows: int, claimed: int, other_streams: int, stream: str) -> tuple[Finding, ...]:
+    """A stream without Kafka coordinates: the table's rows against the commit records' sum, and no more. Pure."""
+    found = [
+        Finding(
+            Kind.UNCHECKED, 1,
+            "the stream keeps no Kafka coordinates (coordinates: false): it cannot be audited by offset, only by count",
+            stream,
+        )
+    ]  # fmt: skip
+    if other_streams:
+        sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
+        found.append(Finding(Kind.UNCHECKED, other_streams, sentence, stream))
+    elif rows != claimed:
+        sentence = f"the table has {rows:,} rows, and the commit records count {claimed:,}"
+        found.append(Finding(Kind.MISCOUNTED, abs(rows - claimed), sentence, stream))
+    return tuple(found)

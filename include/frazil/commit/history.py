@@ -1,0 +1,83 @@
+"""What the branch still tells of a stream: its commits, newest first, and where the table itself stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.marker import SourceIdentity
+from frazil.commit.rules import head_of
+from frazil.errors import RolledBack
+from frazil.ingest.contract import TopicPartition
+
+
+def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
+    """The branch's snapshots, newest first, as far as its history was not expired."""
+    snapshots = {s.snapshot_id: s for s in metadata.snapshots}
+    current = head_of(metadata)
+    while current is not None:
+        yield current
+        current = snapshots.get(current.parent_snapshot_id) if current.parent_snapshot_id else None
+
+
+def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
+    """A stream's batches in the branch, newest first, each with the path of its commit record.
+
+    Take-overs and resets carry none: they bring no rows.
+    """
+    for snapshot in ancestors(metadata):
+        summary = snapshot.summary
+        record = summary.get("frazil.commit-record") if summary else None
+        if summary and record and summary.get("frazil.stream") == stream:
+            yield snapshot, record
+
+
+def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
+    """The commit record of the newest batch that the branch holds: `offsets_after` is where the table stands.
+
+    None where the branch provably holds no batch of the stream. Raises `RolledBack` where that cannot be known: the
+    history before the oldest snapshot was expired, or the record is gone.
+    """
+    for snapshot, path in commit_records(metadata, stream):
+        record = journals.read(path)
+        if record is None:
+            raise RolledBack(
+                f"the newest batch of stream {stream!r} in table {table} is snapshot {snapshot.snapshot_id}, and its "
+                f"commit record {path} is missing or unreadable: where the table stands is unknown. Choose a position "
+                f"with `frazil reset {stream} --to offsets`"
+            )
+        return record
+    oldest = next(reversed(list(ancestors(metadata))), None)
+    if oldest is not None and oldest.parent_snapshot_id is not None:
+        raise RolledBack(
+            f"table {table} holds no batch of stream {stream!r} since snapshot {oldest.snapshot_id}, and its history "
+            f"before that was expired: where the table stands is unknown. Choose a position with "
+            f"`frazil reset {stream} --to offsets`"
+        )
+    return None
+
+
+def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
+    """Where each topic-partition began, by the oldest commit record that has it, and of which Kafka that is.
+
+    Reads every record.
+    """
+    first: dict[TopicPartition, int] = {}
+    source: SourceIdentity | None = None
+    for record in records(journals):
+        source = source or record.source
+        for p in record.progress:
+            first.setdefault(p.topic_partition, p.start)
+    return first, source
+
+
+def records(journals: JournalStore) -> Iterator[Journal]:
+    """Every commit record that can be read, oldest first; those of batches that wait to be committed are among them."""
+    keys = journals.keys()
+    for key in keys:
+        record = journals.get(key)
+        if record is not None:
+            yield record

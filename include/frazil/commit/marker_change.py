@@ -1,0 +1,199 @@
+"""The markers that people change: reset, adopt, forget, each one compare-and-swap with an empty snapshot inside.
+
+No marker changes without a snapshot on the branch in the same update, here as anywhere: the snapshot's requirement is
+what fences a writer that runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from functools import cache
+
+from pyiceberg.table import Table
+from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableUpdate
+
+from frazil.commit.committer import StreamTables
+from frazil.commit.history import ancestors, records, table_position
+from frazil.commit.marker import Marker, SourceIdentity, property_name, read_marker
+from frazil.commit.reset import (
+    Offsets,
+    Standing,
+    first_marker,
+    floor_after,
+    is_rolled_back,
+    joined,
+    moved,
+    of_same_topics,
+)
+from frazil.commit.settle import batch_folders, highest_epoch
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.swap import Change, Done, TableHandle, swap
+from frazil.errors import MarkerUnreadable, RolledBack, WriterBusy
+from frazil.ingest.contract import TopicPartition
+from frazil.table.storage import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+def reset(
+    tables: StreamTables, store: ObjectStore, *, target: Offsets, source: SourceIdentity, seen: Standing
+) -> Marker:
+    """Move the stream to `target` with the next epoch, in both tables.
+
+    A journal that waits is settled by the next start: committed where it begins at `target`, else discarded.
+    Raises `WriterBusy` where the marker is not the one that was seen any more.
+    """
+    epoch = 1 + _highest_epoch_ever(tables, store)
+    marker = moved(seen, stream=tables.stream, epoch=epoch, target=target, source=source)
+
+    def move(table: Table) -> Marker:
+        if table.metadata.properties.get(property_name(tables.stream)) != seen.marker_text:
+            raise WriterBusy(
+                f"stream {tables.stream!r} committed while its new position was chosen: a writer runs. "
+                f"`frazil pause {tables.stream}`, then reset again"
+            )
+        return marker
+
+    change_marker(tables, tables.main, move, operation="reset")
+    _reset_dead_letters(tables, epoch=epoch, target=target, source=source)
+    return marker
+
+
+def _reset_dead_letters(tables: StreamTables, *, epoch: int, target: Offsets, source: SourceIdentity) -> None:
+    """The dead-letter table gets the epoch, and a floor above which every re-read dead letter is written again."""
+
+    @cache
+    def committed() -> dict[TopicPartition, list[tuple[int, int]]]:
+        return _committed_ranges(tables, source)
+
+    def move(table: Table) -> Marker:
+        before, floor = _dead_letters_held(tables, table, source)
+        floor = floor_after(floor, target, lambda tp: committed().get(tp, []))
+        if before is None:
+            return first_marker(tables.stream, epoch=epoch, offsets=floor, source=source)
+        return dataclasses.replace(before.owned_by(epoch), offsets=floor, source=joined(before.source, source))
+
+    change_marker(tables, tables.dead_letters, move, operation="reset")
+
+
+def _dead_letters_held(tables: StreamTables, table: Table, source: SourceIdentity) -> tuple[Marker | None, Offsets]:
+    """The dead-letter table's marker, and the offsets below which it holds all dead letters.
+
+    A rollback of it is accepted, and so is a marker that cannot be read: then what is left in the branch tells.
+    """
+    name = tables.dead_letters.identifier
+    text = table.metadata.properties.get(property_name(tables.stream))
+    try:
+        marker = read_marker(table.metadata.properties, tables.stream)
+    except MarkerUnreadable:
+        marker = None
+    if marker is not None and not is_rolled_back(table, marker, name=name):
+        return marker, of_same_topics(marker.offsets, marker.source, source)
+    if text is None:
+        return None, {}
+    try:
+        record = table_position(table.metadata, tables.journals, stream=tables.stream, table=name)
+    except RolledBack as error:
+        log.warning("dead letters that are read again may be in their table twice: %s", error)
+        return marker, {}
+    return marker, of_same_topics(record.offsets_after, record.source, source) if record else {}
+
+
+def _committed_ranges(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, list[tuple[int, int]]]:
+    found: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for record in records(tables.journals):
+        for p in record.progress:
+            if record.source.topic_ids.get(p.topic) == source.topic_ids.get(p.topic):
+                found.setdefault(p.topic_partition, []).append((p.start, p.end))
+    return found
+
+
+def adopt(tables: StreamTables, store: ObjectStore, *, offsets: Offsets, source: SourceIdentity) -> Marker:
+    """The first marker of a stream on a table that has rows; where it has one already, that one stays."""
+    first = first_marker(tables.stream, epoch=1 + highest_epoch(tables, store), offsets=offsets, source=source)
+
+    def decide(table: Table) -> Marker:
+        return read_marker(table.metadata.properties, tables.stream) or first
+
+    return change_marker(tables, tables.main, decide, operation="adopt") or first
+
+
+def forget(tables: StreamTables, store: ObjectStore, *, state: str) -> int:
+    """Remove the stream's markers from both tables, then its objects under `state`; the number of those.
+
+    The rows stay, and so do staged files that no table knows: orphans, for `remove_orphan_files` to take. From the
+    first step on a writer of the stream, on whatever host, is fenced.
+    """
+    for handle in (tables.main, tables.dead_letters):
+        change_marker(tables, handle, lambda _: None, operation="forget")
+    objects = [file.path for file in store.list_files(state)]
+    store.delete(objects)
+    return len(objects)
+
+
+def change_marker(
+    tables: StreamTables, handle: TableHandle, decide: Callable[[Table], Marker | None], *, operation: str
+) -> Marker | None:
+    """Write the marker that `decide` answers, or remove the marker for None, with an empty snapshot in one swap.
+
+    Does nothing where the table has that marker, or none, already. Unlike a writer's `append` it needs no marker that
+    can be read.
+    """
+    writer = SnapshotWriter(())
+    handle.forget()
+    proposed: list[Marker] = []
+
+    def propose(table: Table) -> Done[Marker | None] | Change[Marker | None]:
+        text = table.metadata.properties.get(property_name(tables.stream))
+        landed = next((m for m in proposed if m.to_property() == text), None)
+        if landed:  # and only the answer was lost
+            return Done(landed)
+        marker = decide(table)
+        if (marker.to_property() if marker else None) == text:
+            return Done(marker)
+        summary = {"frazil.stream": tables.stream, "frazil.operation": operation}
+        if marker:
+            summary |= {"frazil.epoch": str(marker.at.epoch), "frazil.batch-id": str(marker.at.batch)}
+        prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
+        if marker:
+            marker = marker.with_snapshot(prepared.snapshot.snapshot_id, prepared.snapshot.sequence_number or 0)
+            proposed.append(marker)
+        return Change(prepared.requirements, (*prepared.updates, _property_update(tables.stream, marker)), marker)
+
+    try:
+        return swap(handle, propose, patience=tables.patience)
+    finally:
+        if len(writer.attempts) > 1:
+            _delete_unused(writer, handle)
+
+
+def _property_update(stream: str, marker: Marker | None) -> TableUpdate:
+    if marker is None:
+        return RemovePropertiesUpdate(removals=[property_name(stream)])
+    return SetPropertiesUpdate(updates={marker.property_name: marker.to_property()})
+
+
+def _delete_unused(writer: SnapshotWriter, handle: TableHandle) -> None:
+    """Best effort: a manifest list that stays behind costs a few bytes, and must not hide how the change ended."""
+    try:
+        writer.delete_unused(handle.refresh())
+    except Exception as error:
+        log.warning("unused manifest lists of %s were left behind: %r", handle.identifier, error)
+
+
+def _highest_epoch_ever(tables: StreamTables, store: ObjectStore) -> int:
+    """By every trace that an epoch leaves, for a marker that cannot be read tells none."""
+    try:
+        return highest_epoch(tables, store)
+    except MarkerUnreadable:
+        found = {key.epoch for key in tables.journals.keys()}  # noqa: SIM118 - not a mapping
+    for handle in (tables.main, tables.dead_letters):
+        table = handle.current()
+        found |= {key.epoch for key, _ in batch_folders(store, table, tables.stream)}
+        for snapshot in ancestors(table.metadata):
+            summary = snapshot.summary
+            if summary and summary.get("frazil.stream") == tables.stream:
+                found.add(int(summary.get("frazil.epoch") or 0))
+    return max(found, default=0)

@@ -1,0 +1,60 @@
+"""Offsets of one topic-partition, counted: which were seen, and which more than once, in a few bits an offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+
+class OffsetTally:
+    """Takes offsets in any order, in pieces; a stream's own are dense, so a billion of them fit in a few hundred MB."""
+
+    def __init__(self, offsets: npt.ArrayLike = ()) -> None:
+        self.seen = BitMap64()
+        self.repeated = BitMap64()
+        """Seen at least twice."""
+        self.rows = 0
+        self.add(offsets)
+
+    def add(self, offsets: npt.ArrayLike) -> None:
+        """Count more offsets, 0 or above."""
+        values = np.sort(np.asarray(offsets, dtype=np.uint64))
+        piece = BitMap64(values)
+        if len(piece) < len(values):
+            self.repeated |= BitMap64(values[1:][values[1:] == values[:-1]])
+        self.repeated |= self.seen & piece
+        self.seen |= piece
+        self.rows += len(values)
+
+    @property
+    def copies(self) -> int:
+        """Rows more than distinct offsets."""
+        return self.rows - len(self.seen)
+
+
+def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
+    """The first runs of neighbouring offsets as `[first, last]`, at most `limit` of them."""
+    start: int | None = None
+    last = -1
+    found = 0
+    for offset in offsets:
+        if start is not None and offset != last + 1:
+            yield start, last
+            start, found = None, found + 1
+            if found == limit:
+                return
+        start = offset if start is None else start
+        last = offset
+    if start is not None:
+        yield start, last
+
+
+def between(start: int, end: int) -> BitMap64:
+    """All offsets of `[start, end)`."""
+    whole = BitMap64()
+    if end > start:
+        whole.add_range(start, end)
+    return whole
