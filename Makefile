@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 INSTALLED := $(VENV)/.installed
-STATIC := include spark_apps dags plugins tests bench
+STATIC := $(wildcard include spark_apps dags plugins tests bench)
 
 # The cache may be on another device than the checkout, where hard links fail.
 export UV_LINK_MODE ?= copy
@@ -41,7 +41,7 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 soak: setup ## The tests that run for long
 	$(BIN)/pytest -m soak $(PYTEST)
 
-setup: venv jars ## Everything that demo and tests need: .venv and the JVM jars
+setup: check-java venv jars ## Everything that demo and tests need: .venv and the JVM jars
 
 venv: $(INSTALLED) ## .venv alone
 
