@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from frazil.airflow import writer_dag_id
 from frazil.dev.airflow import EmbeddedAirflow
 from frazil.dev.airflow_client import AirflowClient
 from frazil.supervise.heartbeat import Heartbeat
@@ -49,7 +48,7 @@ class SupervisedStream:
 
     def __init__(self, name: str, *, home: Path, streams: Path, airflow: AirflowClient) -> None:
         self.name, self.home, self.file = name, home, streams / f"{name}.yaml"
-        self.airflow, self.dag_id = airflow, writer_dag_id(name)
+        self.airflow, self.dag_id = airflow, f"frazil_writer_{name}"
         self.launcher = LocalLauncher(name, folder=home / "streams" / name)
         self.launcher.folder.mkdir(parents=True, exist_ok=True)
 
@@ -86,9 +85,10 @@ class SupervisedStream:
         (task,) = self.airflow.tasks(self.dag_id, run["dag_run_id"])
         return task
 
-    def log(self, run: dict[str, Any], try_number: int | None = None) -> str:
-        number = try_number or self.task(run)["try_number"]
-        return self.airflow.log(self.dag_id, run["dag_run_id"], "write", number)
+    def log(self, run: dict[str, Any]) -> str:
+        """Of the task's latest try; empty before the first."""
+        number = self.task(run)["try_number"]
+        return self.airflow.log(self.dag_id, run["dag_run_id"], "write", number) if number else ""
 
 
 def eventually(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:

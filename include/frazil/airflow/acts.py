@@ -7,7 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from airflow.sdk import TaskInstanceState
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.sdk.exceptions import AirflowRuntimeError
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import ErrorResponse, GetTaskStates, TaskStatesResult
 
 from frazil.supervise.claim import read_claim
 
@@ -62,13 +64,17 @@ def act_of(task: DeferredTask) -> Act:
     return Act.CLEARED if (task.try_number_now or 0) > task.try_number else Act.TAKEN_OVER
 
 
-def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Ask Airflow what became of the task; it blocks, and raises what the task SDK raises.
+async def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
+    """Ask Airflow what became of the task. Raises what the task SDK raises.
 
     A trigger may not ask Airflow for a try number, so the try that supervises now is read from its claim.
     """
-    states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
-    tasks = states.get(run_id, {})
+    asked = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
+    # Awaited, and not sent from a thread: where Airflow is slow to answer, threads would run out.
+    answer = await task_runner.SUPERVISOR_COMMS.asend(asked)
+    if not isinstance(answer, TaskStatesResult):
+        raise AirflowRuntimeError(answer) if isinstance(answer, ErrorResponse) else TypeError(f"{answer!r}")
+    tasks = answer.task_states.get(run_id, {})
     claim = read_claim(stream)
     number = claim.try_number if claim is not None and claim.run_id == run_id else None
     return DeferredTask(try_number, tasks.get(task_id), task_id in tasks, number)

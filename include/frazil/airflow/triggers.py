@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from frazil.airflow.acts import Act, act_of, follow, look_up
+from frazil.airflow.acts import Act, DeferredTask, act_of, follow, look_up
 from frazil.errors import SpecError
 
 if TYPE_CHECKING:
@@ -25,13 +28,18 @@ CONNECTION_SECONDS = 30.0
 LOOK_UP_SECONDS = 20.0
 """Airflow gives a kill 30 s in all."""
 
+THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
+"""Of our own: the loop's few threads would let one catalog that does not answer hold up every other writer."""
+
+T = TypeVar("T")
+
 
 class WriterTrigger(BaseTrigger):
     """Looks at one writer every few seconds, and carries out what the supervisor decides.
 
     It holds no state and no secret: a triggerer that is restarted makes another from the same arguments, which finds
     the writer by its run folder. It fires once, when the supervisor gives up or nothing is left to supervise.
-    All that blocks runs in a thread.
+    All that blocks runs in threads of its own.
     """
 
     def __init__(self, *, stream: str, streams: str, application: str, poll_seconds: float) -> None:
@@ -39,7 +47,7 @@ class WriterTrigger(BaseTrigger):
         self.stream, self.streams, self.application = stream, streams, application
         self.poll_seconds = poll_seconds
         self._supervisor: Supervisor | None = None
-        self._first_question: asyncio.Task[Act] | None = None
+        self._asking_ahead: asyncio.Task[None] | None = None
         self._said: tuple[object, ...] = ()
         self._said_at_s = 0.0
 
@@ -55,10 +63,9 @@ class WriterTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Step, tell, wait; until there is something for the task to say."""
         supervisor = await self._make_supervisor()
-        # Airflow loads much at the first question, and a kill has no time for that: it is asked now, on the side.
-        self._first_question = asyncio.create_task(self._act())
+        self._asking_ahead = asyncio.create_task(self._ask_ahead())
         while True:
-            step = await asyncio.to_thread(supervisor.step)
+            step = await _in_thread(supervisor.step)
             self._tell(step)
             if step.decision.action == "give up":
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
@@ -77,32 +84,38 @@ class WriterTrigger(BaseTrigger):
             return
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
-        self._tell(await asyncio.to_thread(follow, act, supervisor, run_id=run_id))
+        self._tell(await _in_thread(partial(follow, act, supervisor, run_id=run_id)))
 
     async def _act(self) -> Act:
         """What became of the task; UNKNOWN where Airflow does not say within the time that a kill has."""
+        try:
+            return act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
+        except Exception:
+            self.log.warning("What became of the task cannot be looked up.", exc_info=True)
+            return Act.UNKNOWN
+
+    async def _look_up(self) -> DeferredTask:
         instance = self.task_instance
         if instance is None:
-            return Act.UNKNOWN
-        asked = asyncio.to_thread(
-            look_up,
+            raise LookupError("a trigger without a task")
+        return await look_up(
             self.stream,
             dag_id=instance.dag_id,
             run_id=instance.run_id,
             task_id=instance.task_id,
             try_number=instance.try_number,
         )
-        try:
-            return act_of(await asyncio.wait_for(asked, LOOK_UP_SECONDS))
-        except Exception:
-            self.log.warning("What became of the task cannot be looked up.", exc_info=True)
-            return Act.UNKNOWN
+
+    async def _ask_ahead(self) -> None:
+        """Airflow loads much before its first answer, for which a kill has no time: the answer itself is not used."""
+        with suppress(Exception):
+            await self._look_up()
 
     async def _make_supervisor(self) -> Supervisor:
         """In a thread, for importing PyIceberg takes a second."""
         if self._supervisor is None:
             loop = asyncio.get_running_loop()
-            self._supervisor = await asyncio.to_thread(self._supervise, loop)
+            self._supervisor = await _in_thread(partial(self._supervise, loop))
         return self._supervisor
 
     def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
@@ -126,6 +139,10 @@ class WriterTrigger(BaseTrigger):
         self.log.info("%s: %s (%s): %s", self.stream, decision.action, decision.cause, decision.reason)
         if step.problem:
             self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
+
+
+async def _in_thread(blocking: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(THREADS, blocking)
 
 
 def _event(step: Step) -> dict[str, Any]:
