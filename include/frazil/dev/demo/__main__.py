@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 
 from frazil.dev.demo.interrupt import Interrupted, Interrupts, only_demo
 from frazil.dev.demo.parts import DemoParts, require_free_ports
@@ -50,13 +51,13 @@ def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupt
         require_free_ports(arguments.kafka_port, arguments.airflow_port)
         parts.make_home()
         parts.enter_home()
-        outcome = Demo(parts, interrupts=interrupts, screen=screen).run()
+        outcome = Demo(parts, screen).run()
         code = 0 if outcome.summary.exact else 1
         screen.say(report(outcome, parts))
         if not arguments.exit:
             screen.say("\nAll of it keeps running. Ctrl-C ends it.")
             while True:
-                interrupts.pause(0.5)
+                time.sleep(60)
     except Interrupted:
         pass
     finally:

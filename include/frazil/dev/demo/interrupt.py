@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,21 +28,12 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Raises Interrupted in the main thread when a signal comes; `check` does when the parent is gone."""
+    """Raises Interrupted in the main thread when a signal comes, or when the process that started this one is gone."""
 
     def __init__(self) -> None:
-        self._parent = os.getppid()
         for number in _SIGNALS:
             signal.signal(number, self._interrupt)
-
-    def check(self) -> None:
-        if os.getppid() != self._parent:
-            raise Interrupted("the process that started the demo is gone")
-
-    def pause(self, seconds: float) -> None:
-        """Sleep, unless it is time to end."""
-        self.check()
-        time.sleep(seconds)
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
     def ignore(self) -> None:
         """From here on everything is being ended, which no further signal may cut short."""
@@ -49,6 +42,13 @@ class Interrupts:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
         raise Interrupted(signal.Signals(number).name)
+
+
+def _end_with_parent(parent: int) -> None:
+    """A `make` that is killed tells nobody; its child finds itself with another parent."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -61,12 +61,16 @@ def only_demo(lock_file: Path) -> Iterator[None]:
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with lock_file.open("a+") as lock:
         deadline = time.monotonic() + ORPHAN_GRACE_S
+        waiting = False
         while not _take(lock.fileno()):
             holder = _holder(lock_file)
             if not _is_orphan(holder) or time.monotonic() > deadline:
                 raise EnvironmentUnusable(
                     f"a demo runs here already (pid {holder}): end it with Ctrl-C in its terminal."
                 )
+            if not waiting:
+                sys.stderr.write(f"waiting for an earlier demo (pid {holder}), which lost its terminal, to end ...\n")
+                waiting = True
             time.sleep(0.5)
         lock.truncate(0)
         lock.write(str(os.getpid()))

@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
 from frazil.dev.demo import flights
-from frazil.dev.demo.interrupt import Interrupts
 from frazil.dev.demo.landed import Summary, committed_records, summarise
 from frazil.dev.demo.parts import DemoParts
 from frazil.dev.demo.publish import LiveHours, Publisher
@@ -40,10 +39,10 @@ class Outcome:
 
 
 class Demo:
-    """One run of the demo over parts that are not started yet; `interrupts` may end it anywhere."""
+    """One run of the demo over parts that are not started yet."""
 
-    def __init__(self, parts: DemoParts, *, interrupts: Interrupts, screen: Screen) -> None:
-        self._parts, self._interrupts, self._screen = parts, interrupts, screen
+    def __init__(self, parts: DemoParts, screen: Screen) -> None:
+        self._parts, self._screen = parts, screen
         self._spec: StreamSpec
         self._catalog: Catalog
         self._publisher: Publisher
@@ -92,7 +91,7 @@ class Demo:
         """Send what is due and show progress until so many records are committed."""
         moved_s, committed = time.monotonic(), -1
         while committed < until:
-            self._interrupts.pause(0.5)
+            time.sleep(0.5)
             now_s = time.monotonic()
             for hour in self._live.due(now_s) if self._live else []:
                 self._publisher.send(hour, now_s=now_s)
