@@ -56,4 +56,5 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
 def open_kafka(spec: StreamSpec) -> KafkaOffsets:
     """What the stream reads from; raises SpecError where a reference cannot be resolved."""
-    return KafkaOffsets(kafka_properties(spec, os.environ), spec.source.topics)
+    # librdkafka tells standard error that it ends; people have not asked.
+    return KafkaOffsets({"log_level": "4", **kafka_properties(spec, os.environ)}, spec.source.topics)

@@ -1,0 +1,112 @@
+"""Positions as people write them, and what `frazil reset` says that they cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from frazil.cli.output import ask, utc
+from frazil.cli.positions import Moment, OffsetsText, Wanted, check_available, consequences, target_of
+from frazil.commit.marker import BatchKey, Marker, SourceIdentity
+from frazil.commit.reset import Available, Standing, moves
+from frazil.errors import MarkerUnreadable, RolledBack
+
+SOURCE = SourceIdentity("cluster", {"t": "id-1"})
+NOW = Available(SOURCE, {("t", 0): 10, ("t", 1): 0}, {("t", 0): 100, ("t", 1): 50})
+MARKER = Marker("s", BatchKey(1, 1), None, {("t", 0): 5, ("t", 1): 40}, SOURCE)
+SEEN = Standing(MARKER, "text", MARKER.offsets, SOURCE, rolled_back=False)
+NO_KAFKA: Any = None
+
+
+def target(to: str, seen: Standing = SEEN, **more: Any) -> dict[tuple[str, int], int]:
+    return target_of(Wanted(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
+
+
+def said(to: str, seen: Standing = SEEN) -> str:
+    plan = moves(target(to, seen), held=seen.held, available=NOW)
+    return " ".join(consequences(plan, seen=seen, now=NOW))
+
+
+def test_to_marker_goes_on_at_the_marker_or_the_first_offset_that_is_left():
+    assert target("marker") == {("t", 0): 10, ("t", 1): 40}
+    assert "skips 5 offsets, 5 of which Kafka has deleted already" in said("marker")
+
+
+def test_to_earliest_says_what_will_be_there_twice_and_to_latest_what_will_never_be():
+    assert "reads 40 offsets again" in said("earliest")
+    assert "skips 105 offsets" in said("latest")
+
+
+def test_after_a_rollback_costs_are_counted_from_what_the_table_holds():
+    back = Standing(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
+    assert target("table", back) == {("t", 0): 10, ("t", 1): 15}
+    assert "skips nothing, and reads nothing again" in said("table", back)
+    assert "skips 25 offsets" in said("marker", back)
+
+
+def test_positions_that_rest_on_something_unknown_are_refused():
+    unread = Standing(None, "edited", {}, None, rolled_back=False, unknown="its history was expired")
+    with pytest.raises(MarkerUnreadable, match="--to offsets with every partition"):
+        target("marker", unread)
+    with pytest.raises(MarkerUnreadable):
+        target("offsets", unread, offsets={("t", 0): 20})
+    with pytest.raises(RolledBack, match="its history was expired"):
+        target("table", unread)
+    assert target("offsets", unread, offsets={("t", 0): 20, ("t", 1): 2}) == {("t", 0): 20, ("t", 1): 2}
+    assert "is unknown" in said("latest", unread)
+
+
+def test_partitions_that_are_not_named_stay_at_the_marker():
+    assert target("offsets", offsets={("t", 0): 20}) == {("t", 0): 20, ("t", 1): 40}
+
+
+@pytest.mark.parametrize(("offset", "partition"), [(9, 0), (101, 0), (0, 7)])
+def test_offsets_that_kafka_does_not_have_are_refused(offset: int, partition: int):
+    with pytest.raises(click.BadParameter, match="Kafka has"):
+        check_available({("t", partition): offset}, NOW)
+
+
+def test_options_that_do_not_belong_together_are_refused():
+    for wrong in ({"to": "latest", "at": datetime.now(UTC)}, {"to": "timestamp"}, {"to": "offsets"}):
+        with pytest.raises(click.UsageError, match="needs it"):
+            Wanted(**wrong)  # type: ignore[arg-type]
+
+
+def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):
+    file = tmp_path / "offsets.json"
+    file.write_text('{"t": {"0": 12}}')
+    for text in (file.read_text(), str(file)):
+        assert OffsetsText().convert(text, None, None) == {("t", 0): 12}
+    for text in ("nowhere.json", '{"t": 12}', '{"t": {"zero": 1}}'):
+        with pytest.raises(click.BadParameter):
+            OffsetsText().convert(text, None, None)
+
+
+def test_a_time_without_a_zone_is_refused():
+    assert Moment().convert("2013-12-30T00:00:00Z", None, None) == datetime(2013, 12, 30, tzinfo=UTC)
+    with pytest.raises(click.BadParameter, match="has no zone"):
+        Moment().convert("2013-12-30T00:00:00", None, None)
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_done():
+    @click.command()
+    @click.option("--yes", is_flag=True)
+    def act(yes: bool) -> None:
+        ask("Do it?", yes=yes)
+        click.echo("done")
+
+    refused = CliRunner().invoke(act, input="y\n")
+    assert refused.exit_code == 2
+    assert "done" not in refused.output
+    assert CliRunner().invoke(act, ["--yes"]).output == "done\n"
+
+
+def test_times_that_no_calendar_reaches_are_still_shown():
+    assert utc(0) == "1970-01-01 00:00:00Z"
+    assert utc(10**18) == f"{10**18} ms"
+    assert utc(None) == "unknown"

@@ -1,0 +1,146 @@
+"""`frazil status`: what a look at the run folder and the table says, also where half of it is out of reach."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from frazil.cli.main import frazil
+from frazil.cli.stream_status import STALE_AFTER_MS, writer_status
+from frazil.home import run_folder
+from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.launcher import Observation, ProcessState
+from frazil.supervise.lock import WriterLock
+from frazil.supervise.processes import mark
+from frazil.supervise.records import ExitRecord, Launch, LaunchKind, append_exit, replace_json
+
+NOW_MS = 1_700_000_000_000
+YAML = """
+name: {name}
+source: {{topics: [ticks], bootstrap-servers: "127.0.0.1:1"}}
+table: {table}
+schema: {{ts: timestamptz not null}}
+event-time: ts
+"""
+
+
+@pytest.fixture
+def streams(tmp_path: Path, frazil_home: Path) -> Path:  # noqa: ARG001
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    (folder / "ticks.yaml").write_text(YAML.format(name="ticks", table="demo.ticks"))
+    return folder
+
+
+def beat(**changes: Any) -> Heartbeat:
+    values: dict[str, Any] = {
+        "stream": "ticks", "pid": 7, "spec_fingerprint": "f", "phase": Phase.WAITING,
+        "written_at_ms": NOW_MS, "advanced_at_ms": NOW_MS,
+    }  # fmt: skip
+    return Heartbeat(**{**values, **changes})
+
+
+def launch(kind: LaunchKind = LaunchKind.SUPERVISED) -> Launch:
+    return Launch("launch-1", kind, NOW_MS - 60_000, writer=mark(os.getpid()))
+
+
+def status(streams: Path, *arguments: str) -> dict[str, Any]:
+    done = CliRunner().invoke(frazil, ["status", *arguments, "--json", "--streams", str(streams)])
+    assert done.exit_code == 0, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_a_stream_that_never_ran_has_no_table_and_no_writer(streams: Path):
+    (found,) = status(streams)["streams"]
+    assert found["writer"]["state"] == "never launched"
+    assert found["table-exists"] is False
+    assert (found["desired"], found["epoch"], found["lag"], found["problems"]) == ("running", None, None, [])
+
+
+def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
+    table = "{identifier: demo.other, catalog: away}"
+    (streams / "other.yaml").write_text(YAML.format(name="other", table=table))
+    beat(stream="other", epoch=4, batch=2, watermark_ms=5).write(run_folder("other"))
+    replace_json(run_folder("other") / "lock", launch().to_json())
+    other, ticks = status(streams)["streams"]
+    assert "cannot be reached" in other["problems"][-1]
+    assert (other["table-exists"], other["desired"]) == (None, None)
+    assert (other["epoch"], other["batch"], other["watermark-ms"]) == (4, 2, 5)
+    assert ticks["table-exists"] is False
+
+
+def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(streams: Path):
+    (streams / "broken.yaml").write_text("name: [")
+    done = CliRunner().invoke(frazil, ["status", "--streams", str(streams)])
+    assert done.exit_code == 10
+    assert "ticks" in done.stdout
+    assert "broken.yaml" in done.stderr
+
+
+def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
+    done = CliRunner().invoke(frazil, ["status", "tick", "--streams", str(streams)])
+    assert "did you mean ticks" in str(done.exception)
+
+
+def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12).write(run_folder("ticks"))
+        (found,) = status(streams)["streams"]
+    assert found["writer"]["state"] == "running in the foreground"
+    assert (found["writer"]["pid"], found["writer"]["phase"]) == (os.getpid(), "staging")
+    assert (found["lag"], found["problems"]) == (12, [])
+
+
+def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believed(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        old_ms = status(streams)["at-ms"] - STALE_AFTER_MS - 5_000
+        lock = run_folder("ticks") / "lock"
+        held = json.loads(lock.read_text())
+        lock.write_text(json.dumps({**held, "launched_at_ms": old_ms}))
+        beat(pid=os.getpid(), written_at_ms=old_ms, lag=12).write(run_folder("ticks"))
+        (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
+    assert found["writer"]["stale"] is True
+    assert found["lag"] is None
+    assert "heartbeat is" in found["problems"][0]
+    assert "no heartbeat for" in people
+
+
+def test_an_exit_is_said_with_its_name_and_last_error():
+    end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
+    said = writer_status(Observation(ProcessState.ENDED, launch(), None, (end,)), now_ms=NOW_MS)
+    assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", "RolledBack: it went back")
+    assert said.pid is None
+
+
+def test_an_exit_of_an_earlier_launch_is_not_this_one_s():
+    end = ExitRecord("launch-0", 12, 0, 1, "f", 0, committed=False, error="old")
+    said = writer_status(Observation(ProcessState.ENDED, launch(), beat(phase=Phase.ENDED), (end,)), now_ms=NOW_MS)
+    assert (said.exit_code, said.error) == (0, None)
+
+
+def test_a_foreground_writer_that_died_without_a_word_has_no_exit_code():
+    dead = launch(LaunchKind.FOREGROUND)
+    said = writer_status(Observation(ProcessState.ENDED, dead, beat(phase=Phase.STAGING), ()), now_ms=NOW_MS)
+    assert (said.exit_code, said.ended_at_ms) == (None, NOW_MS)
+
+
+def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
+    gone = Launch("launch-1", LaunchKind.SUPERVISED, NOW_MS - 60_000)
+    replace_json(run_folder("ticks") / "lock", gone.to_json())
+    append_exit(
+        run_folder("ticks"),
+        ExitRecord("launch-1", 11, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, error="OffsetGap: records lost"),
+    )
+    (found,) = status(streams)["streams"]
+    assert found["problems"] == ["the last writer ended with 11 (OffsetGap): OffsetGap: records lost"]

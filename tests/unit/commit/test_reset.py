@@ -1,0 +1,92 @@
+"""What a new position costs, and where the dead letters' floor may stay: plans, without a table."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity
+from frazil.commit.reset import Available, Standing, clamped, contiguous_end, floor_after, moved, moves, of_same_topics
+
+SOURCE = SourceIdentity("cluster", {"t": "id-1"})
+PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]
+offsets = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 100))
+
+
+@st.composite
+def availables(draw: st.DrawFn) -> Available:
+    first = {tp: draw(st.integers(0, 100)) for tp in PARTITIONS}
+    return Available(SOURCE, first, {tp: first[tp] + draw(st.integers(0, 100)) for tp in PARTITIONS})
+
+
+@given(offsets, availables())
+def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partition(wanted, now: Available):
+    target = clamped(wanted, now)
+    assert target.keys() == now.first.keys()
+    for tp, offset in target.items():
+        assert now.first[tp] <= offset <= now.end[tp]
+        if now.first[tp] <= wanted.get(tp, -1) <= now.end[tp]:
+            assert offset == wanted[tp]
+
+
+@given(offsets, availables(), st.data())
+def test_a_move_either_skips_or_repeats_and_says_how_much(held, now: Available, data: st.DataObject):
+    target = {tp: data.draw(st.integers(now.first[tp], now.end[tp])) for tp in PARTITIONS}
+    for move in moves(target, held=held, available=now):
+        known = held.get((move.topic, move.partition))
+        if known is None:
+            assert (move.skipped, move.gone, move.repeated) == (0, 0, 0)
+            continue
+        assert known + move.skipped - move.repeated == move.target
+        assert move.skipped == 0 or move.repeated == 0
+        assert 0 <= move.gone <= move.skipped
+        assert move.gone == len([o for o in range(known, move.target) if o < move.first])
+
+
+@given(st.integers(0, 40), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40))))
+def test_a_contiguous_end_is_the_first_offset_that_no_range_covers(start: int, ranges: list[tuple[int, int]]):
+    covered = {o for a, b in ranges for o in range(a, b)}
+    expected = start
+    while expected in covered:
+        expected += 1
+    assert contiguous_end(start, ranges) == expected
+
+
+def test_the_dead_letter_floor_stays_where_batches_lead_up_to_it_and_falls_to_a_hole():
+    tp = ("t", 0)
+    ranges = {tp: [(0, 50), (80, 100)]}
+    assert floor_after({tp: 50}, {tp: 10}, lambda tp: ranges[tp]) == {tp: 50}
+    assert floor_after({tp: 100}, {tp: 10}, lambda tp: ranges[tp]) == {tp: 50}
+    assert floor_after({tp: 100}, {tp: 120}, lambda _: []) == {tp: 100}
+
+
+def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
+    source = SourceIdentity("cluster", {"t": "id-1", "old": "o"})
+    before = Marker(
+        "s", BatchKey(3, 7), BatchKey(3, 7), {("t", 0): 10, ("old", 0): 5}, source,
+        max_event_times_us={("t", 0): 99}, idle=frozenset({("t", 0)}), watermark_us=99, batches={3: 7},
+    )  # fmt: skip
+    seen = Standing(before, "text", before.offsets, before.source, rolled_back=False)
+    after = moved(seen, stream="s", epoch=4, target={("t", 0): 2}, source=SOURCE)
+    assert after.at == BatchKey(4, 0)
+    assert after.offsets == {("t", 0): 2, ("old", 0): 5}
+    assert (after.watermark_us, after.idle, after.settled) == (99, frozenset(), BatchKey(3, 7))
+    assert after.fate(BatchKey(3, 8)) is Fate.NEVER
+
+
+def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
+    remade = SourceIdentity("cluster", {"t": "id-2"})
+    before = Marker("s", BatchKey(1, 1), None, {("t", 0): 10}, SOURCE, max_event_times_us={("t", 0): 99})
+    seen = Standing(before, "text", before.offsets, before.source, rolled_back=False)
+    after = moved(seen, stream="s", epoch=2, target={("t", 0): 0}, source=remade)
+    assert after.max_event_times_us == {}
+    assert after.source == remade
+    assert of_same_topics({("t", 0): 10}, SOURCE, remade) == {}
+    assert of_same_topics({("t", 0): 10}, SOURCE, SourceIdentity("another", {"t": "id-1"})) == {}
+
+
+def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
+    seen = Standing(None, "edited", {}, None, rolled_back=False)
+    after = moved(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
+    assert after.fate(BatchKey(8, 1)) is Fate.UNKNOWN
+    assert after.offsets == {("t", 0): 2}
