@@ -97,7 +97,7 @@ class DeclaredStream:
         main = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
         return [sys.executable, str(main), self.name, "--streams", str(self.streams), *arguments]
 
-    def run(self, *arguments: str, within_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, within_s: float = 250) -> subprocess.CompletedProcess[str]:
         """Run the writer to its end."""
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=within_s, check=False)
 
@@ -138,9 +138,9 @@ def events() -> Callable[[Iterable[int]], Iterator[bytes]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """`eventually(look, within_s=60)` polls until `look()` is true and returns what it answered."""
+    """`eventually(look, within_s=120)` polls until `look()` is true and returns what it answered."""
 
-    def poll(look: Callable[[], Any], *, within_s: float = 60) -> Any:
+    def poll(look: Callable[[], Any], *, within_s: float = 120) -> Any:
         deadline = time.monotonic() + within_s
         while not (seen := look()):
             assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"

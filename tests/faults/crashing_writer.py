@@ -1,4 +1,7 @@
-"""The writer's main, made to kill itself with SIGKILL at one point of its first batch: `CRASH_AT` names the point."""
+"""The writer's main, made to kill itself with SIGKILL at one point of its first batch.
+
+`FRAZIL_TEST_CRASHES` names a file of points, one a line: each start takes the first, and with none left runs as usual.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,16 @@ POINTS: dict[str, Callable[[], None]] = {
     "after-commit": lambda: after(Committer, "commit"),
 }
 
+
+def next_point() -> str | None:
+    points = Path(os.environ["FRAZIL_TEST_CRASHES"])
+    first, *others = [*points.read_text().split(), None]
+    points.write_text("\n".join(filter(None, others)))
+    return first
+
+
 if __name__ == "__main__":
-    POINTS[os.environ["CRASH_AT"]]()
+    if point := next_point():
+        POINTS[point]()
     sys.argv[0] = str(MAIN)
     runpy.run_path(str(MAIN), run_name="__main__")

@@ -20,14 +20,15 @@ JOURNALED = {"after-journal", "after-dead-letters", "after-commit"}
     "point", ["while-staging", "after-stage", "after-journal", "after-dead-letters", "after-commit"]
 )
 def test_a_writer_killed_anywhere_loses_and_repeats_nothing(
-    stream: Any, events: Callable[[Iterable[int]], Iterator[bytes]], point: str
+    stream: Any, events: Callable[[Iterable[int]], Iterator[bytes]], point: str, tmp_path: Path
 ):
     stream.produce([*events(range(3000)), *BAD], partitions=4)
     command = stream.command("--until-caught-up")
     command[1] = str(CRASHING)
-    crashed = subprocess.run(
-        command, env={**os.environ, "CRASH_AT": point}, capture_output=True, text=True, timeout=120, check=False
-    )
+    points = tmp_path / "points"
+    points.write_text(point)
+    environment = {**os.environ, "FRAZIL_TEST_CRASHES": str(points)}
+    crashed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert crashed.returncode == -signal.SIGKILL, crashed.stderr[-3000:]
     staged = parquet_files(stream)
 
