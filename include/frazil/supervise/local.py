@@ -80,13 +80,15 @@ class LocalLauncher(Launcher):
         launch = read_launch(self.folder)
         if launch is None or launch.kind is LaunchKind.FOREGROUND:
             return
-        if not force:
-            if launch.writer is not None:
-                terminate(launch.writer)
-        elif is_alive(launch.writer) and launch.writer is not None:
+        if launch.writer is None:
+            # The parent has not come to start it; there is nothing that a graceful end would save.
+            if force and launch.parent is not None:
+                kill_group(launch.parent)
+        elif force:
+            # Never the parent: it is about to write down how the writer ended.
             kill_group(launch.writer)
-        elif launch.parent is not None:
-            kill_group(launch.parent)
+        else:
+            terminate(launch.writer)
 
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
         """Whole lines of writer.log since a position; see `Launcher.read_log`."""

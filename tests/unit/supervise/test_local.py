@@ -244,3 +244,14 @@ def test_a_launch_is_dated_by_when_it_happened(at_hand: Any, eventually: Any) ->
     before = time.time_ns() // 1_000_000
     launch = running(at_hand, eventually)
     assert before <= launch.launched_at_ms <= time.time_ns() // 1_000_000
+
+
+def test_forcing_again_and_again_does_not_lose_the_exit_code(at_hand: Any, eventually: Any) -> None:
+    running(at_hand, eventually)
+
+    def force() -> bool:
+        at_hand.launcher.stop(force=True)
+        return at_hand.launcher.observe().process is ProcessState.ENDED
+
+    eventually(force)
+    assert [e.code for e in at_hand.launcher.observe().exits] == [137]
