@@ -10,6 +10,7 @@ Repeat and take the least: other programs on the same cores cost up to half as m
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import tempfile
 import time
@@ -195,6 +196,7 @@ def main() -> None:
 
 
 def measure(bootstrap: str, each: int, repeats: int) -> None:
+    gc.disable()  # as `stage` does while it reads
     millions = each * PARTITIONS / 1e6
     print(f"{millions:.1f} M records of {len(tick(12345))} bytes, {PARTITIONS} partitions; core-s per million")
     for _ in range(repeats):

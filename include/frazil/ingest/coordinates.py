@@ -52,6 +52,6 @@ class Coordinates:
                 return pa.array(self._partitions[chunk.range_index if whole else chunk.range_index[kept]])
             case "kafka_offset":
                 return pa.array(chunk.offsets if whole else chunk.offsets[kept])
-        stamps = chunk.timestamps_ms() if whole else chunk.timestamps_ms()[kept]
+        stamps = chunk.timestamps_ms if whole else chunk.timestamps_ms[kept]
         micros = pa.array(stamps * 1000, mask=stamps < 0 if (stamps < 0).any() else None)
         return pc.cast(micros, pa.timestamp("us", "UTC"))

@@ -37,14 +37,14 @@ class DeadLetterTable:
         """The chunk's rejections at or above their floors; columns that the table has beside ours are null."""
         new = [r for r in rejections if chunk.offsets[r.index] >= self._floors[chunk.range_index[r.index]]]
         ranges = [self._ranges[chunk.range_index[r.index]] for r in new]
-        stamps = [chunk.messages[r.index].timestamp()[1] for r in new]
+        stamps = [int(chunk.timestamps_ms[r.index]) for r in new]
         columns = {
             "kafka_topic": [r.topic for r in ranges],
             "kafka_partition": [r.partition for r in ranges],
             "kafka_offset": [int(chunk.offsets[r.index]) for r in new],
             "topic_id": [self._topic_ids.get(r.topic) for r in ranges],
             "kafka_timestamp": [None if stamp < 0 else stamp * 1000 for stamp in stamps],
-            "key": [chunk.key(r.index) for r in new],
+            "key": [chunk.keys[r.index] for r in new],
             "value": [chunk.values[r.index] for r in new],
             "error_class": [r.error_class for r in new],
             "error": [r.error[:MAX_ERROR_CHARACTERS] for r in new],

@@ -55,10 +55,11 @@ def stage(
                     report_at = time.monotonic() + REPORT_EVERY_S
         result = run.finish()
         on_progress(run.progress.records)
-        return result
     except BaseException:
         run.abort()
         raise
+    else:
+        return result
     finally:
         run.close()
 
