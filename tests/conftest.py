@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from hypothesis import settings
 from pyiceberg.table import Table
 
 from frazil.dev.kafka import EmbeddedKafka
@@ -25,6 +26,10 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 # The commands of this venv (spark-submit, airflow) come before any of the system's.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+# An example's time says how busy the machine is, not whether the law holds.
+settings.register_profile("frazil", deadline=None)
+settings.load_profile("frazil")
 
 TopicFactory = Callable[..., str]
 

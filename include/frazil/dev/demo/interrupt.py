@@ -45,10 +45,14 @@ class Interrupts:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A `make` that is killed tells nobody; its child finds itself with another parent."""
-    while os.getppid() == parent:
+    """A `make` that is killed tells nobody; its child finds itself with another parent.
+
+    Python drops what a handler raises inside a finalizer: so it is said again until this process is gone.
+    """
+    while True:
         time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

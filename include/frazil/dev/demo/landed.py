@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
 
 from frazil.commit.marker import read_marker
+from frazil.dev.freshness import Freshness, freshness
 from frazil.spec.model import StreamSpec
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
@@ -33,9 +32,8 @@ class Summary:
     different: int
     """Flights of the source that the table lacks, and rows that no flight of the source is; counted one by one."""
     dead_letters: int
-    live_rows: int
-    freshness_p50_s: float | None
-    freshness_p95_s: float | None
+    live: Freshness | None
+    """Of the flights that were sent live; None where none landed."""
 
     @property
     def exact(self) -> bool:
@@ -56,21 +54,16 @@ def summarise(catalog: Catalog, spec: StreamSpec, *, flights: pa.Table, publishe
     table = catalog.load_table(spec.table.identifier)
     rows = table.scan().to_arrow()
     distinct = rows.group_by(list(COORDINATES)).aggregate([]).num_rows
-    ages = freshness_s(table, live_from_ms=live_from_ms)
-    p50, p95 = pc.quantile(ages, [0.5, 0.95]).to_pylist() if len(ages) else (None, None)
-    snapshots = table.snapshots()
     return Summary(
         expected=flights.num_rows,
         rows=rows.num_rows,
-        files=len(_files(table)),
-        commits=sum(_records(snapshot.summary) > 0 for snapshot in snapshots),
+        files=len(list(table.scan().plan_files())),
+        commits=sum(_records(snapshot.summary) > 0 for snapshot in table.snapshots()),
         duplicates=rows.num_rows - distinct,
         gaps=published - distinct,
         different=differences(flights, rows.select(flights.column_names)),
         dead_letters=_count(catalog, spec.dead_letter_table),
-        live_rows=len(ages),
-        freshness_p50_s=p50,
-        freshness_p95_s=p95,
+        live=freshness(table, since_ms=live_from_ms),
     )
 
 
@@ -83,34 +76,6 @@ def differences(expected: pa.Table, found: pa.Table) -> int:
     ]
     weights = pa.concat_tables(signed).group_by(columns).aggregate([("weight", "sum")])["weight_sum"]
     return int(pc.sum(pc.abs(weights)).as_py() or 0)
-
-
-def freshness_s(table: Table, *, live_from_ms: int) -> pa.Array:
-    """For each row sent live: seconds from its Kafka timestamp to the commit that landed it."""
-    committed_ms = {snapshot.snapshot_id: snapshot.timestamp_ms for snapshot in table.snapshots()}
-    ages = [pa.array([], pa.float64())]
-    for path, snapshot_id in _files(table).items():
-        at_ms = committed_ms.get(snapshot_id, 0)
-        if at_ms < live_from_ms:
-            continue
-        with table.io.new_input(path).open() as file:
-            sent_us = pq.read_table(file, columns=["kafka_timestamp"])["kafka_timestamp"]
-        sent_ms = pc.divide(sent_us.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), 1000)
-        live = sent_ms.filter(pc.greater_equal(sent_ms, live_from_ms))
-        ages.append(pc.divide(pc.subtract(at_ms, live).cast(pa.float64()), 1000.0).combine_chunks())
-    return pa.concat_arrays(ages)
-
-
-def _files(table: Table) -> dict[str, int]:
-    """Each data file's path, and the snapshot that added it."""
-    snapshot = table.current_snapshot()
-    if snapshot is None:
-        return {}
-    return {
-        entry.data_file.file_path: entry.snapshot_id or 0
-        for manifest in snapshot.manifests(table.io)
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-    }
 
 
 def _records(summary: Mapping[str, str] | None) -> int:

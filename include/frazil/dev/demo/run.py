@@ -142,8 +142,8 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     """The summary as its reader sees it."""
     s = outcome.summary
     fresh = (
-        f"p50 {s.freshness_p50_s:.1f} s, p95 {s.freshness_p95_s:.1f} s ({s.live_rows:,} live flights, Kafka to commit)"
-        if s.freshness_p50_s is not None and s.freshness_p95_s is not None
+        f"p50 {s.live.p50_s:.1f} s, p95 {s.live.p95_s:.1f} s ({s.live.rows:,} live flights, Kafka to commit)"
+        if s.live
         else "no live flight landed"
     )
     verdict = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
