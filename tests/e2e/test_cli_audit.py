@@ -1,0 +1,84 @@
+"""`frazil audit` over a stream that `frazil run` wrote, from a real broker: clean, then harmed on purpose."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Frazil = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def frazil(stream: Any) -> Frazil:
+    """`frazil("audit", "events")` as a person's shell runs it."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("frazil")), *arguments, "--streams", str(stream.streams)]
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return call
+
+
+def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, events: Any, frazil: Frazil):
+    stream.produce([*events(range(2000)), b"not json", *events(range(2000, 3000))], partitions=4)
+    run = frazil("run", stream.name, "--until-caught-up")
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert len(stream.ids()) == 3000
+
+    clean = frazil("audit", stream.name, "--json")
+    found = json.loads(clean.stdout)
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    assert found["clean"] is True
+    assert found["findings"] == []
+    assert sum(p["rows"] for p in found["partitions"]) == 3000
+    assert sum(p["dead-letters"] for p in found["partitions"]) == 1
+
+    table = stream.table()
+    row = table.scan(row_filter="kafka_partition = 1 and kafka_offset = 7").to_arrow()
+    table.append(row)
+    doubled = frazil("audit", stream.name, "--json")
+    assert doubled.returncode == 1
+    assert _findings(doubled) == {("duplicates", f"{stream.topic}-1", 1)}
+
+    table.delete("kafka_partition = 1 and kafka_offset = 7")
+    table.append(row)
+    assert frazil("audit", stream.name).returncode == 0
+
+    table.delete("kafka_partition = 2 and kafka_offset >= 10 and kafka_offset < 15")
+    lost = frazil("audit", stream.name, "--json")
+    assert lost.returncode == 1
+    assert _findings(lost) == {("missing", f"{stream.topic}-2", 5)}
+    assert "10 to 14" in json.loads(lost.stdout)["findings"][0]["sentence"]
+    by_records = frazil("audit", stream.name, "--no-source", "--json")
+    assert by_records.returncode == 1
+    assert _findings(by_records) == {("miscounted", f"{stream.topic}-2", 5)}
+
+    letters = stream.table("_dead_letters")
+    letters.delete(f"kafka_topic = '{stream.topic}'")
+    assert ("missing", f"{stream.topic}-0", 1) in _findings(frazil("audit", stream.name, "--json"))
+
+
+def test_a_stream_without_coordinates_is_audited_by_count(stream: Any, events: Any, frazil: Frazil):
+    stream.declare("commit: {interval: 1s}\ncoordinates: false\n")
+    stream.produce(events(range(100)), partitions=4)
+    assert frazil("run", stream.name, "--until-caught-up").returncode == 0
+    clean = frazil("audit", stream.name)
+    assert clean.returncode == 0, clean.stdout
+    assert "cannot be audited by offset" in clean.stdout
+    table = stream.table()
+    table.append(table.scan(row_filter="id = 3").to_arrow())
+    harmed = frazil("audit", stream.name, "--json")
+    assert harmed.returncode == 1
+    assert ("miscounted", stream.name, 1) in _findings(harmed)
+
+
+def _findings(done: subprocess.CompletedProcess[str]) -> set[tuple[str, str, int]]:
+    return {(f["kind"], f["where"], f["count"]) for f in json.loads(done.stdout)["findings"]}
