@@ -89,5 +89,7 @@ class EnvironmentUnusable(FrazilError):
     exit_code = 1
 
 
-NO_RESTART = frozenset(cls.exit_code for cls in FrazilError.__subclasses__() if not cls.restartable and cls.exit_code > 1)
+NO_RESTART = frozenset(
+    cls.exit_code for cls in FrazilError.__subclasses__() if not cls.restartable and cls.exit_code > 1
+)
 """Exit codes of a writer after which a restart would fail in the same way (a bare 1 is a crash)."""

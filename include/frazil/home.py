@@ -2,7 +2,9 @@
 
 <home>/streams/<name>/   a writer's run folder: lock, status.json, exit.json, writer.log, checkpoint-<epoch>/
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
-<home>/dev/              embedded Kafka and Airflow  <home>/jars/     JVM jars by checksum
+<home>/dev/              embedded Kafka and Airflow
+
+JVM jars are not here but in the user's cache, which checkouts share: see `frazil.dev.jars`.
 """
 
 from __future__ import annotations
