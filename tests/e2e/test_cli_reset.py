@@ -71,8 +71,8 @@ def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, eve
     stream.produce(events(range(400)), partitions=4)
     _catch_up(frazil, stream)
     stream.produce(events(range(400, 800)), partitions=4)
-    deleted = kafka.admin().delete_records([TopicPartition(stream.topic, 0, 150)])
-    for answer in deleted.values():
+    admin = kafka.admin()  # held, for its answers die with it
+    for answer in admin.delete_records([TopicPartition(stream.topic, 0, 150)]).values():
         answer.result(30)
     assert frazil("run", stream.name, "--until-caught-up").returncode == OffsetGap.exit_code
     done = frazil("reset", stream.name, "--to", "marker", "--yes")
@@ -87,7 +87,8 @@ def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, eve
 def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any, frazil: Frazil, kafka: Any):
     stream.produce([*events(range(8)), b"broken"], partitions=4)
     _catch_up(frazil, stream)
-    kafka.admin().delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
+    admin = kafka.admin()
+    admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
     kafka.create_topic(stream.topic, 4)
     stream.produce([*events(range(8, 20)), b"broken"], partitions=4)
     assert frazil("run", stream.name, "--until-caught-up").returncode == TopicRecreated.exit_code

@@ -25,7 +25,7 @@ def running(stream: Any, events: Any, eventually: Any) -> Iterator[subprocess.Po
     command = [FRAZIL, "run", stream.name, "--streams", str(stream.streams)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        eventually(lambda: process.poll() is not None or _status(stream)["last-commit-at-ms"])
+        eventually(lambda: process.poll() is not None or _status(stream)["last-commit-at-ms"], within_s=180)
         assert process.poll() is None, process.stderr and process.stderr.read().decode()[-3000:]
         yield process
     finally:
