@@ -7,6 +7,7 @@ precondition, writes every file with the table's default spec, and copies the me
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,11 +75,12 @@ class Prepared:
 class SnapshotWriter:
     """Writes the snapshots of one commit: its manifests once, its manifest list anew for every attempt.
 
-    The snapshot id stays the same over all attempts, since the manifests carry it.
+    The snapshot id stays the same over all attempts, since the manifests carry it. Without files each attempt has its
+    own: nothing of a snapshot that landed unnoticed stands in the way of the next.
     """
 
     files: Sequence[StagedFile]
-    snapshot_id: int
+    snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
     attempts: list[Prepared] = field(default_factory=list)
@@ -86,8 +88,10 @@ class SnapshotWriter:
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """The next attempt, on the metadata that `table` holds. `summary` goes into the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata)
+        if self.snapshot_id is None or not self.files:
+            self.snapshot_id = metadata.new_snapshot_id()
         if not self.manifests and self.files:
-            self.manifests = self._write_manifests(table)
+            self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{_metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
         existing = parent.manifests(table.io) if parent else []
         _write_list(table, path, [*self.manifests, *existing], snapshot_id=self.snapshot_id, parent=parent)
@@ -96,8 +100,7 @@ class SnapshotWriter:
             parent_snapshot_id=parent.snapshot_id if parent else None,
             manifest_list=path,
             sequence_number=metadata.next_sequence_number(),
-            # Iceberg asks for times that do not go back along a branch, whatever this host's clock does.
-            timestamp_ms=max(now_ms, metadata.last_updated_ms),
+            timestamp_ms=_not_before(metadata, now_ms),
             summary=_summary(self.files, extra=summary, parent=parent),
             schema_id=metadata.current_schema_id,
         )
@@ -119,21 +122,31 @@ class SnapshotWriter:
     def delete_unused(self, table: Table) -> None:
         """Remove what attempts wrote for nothing, as freshly loaded metadata proves.
 
-        An attempt that was reported failed may still land, as long as the branch is where the attempt began: only
-        when its snapshot is absent *and* the branch moved on are its files waste.
+        An attempt that was reported failed may still land: its manifest list is waste only when its snapshot is
+        absent and the table has used up its sequence number, after which every catalog refuses it, even where a
+        rollback puts the branch back to where it began. A snapshot that landed and was expired is absent too: the
+        manifests are waste only when no later snapshot took them over.
         """
-        live = {s.manifest_list for s in table.metadata.snapshots}
-        head = head_of(table.metadata)
-        head_id = head.snapshot_id if head else None
-        dead = [a.manifest_list for a in self.attempts if a.manifest_list not in live and a.parent_id != head_id]
-        if self.attempts and len(dead) == len(self.attempts):
-            dead += [m.manifest_path for m in self.manifests]
+        waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata)]
+        if len(waste) == len(self.attempts) and not self._manifests_in(table):
+            waste += [m.manifest_path for m in self.manifests]
             self.manifests = []
-        self.attempts = [a for a in self.attempts if a.manifest_list not in dead]
-        for path in dead:
-            table.io.delete(path)
+        self.attempts = [a for a in self.attempts if a.manifest_list not in waste]
+        for path in waste:
+            with contextlib.suppress(FileNotFoundError):  # expired, and deleted by whoever expired it
+                table.io.delete(path)
 
-    def _write_manifests(self, table: Table) -> list[ManifestFile]:
+    def _manifests_in(self, table: Table) -> bool:
+        """Whether any snapshot that may know our manifests lists one of them."""
+        ours = {m.manifest_path for m in self.manifests}
+        first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
+        return bool(ours and self.attempts) and any(
+            not ours.isdisjoint(m.manifest_path for m in snapshot.manifests(table.io))
+            for snapshot in table.metadata.snapshots
+            if (snapshot.sequence_number or 0) >= first
+        )
+
+    def _write_manifests(self, table: Table, snapshot_id: int) -> list[ManifestFile]:
         metadata = table.metadata
         number = itertools.count()
         return [
@@ -141,10 +154,26 @@ class SnapshotWriter:
                 list(files),
                 path=f"{_metadata_folder(metadata)}/{self.commit_id}-m{next(number)}.avro",
                 table=table,
-                snapshot_id=self.snapshot_id,
+                snapshot_id=snapshot_id,
             )
             for _, files in itertools.groupby(sorted(self.files, key=_layout), key=_layout)
         ]
+
+
+def _not_before(metadata: TableMetadata, now_ms: int) -> int:
+    """The time of the next snapshot: Iceberg asks for times that do not go back, whatever this host's clock does."""
+    logged = metadata.snapshot_log[-1].timestamp_ms if metadata.snapshot_log else 0
+    return max(now_ms, metadata.last_updated_ms, logged)
+
+
+def _cannot_land(attempt: Prepared, metadata: TableMetadata) -> bool:
+    head = head_of(metadata)
+    return (
+        all(s.manifest_list != attempt.manifest_list for s in metadata.snapshots)
+        and (attempt.snapshot.sequence_number or 0) < metadata.next_sequence_number()
+        # The first snapshot of a table is refused only for the branch that exists by now.
+        and attempt.parent_id != (head.snapshot_id if head else None)
+    )
 
 
 def _layout(file: StagedFile) -> tuple[int, int]:
