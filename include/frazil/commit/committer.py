@@ -83,14 +83,13 @@ class Committer:
         def decide(table: Table, marker: Marker | None) -> Marker:
             if marker is None:
                 check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier)
-                return Marker(tables.stream, BatchKey(first_epoch, 0), settled=None, offsets=initial(), source=source)
+                return _first(tables.stream, epoch=first_epoch, offsets=initial(), source=source)
             check_ancestry(table.metadata, marker, table=tables.main.identifier)
             check_same_source(marker.source, source, stream=tables.stream)
-            return dataclasses.replace(
-                marker, at=BatchKey(marker.at.epoch + 1, 0), source=_joined(marker.source, source)
-            )
+            epoch = max(marker.at.epoch + 1, first_epoch)
+            return dataclasses.replace(marker.owned_by(epoch), source=_joined(marker.source, source))
 
-        tables.main.refresh()
+        tables.main.forget()
         taken = append(tables, tables.main, decide, files=(), summary={"frazil.operation": "take-over"})
         return cls(tables, taken.at.epoch)._fence_dead_letters(source)
 
@@ -99,14 +98,16 @@ class Committer:
 
         def decide(table: Table, marker: Marker | None) -> Marker:
             if marker is None:
-                return Marker(self._tables.stream, BatchKey(self.epoch, 0), settled=None, offsets={}, source=source)
+                return _first(self._tables.stream, epoch=self.epoch, offsets={}, source=source)
             if marker.at.epoch > self.epoch:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = _of_same_topics(marker, source)
-            return dataclasses.replace(marker, at=BatchKey(self.epoch, 0), offsets=offsets, source=source)
+            return dataclasses.replace(
+                marker.owned_by(self.epoch), offsets=offsets, source=_joined(marker.source, source)
+            )
 
-        self._tables.dead_letters.refresh()
+        self._tables.dead_letters.forget()
         append(
             self._tables,
             self._tables.dead_letters,
@@ -119,10 +120,9 @@ class Committer:
     def commit(self, journal: Journal) -> Marker:
         """Dead letters first, then the batch. Returns the marker that holds it, also when it was there already.
 
+        The main table is asked before the dead letters land: those of a batch that is stale, or committed, never do.
         Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `AccessDenied`, `CommitUnavailable`.
         """
-        if journal.dead_letter_files:
-            self._commit_dead_letters(journal)
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -134,6 +134,11 @@ class Committer:
             _check_stageable(table, journal, verdict, journal.main_files, at=marker)
             return advanced(marker, journal)
 
+        prospect = look(self._tables, self._tables.main, decide)
+        if isinstance(prospect, Done):
+            return prospect.result
+        if journal.dead_letter_files:
+            self._commit_dead_letters(journal)
         return append(self._tables, self._tables.main, decide, files=journal.main_files, summary=self._history(journal))
 
     def _commit_dead_letters(self, journal: Journal) -> None:
@@ -147,12 +152,12 @@ class Committer:
             if verdict is Verdict.COMMITTED:
                 return Done(marker)
             _check_stageable(table, journal, verdict, journal.dead_letter_files, at=marker)
+            # The floor never goes back: after a reset, records below it are read again.
+            ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
             return dataclasses.replace(
-                marker,
-                at=BatchKey(self.epoch, marker.at.batch + 1),
-                settled=journal.key,
-                offsets={**offsets, **{p.topic_partition: p.end for p in journal.progress}},
-                source=journal.source,
+                marker.with_batch(journal.key),
+                offsets={**offsets, **ends},
+                source=_joined(marker.source, journal.source),
             )
 
         append(
@@ -176,6 +181,15 @@ class Committer:
         }
 
 
+def look(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
+    """What `decide` answers to the table as last seen; nothing is changed."""
+    return swap(
+        handle,
+        lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
+        patience=tables.patience,
+    )
+
+
 def append(
     tables: StreamTables,
     handle: TableHandle,
@@ -185,7 +199,7 @@ def append(
     summary: Mapping[str, str],
 ) -> Marker:
     """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind."""
-    writer = SnapshotWriter(files, handle.current().metadata.new_snapshot_id())
+    writer = SnapshotWriter(files)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
         marker = decide(table, read_marker(table.metadata.properties, tables.stream))
@@ -214,7 +228,7 @@ def append(
 
 def _clean(writer: SnapshotWriter, handle: TableHandle) -> None:
     """Best effort: what cannot be removed now costs storage, and must not hide how the commit ended."""
-    if not writer.attempts:
+    if not writer.attempts and not writer.manifests:
         return
     try:
         writer.delete_unused(handle.refresh())
@@ -232,9 +246,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     # Partitions that appeared and have no record yet are known from here on: they hold the watermark back.
     offsets = {**journal.offsets_after, **marker.offsets, **ends}
     return dataclasses.replace(
-        marker,
-        at=BatchKey(marker.at.epoch, marker.at.batch + 1),
-        settled=journal.key,
+        marker.with_batch(journal.key),
         offsets=offsets,
         source=_joined(marker.source, journal.source),
         max_event_times_us=newest,
@@ -258,7 +270,14 @@ def _check_stageable(
         raise StaleBatch(f"{where} was staged for a schema or partition spec that the table gave up; it is staged anew")
 
 
+def _first(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
+    return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=offsets, source=source, batches={epoch: 0})
+
+
 def _joined(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
+    """What is known of both; the topics of another cluster are forgotten."""
+    if known.cluster_id != found.cluster_id:
+        return found
     return SourceIdentity(found.cluster_id, {**known.topic_ids, **found.topic_ids})
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from frazil.commit.marker import BatchKey, SourceIdentity, flat, nested
@@ -18,6 +19,8 @@ from frazil.ingest.contract import RangeProgress, StagedFile, TopicPartition
 from frazil.table.storage import ObjectStore
 
 FORMAT_VERSION = 1
+VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
+"""What stands at the key of a batch that must never be committed: its files are, or will be, deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,19 @@ class Journal:
         )
 
 
+class Unusable(Enum):
+    """What a batch's key may hold instead of its journal."""
+
+    ABSENT = "nothing"
+    VOID = "the note that the batch must never be committed"
+    FOREIGN = "a torn object, or another stream's, table's or batch's journal"
+
+
 class JournalStore:
-    """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`."""
+    """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
+
+    A key is written once, by the writer that staged its batch; `void` is how a later epoch closes it.
+    """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
         self._store = store
@@ -111,9 +125,34 @@ class JournalStore:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"
 
     def put(self, journal: Journal) -> bool:
-        """Write the journal durably; False when its key is taken (by a writer that this one does not know of)."""
+        """Write the journal durably; False when its key is taken: another writer closed this batch."""
         self._store.sync_files([f.path for f in journal.files])
-        return self._store.put_if_absent(self.path(journal.key), journal.to_bytes())
+        path, data = self.path(journal.key), journal.to_bytes()
+        # A put whose answer was lost and that the client repeated finds itself.
+        return self._store.put_if_absent(path, data) or self._store.get(path) == data
+
+    def void_if_absent(self, key: BatchKey) -> bool:
+        """Close a key that holds nothing, so that a paused writer cannot journal its batch any more; False if it did.
+
+        Files may be deleted only when no journal names them, now or later.
+        """
+        return self._store.put_if_absent(self.path(key), VOID) or self._store.get(self.path(key)) == VOID
+
+    def void(self, key: BatchKey) -> None:
+        """Close a key that holds a journal."""
+        self._store.put(self.path(key), VOID)
+
+    def look(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
+        """The batch's journal, if a whole one of this stream, table and key stands there."""
+        data = self._store.get(self.path(key))
+        if data is None:
+            return Unusable.ABSENT
+        if data == VOID:
+            return Unusable.VOID
+        journal = Journal.from_bytes(data)
+        if journal is None or (journal.stream, journal.table_uuid, journal.key) != (stream, table_uuid, key):
+            return Unusable.FOREIGN
+        return journal
 
     def get(self, key: BatchKey) -> Journal | None:
         return self.read(self.path(key))
@@ -131,12 +170,8 @@ class JournalStore:
         for key in self.keys():
             if settled is not None and key <= settled:
                 continue
-            journal = self.get(key)
-            if journal is not None and (journal.stream, journal.table_uuid, journal.key) == (
-                stream,
-                table_uuid,
-                key,
-            ):
+            journal = self.look(key, table_uuid=table_uuid, stream=stream)
+            if isinstance(journal, Journal):
                 yield journal
 
     def delete(self, keys: list[BatchKey]) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 from frazil.errors import MarkerUnreadable
@@ -17,6 +18,8 @@ from frazil.ingest.contract import TopicPartition
 
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
+EPOCHS_REMEMBERED = 256
+"""Epochs whose last batch the marker keeps: about 3 KB at most, and more restarts than a dead batch survives."""
 
 
 class BatchKey(NamedTuple):
@@ -27,6 +30,14 @@ class BatchKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.epoch}-{self.batch}"
+
+
+class Fate(Enum):
+    """What became of a batch whose epoch is over."""
+
+    COMMITTED = "it is in the table"
+    NEVER = "it is not in the table"
+    UNKNOWN = "its epoch is older than the marker's memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,8 @@ class Marker:
     watermark_us: int | None = None
     snapshot_id: int = -1
     sequence_number: int = -1
+    batches: Mapping[int, int] = field(default_factory=dict)
+    """The last batch that each of the newest epochs committed, 0 for none."""
 
     @property
     def property_name(self) -> str:
@@ -60,6 +73,30 @@ class Marker:
 
     def with_snapshot(self, snapshot_id: int, sequence_number: int) -> Marker:
         return dataclasses.replace(self, snapshot_id=snapshot_id, sequence_number=sequence_number)
+
+    def owned_by(self, epoch: int) -> Marker:
+        """The marker at the beginning of a new epoch."""
+        batches = {**self.batches, epoch: 0}
+        newest = sorted(batches)[-EPOCHS_REMEMBERED:]
+        return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
+
+    def with_batch(self, journal: BatchKey) -> Marker:
+        """The marker after a batch of its epoch, which a journal names: an earlier epoch's where that was settled."""
+        return dataclasses.replace(
+            self,
+            at=BatchKey(self.at.epoch, self.at.batch + 1),
+            settled=journal,
+            batches={**self.batches, journal.epoch: journal.batch},
+        )
+
+    def fate(self, key: BatchKey) -> Fate:
+        """What became of a batch of an earlier epoch.
+
+        An epoch commits its batches in their order, so that all up to its last committed one are in the table.
+        """
+        if not self.batches or key.epoch < min(self.batches):
+            return Fate.UNKNOWN
+        return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NEVER
 
     def to_property(self) -> str:
         """Compact JSON: it is carried by every metadata file of the table."""
@@ -77,6 +114,7 @@ class Marker:
                 "topic-ids": dict(self.source.topic_ids),
                 "snapshot-id": self.snapshot_id,
                 "sequence-number": self.sequence_number,
+                "batches": dict(sorted(self.batches.items())),
             },
             separators=(",", ":"),
         )
@@ -102,6 +140,7 @@ class Marker:
                 watermark_us=raw["watermark-us"],
                 snapshot_id=raw["snapshot-id"],
                 sequence_number=raw["sequence-number"],
+                batches={int(epoch): batch for epoch, batch in raw["batches"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(

@@ -1,22 +1,25 @@
 """What a new epoch does with the traces of earlier ones: commit their last journal, or discard it with its files.
 
-Runs only after the take-over has landed in both tables: from then on no earlier epoch can commit a file that is
-deleted here.
+Runs only after the take-over has landed in both tables: from then on no earlier epoch can commit. A paused writer of
+an earlier epoch may still stage files and write its journal, and a later epoch would commit that journal: so files
+are deleted only once the key of their batch is closed (`JournalStore.void`), or once a later batch was committed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer, StreamTables
-from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, read_marker
-from frazil.errors import StaleBatch
+from frazil.commit.journal import Journal, Unusable
+from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
+from frazil.commit.rules import check_fence
+from frazil.errors import StaleBatch, TopicRecreated
+from frazil.ingest.contract import Target
 from frazil.table.storage import ObjectStore
 from frazil.table.tables import data_location
 
@@ -33,48 +36,158 @@ class Settled:
 
 
 def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Settled:
-    """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the others."""
-    marker = tables.marker()
-    if marker is None:
-        return Settled()
-    uuid = str(tables.main.current().metadata.table_uuid)
+    """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the others.
+
+    Raises what `Committer.commit` raises, but for what only says that a journal is stale.
+    """
+    marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[BatchKey] = []
     discarded: list[BatchKey] = []
-    for journal in tables.journals.after(marker.settled, table_uuid=uuid, stream=tables.stream):
-        if journal.key.epoch >= committer.epoch:
-            continue
+    for journal in _waiting(tables, marker):
         try:
-            committer.commit(journal)
+            _commit_waiting(committer, journal, store)
+        except (StaleBatch, TopicRecreated) as reason:
+            discarded.append(journal.key)
+            tables.journals.void(journal.key)
+            log.info("discarded: %s", reason)
+        else:
             committed.append(journal.key)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
-        except StaleBatch as reason:
-            discarded.append(journal.key)
-            log.info("discarded: %s", reason)
-    tables.journals.delete(discarded)
-    deleted = sweep(tables, store, below_epoch=committer.epoch)
+    # Whoever read a journal before it was closed took over before that, and would be seen here.
+    check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
+    deleted = sweep(tables, store, below_epoch=committer.epoch, undecided=True)
     return Settled(tuple(committed), tuple(discarded), deleted)
 
 
-def sweep(tables: StreamTables, store: ObjectStore, *, below_epoch: int) -> int:
+def _waiting(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
+    """Journals of earlier epochs that were not committed; those of before a `forget` are another stream's past."""
+    uuid = str(tables.main.current().metadata.table_uuid)
+    for journal in tables.journals.after(marker.settled, table_uuid=uuid, stream=tables.stream):
+        if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NEVER:
+            yield journal
+
+
+def _commit_waiting(committer: Committer, journal: Journal, store: ObjectStore) -> None:
+    """Raises `StaleBatch` also where other files hold the records, as after a reset to a later position."""
+    _check_whole(store, journal)
+    if committer.commit(journal).settled != journal.key:
+        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
+
+
+def _check_whole(store: ObjectStore, journal: Journal) -> None:
+    """Every staged file is still there: a table must never reference one that is not."""
+    wanted = _files_of(journal)
+    folders = {f.path.rsplit("/", 1)[0] for f in journal.files}
+    missing = wanted - {bare_path(found.path) for folder in folders for found in store.list_files(folder)}
+    if missing:
+        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lacks staged files: {sorted(missing)}")
+
+
+def sweep(tables: StreamTables, store: ObjectStore, *, below_epoch: int, undecided: bool = False) -> int:
     """Delete staged files of earlier epochs that never became part of the tables; the number deleted.
 
-    Folders older than the oldest commit record were swept while their records stood, and are left alone.
+    Safe at any time, from any process, beside a running writer. Batches later than the last committed one are left
+    alone unless they are `undecided` no more, which only the epoch that has just settled them can know.
+    Folders older than the oldest commit record were swept while their records stood, and are left alone too.
     """
-    keys = tables.journals.keys()
+    marker = tables.marker()
+    if marker is None:
+        return 0
+    view = _View(tables, marker, decided_after=undecided)
+    _drop_dead_journals(view, below_epoch)
     deleted = 0
-    for handle in (tables.main, tables.dead_letters):
-        table = handle.refresh()
-        marker = read_marker(table.metadata.properties, tables.stream)
-        references = cache(partial(referenced, table))
-        for key, folder in batch_folders(store, table, tables.stream):
-            if key.epoch >= below_epoch or (keys and key < keys[0]):
-                continue
-            record = tables.journals.get(key)
-            never_committed = marker is not None and marker.settled is not None and key > marker.settled
-            # Without a record, and not provably uncommitted, only the table itself can tell.
-            kept = _files_of(record) if record or never_committed else references()
-            deleted += _delete_others(store, folder, kept)
+    for target, handle in (("main", tables.main), ("dead-letters", tables.dead_letters)):
+        side = _Side("main" if target == "main" else "dead-letters", handle.refresh(), tables.stream)
+        for key, folder in batch_folders(store, side.table, tables.stream):
+            if key.epoch < below_epoch:
+                kept = _kept(view, side, key)
+                deleted += 0 if kept is None else _delete_others(store, folder, kept)
     return deleted
+
+
+@dataclass
+class _View:
+    """The stream as the sweep found it."""
+
+    tables: StreamTables
+    marker: Marker
+    decided_after: bool
+    keys: list[BatchKey] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = self.tables.journals.keys()
+
+    def look(self, key: BatchKey) -> Journal | Unusable:
+        uuid = str(self.tables.main.current().metadata.table_uuid)
+        return self.tables.journals.look(key, table_uuid=uuid, stream=self.tables.stream)
+
+    def passed(self, key: BatchKey) -> bool:
+        """A later batch is committed, so that nobody will ever commit this one."""
+        return self.marker.settled is not None and key <= self.marker.settled
+
+
+@dataclass
+class _Side:
+    """One of the stream's two tables."""
+
+    target: Target
+    table: Table
+    stream: str
+
+    @cached_property
+    def referenced(self) -> Set[str]:
+        return referenced(self.table)
+
+    @cached_property
+    def marker(self) -> Marker | None:
+        return read_marker(self.table.metadata.properties, self.stream)
+
+
+def _drop_dead_journals(view: _View, below_epoch: int) -> None:
+    """Remove journals and closings of batches passed over: a fenced writer may journal what nobody commits."""
+    dead = [
+        key
+        for key in view.keys
+        if key.epoch < below_epoch
+        and view.passed(key)
+        and view.marker.fate(key) is Fate.NEVER
+        and view.look(key) is not Unusable.FOREIGN
+    ]
+    view.tables.journals.delete(dead)
+
+
+def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
+    """The bare paths to keep in a batch's folder of one table; None to leave the folder alone."""
+    fate = view.marker.fate(key)
+    if fate is Fate.NEVER:
+        return _landed_alone(side, key) if _closed(view, key) else None
+    record = view.look(key)
+    if isinstance(record, Journal):
+        return _files_of(record)
+    if fate is Fate.UNKNOWN and record is Unusable.FOREIGN:
+        return None
+    if view.keys and key < view.keys[0]:
+        return None
+    return side.referenced
+
+
+def _closed(view: _View, key: BatchKey) -> bool:
+    """Whether it is certain that nobody will commit a batch that was not committed."""
+    if view.passed(key):
+        return True
+    if not view.decided_after:
+        return False
+    record = view.look(key)
+    if record is Unusable.ABSENT:
+        return view.tables.journals.void_if_absent(key)
+    return isinstance(record, Unusable)
+
+
+def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
+    """What an uncommitted batch has in the table: nothing, or dead letters that landed before it was discarded."""
+    if side.target == "main" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
+        return frozenset()
+    return side.referenced
 
 
 def sweep_batch(tables: StreamTables, store: ObjectStore, journal: Journal) -> int:
@@ -100,11 +213,11 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
                 yield BatchKey(int(epoch), int(batch)), folder
 
 
-def _files_of(record: Journal | None) -> set[str]:
-    return {bare_path(f.path) for f in record.files} if record else set()
+def _files_of(record: Journal) -> set[str]:
+    return {bare_path(f.path) for f in record.files}
 
 
-def _delete_others(store: ObjectStore, folder: str, kept: set[str]) -> int:
+def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
     waste = [f.path for f in store.list_files(folder) if bare_path(f.path) not in kept]
     store.delete(waste)
     return len(waste)
@@ -128,10 +241,24 @@ def bare_path(path: str) -> str:
 
 
 def highest_epoch(tables: StreamTables, store: ObjectStore) -> int:
-    """The highest epoch that ever staged a file for the stream; 0 for none. Epochs are never used twice."""
-    folders = [
-        folder.rstrip("/").rsplit("/", 1)[-1]
-        for handle in (tables.main, tables.dead_letters)
-        for folder in store.list_folders(f"{data_location(handle.current())}/{tables.stream}")
-    ]
-    return max((int(name) for name in folders if name.isdigit()), default=0)
+    """The highest epoch of which the stream left any trace: files, journals, markers, history; 0 for none.
+
+    Epochs are never used twice, also after the stream was forgotten.
+    """
+    found = {key.epoch for key in tables.journals.keys()}  # noqa: SIM118 - not a mapping
+    for handle in (tables.main, tables.dead_letters):
+        table = handle.current()
+        marker = read_marker(table.metadata.properties, tables.stream)
+        found |= {marker.at.epoch} if marker else set()
+        found |= set(_epochs_in_history(table, tables.stream))
+        folders = store.list_folders(f"{data_location(table)}/{tables.stream}")
+        names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)
+        found |= {int(name) for name in names if name.isdigit()}
+    return max(found, default=0)
+
+
+def _epochs_in_history(table: Table, stream: str) -> Iterator[int]:
+    for snapshot in table.metadata.snapshots:
+        summary = snapshot.summary
+        if summary and summary.get("frazil.stream") == stream:
+            yield int(summary.get("frazil.epoch") or 0)
