@@ -138,9 +138,6 @@ def test_a_journal_that_waits_is_committed_after_a_reset_to_its_start_and_discar
         reset_to(world, {P0: 10, P1: 0})
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Committer._commit_dead_letters takes the floor back to the end of a batch that is read again"
-)
 def test_dead_letters_that_are_read_again_are_not_written_twice(world: Any):
     writer = world.begin()
     world.run(writer, {0: (0, 10)}, rejected={0: [3, 8]})

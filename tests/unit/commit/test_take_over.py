@@ -1,0 +1,180 @@
+"""A take-over begins an epoch: with a snapshot, in both tables, and from then on it alone commits."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.commit.marker import BatchKey, SourceIdentity
+from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
+
+
+def test_the_first_take_over_writes_a_marker_with_an_empty_snapshot(world):
+    committer = world.take_over()
+
+    marker, head = world.marker(), world.load().current_snapshot()
+    assert committer.epoch == 1
+    assert (marker.at, marker.settled, marker.offsets) == (BatchKey(1, 0), None, world.starts)
+    assert (marker.snapshot_id, marker.sequence_number) == (head.snapshot_id, head.sequence_number)
+    assert head.summary["frazil.operation"] == "take-over"
+    assert world.rows() == []
+
+
+def test_the_first_offsets_are_asked_for_only_where_no_marker_stands(world):
+    world.run(world.begin(), {0: (0, 3)})
+    world.starts = {("events", 0): 777}
+
+    world.begin()
+
+    assert world.marker().offsets == {("events", 0): 3, ("events", 1): 0}
+
+
+def test_the_second_take_over_fences_the_first_and_the_table_is_unchanged(world):
+    first = world.begin()
+    journal = world.stage(first, {0: (0, 3)})
+    second = world.take_over(world.view())
+    before = world.load().metadata
+
+    with pytest.raises(Fenced, match=f"epoch {first.epoch} was replaced by epoch {second.epoch}"):
+        first.commit(journal)
+
+    assert world.load().metadata == before
+
+
+def test_a_take_over_fences_the_dead_letter_table_too(world):
+    first = world.begin()
+    journal = world.stage(first, {0: (0, 3)}, rejected={0: [1]})
+    world.take_over(world.view())
+    before = world.load_dead_letters().metadata
+
+    with pytest.raises(Fenced):
+        first._commit_dead_letters(journal)
+
+    assert world.load_dead_letters().metadata == before
+    assert world.dead_letters() == []
+
+
+def test_a_take_over_that_dies_before_the_dead_letter_table_leaves_that_to_the_next(world):
+    world.begin()
+    world.catalog.next_fails_before(PermissionError("denied"), "demo.events_dead_letters")
+    with pytest.raises(Exception, match="denied"):
+        world.take_over(world.view())
+
+    third = world.begin()
+
+    assert (world.marker().at, world.dead_letter_marker().at) == (BatchKey(third.epoch, 0), BatchKey(third.epoch, 0))
+
+
+def test_two_take_overs_at_once_get_two_epochs(world):
+    """The second arrives while the first's answer is on its way."""
+    rival = []
+    world.catalog.next_meets(lambda: rival.append(world.take_over(world.view())), "demo.events")
+
+    winner = world.take_over()
+
+    assert {winner.epoch, rival[0].epoch} == {1, 2}
+    assert world.marker().at.epoch == winner.epoch == 2
+
+
+def test_a_take_over_whose_answer_was_lost_is_taken_again(world):
+    world.begin()
+    world.catalog.next_answer_is_lost("demo.events")
+    world.catalog.next_answer_is_lost("demo.events_dead_letters")
+
+    committer = world.take_over()
+
+    assert world.marker().at == (committer.epoch, 0)
+    assert world.dead_letter_marker().at == (committer.epoch, 0)
+    assert world.run(committer, {0: (0, 2)}).offsets["events", 0] == 2
+
+
+def test_a_take_over_whose_answer_was_lost_and_that_was_overtaken_takes_the_next_epoch(world):
+    world.begin()
+    world.catalog.next_answer_is_lost("demo.events")
+    rival = []
+
+    original = world.time.sleep
+
+    def sleep(seconds):
+        if not rival:
+            rival.append(world.take_over(world.view()))
+        original(seconds)
+
+    world.time.sleep = sleep
+    world.tables = world.view()
+    late = world.take_over()
+
+    assert late.epoch > rival[0].epoch > 1
+
+
+def test_a_take_over_that_lands_after_it_was_reported_failed_costs_one_epoch(world):
+    world.begin()
+    world.catalog.next_lands_late("demo.events")
+
+    committer = world.take_over()
+
+    assert (committer.epoch, world.marker().at) == (3, (3, 0))
+
+
+def test_a_table_with_rows_of_others_asks_for_adoption(world):
+    world.foreign_append()
+
+    with pytest.raises(AdoptionRequired, match="has 1 rows that stream 'events' did not write"):
+        world.take_over()
+
+
+def test_an_empty_table_with_history_needs_no_adoption(world):
+    world.foreign_append()
+    world.load().delete()
+
+    assert world.take_over().epoch == 1
+
+
+def test_a_second_stream_of_the_same_table_needs_no_adoption(world, tmp_path):
+    world.run(world.begin(), {0: (0, 2)})
+    other = type(world)(world.catalog, tmp_path, stream="other")
+
+    other.run(other.begin(), {0: (0, 3)})
+    world.run(world.begin(), {0: (2, 4)})
+
+    assert world.marker().offsets["events", 0] == 4
+    assert other.marker().offsets["events", 0] == 3
+    assert len(world.rows()) == 7
+
+
+def test_a_topic_made_again_is_refused_and_nothing_is_written(world):
+    world.run(world.begin(), {0: (0, 2)})
+    before = world.load().metadata
+    world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
+
+    with pytest.raises(TopicRecreated, match=r"id topic-1 became topic-2.*frazil reset events --to earliest"):
+        world.take_over()
+
+    assert world.load().metadata == before
+
+
+def test_another_cluster_is_refused(world):
+    world.begin()
+    world.source = SourceIdentity("cluster-2", {"events": "topic-1"})
+
+    with pytest.raises(TopicRecreated, match="was read from Kafka cluster cluster-1"):
+        world.take_over()
+
+
+def test_a_topic_that_the_marker_does_not_know_is_new_and_welcome(world):
+    world.begin()
+    world.source = SourceIdentity("cluster-1", {"events": "topic-1", "more": "topic-9"})
+
+    world.begin()
+
+    assert world.marker().source.topic_ids == {"events": "topic-1", "more": "topic-9"}
+
+
+def test_a_topic_made_again_while_its_batch_was_staged_is_refused_at_the_commit(world):
+    committer = world.begin()
+    world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
+    journal = world.stage(committer, {0: (0, 2)})
+
+    with pytest.raises(TopicRecreated):
+        committer.commit(journal)
+
+    assert world.rows() == []
