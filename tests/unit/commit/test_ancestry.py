@@ -1,0 +1,95 @@
+"""The marker's snapshot is an ancestor of the branch, or the stream stops: properties do not roll back."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.errors import RolledBack
+
+
+def filled(world):
+    committer = world.begin()
+    for offset in range(3):
+        world.run(committer, {0: (offset, offset + 1)})
+    return committer
+
+
+def test_a_rollback_by_two_snapshots_stops_the_writer_and_names_the_ways_out(world):
+    committer = filled(world)
+    world.roll_back(2)
+    before = world.load().metadata
+
+    with pytest.raises(RolledBack, match=r"frazil reset events --to table.*frazil reset events --to marker"):
+        world.run(committer, {0: (3, 4)})
+
+    assert world.load().metadata == before
+    assert world.rows() == [(0, 0)]
+
+
+def test_a_rollback_is_seen_by_the_next_take_over(world):
+    filled(world)
+    world.roll_back(2)
+
+    with pytest.raises(RolledBack):
+        world.take_over()
+
+
+def test_a_rollback_is_seen_below_what_others_appended_since(world):
+    committer = filled(world)
+    world.roll_back(2)
+    world.foreign_append()
+
+    with pytest.raises(RolledBack):
+        world.run(committer, {0: (3, 4)})
+
+
+def test_a_rollback_of_the_dead_letter_table_stops_the_writer_too(world):
+    committer = world.begin()
+    for offset in range(3):
+        world.run(committer, {0: (offset, offset + 1)}, rejected={0: [offset]})
+    world.roll_back(2, world.load_dead_letters())
+
+    with pytest.raises(RolledBack, match="table demo.events_dead_letters was rolled back"):  # noqa: RUF043
+        world.run(committer, {0: (3, 4)}, rejected={0: [3]})
+
+
+def test_a_rollback_to_the_marker_s_own_snapshot_is_fine(world):
+    committer = filled(world)
+    world.foreign_append()
+    world.roll_back(1)
+
+    world.run(committer, {0: (3, 4)})
+
+    assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_history_that_was_expired_is_fine(world):
+    committer = filled(world)
+    world.foreign_append()
+    world.foreign_append()
+    world.expire_all_but_newest()
+
+    world.run(committer, {0: (3, 4)})
+    world.run(world.begin(), {0: (4, 5)})
+
+    assert [row for row in world.rows() if row[0] == 0] == [(0, offset) for offset in range(5)]
+
+
+def test_compaction_is_fine_and_so_is_expiry_after_it(world):
+    committer = filled(world)
+    world.compact()
+    world.expire_all_but_newest()
+
+    world.run(committer, {0: (3, 4)})
+
+    assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_snapshots_of_others_between_ours_are_fine(world):
+    committer = world.begin()
+    for offset in range(3):
+        world.foreign_append(1_000_000 + offset)
+        world.run(committer, {0: (offset, offset + 1)})
+
+    assert [row for row in world.rows() if row[0] == 0] == [(0, 0), (0, 1), (0, 2)]
+    assert len(world.rows()) == 6

@@ -1,0 +1,337 @@
+"""A new epoch commits what an earlier one journaled, discards the rest, and leaves no file that is nobody's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from pyiceberg.types import StringType
+
+from frazil.commit.journal import VOID
+from frazil.commit.marker import BatchKey, Fate, SourceIdentity
+from frazil.commit.marker_change import change_marker, forget
+from frazil.commit.settle import bare_path, batch_folder, highest_epoch, sweep, sweep_batch
+from frazil.errors import Fenced, StaleBatch
+from frazil.table.tables import state_location
+
+
+def journaled(world, committer, ranges, **more):
+    """A batch whose writer dies right after the journal."""
+    journal = world.stage(committer, ranges, **more)
+    assert world.tables.journals.put(journal)
+    return journal
+
+
+def write_marker(world, marker):
+    """As a reset does."""
+    change_marker(world.tables, world.tables.main, lambda _: marker, operation="reset")
+
+
+def test_the_last_journal_is_committed_again_without_writing_one_parquet_file(world):
+    first = world.begin()
+    world.run(first, {0: (0, 2)})
+    journal = journaled(world, first, {0: (2, 5)}, rejected={0: [3]})
+    staged = world.all_parquet_files()
+
+    second = world.take_over()
+    settled = world.settle(second)
+
+    assert settled.committed == (journal.key,)
+    assert world.all_parquet_files() == staged
+    assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 4)]
+    assert world.dead_letters() == [(0, 3)]
+    assert (world.marker().at, world.marker().settled) == (BatchKey(2, 1), journal.key)
+    assert world.run(second, {0: (5, 6)}).offsets["events", 0] == 6
+
+
+def test_a_journal_that_landed_before_the_crash_is_not_committed_again(world):
+    first = world.begin()
+    first.commit(journaled(world, first, {0: (0, 3)}))
+
+    settled = world.settle(world.take_over())
+
+    assert (settled.committed, settled.discarded, settled.deleted_files) == ((), (), 0)
+    assert len(world.rows()) == 3
+
+
+def test_a_crash_between_the_two_tables_commits_only_the_main_one(world):
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 4)}, rejected={0: [1]})
+    first._commit_dead_letters(journal)
+    second = world.take_over()
+    tried = len(world.catalog.attempts)
+
+    world.settle(second)
+
+    assert world.catalog.attempts[tried:] == ["demo.events"]
+    assert (world.rows(), world.dead_letters()) == ([(0, 0), (0, 2), (0, 3)], [(0, 1)])
+
+
+def test_a_stale_journal_is_discarded_with_its_files(world):
+    first = world.begin()
+    journal = journaled(world, first, {0: (7, 9)}, rejected={0: [8]})
+
+    settled = world.settle(world.take_over())
+
+    assert settled.discarded == (journal.key,)
+    assert settled.deleted_files == 2
+    assert world.all_parquet_files() == set()
+    assert (world.rows(), world.dead_letters()) == ([], [])
+
+
+def test_dead_letter_files_of_a_discarded_journal_are_kept_when_they_landed(world):
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 4)}, rejected={0: [1]})
+    first._commit_dead_letters(journal)
+    with world.load().update_schema(allow_incompatible_changes=True) as update:
+        update.add_column("must", StringType(), required=True)
+
+    settled = world.settle(world.take_over())
+
+    assert settled.discarded == (journal.key,)
+    assert world.dead_letters() == [(0, 1)]
+    assert world.parquet_files() == set()
+    assert len(world.parquet_files(world.load_dead_letters())) == 1
+
+
+def test_a_journal_of_a_topic_that_a_reset_gave_up_is_discarded(world):
+    """Its offsets belong to the topic of before; it must not stop the writer either."""
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 2)})
+    world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
+    write_marker(world, dataclasses.replace(world.marker().owned_by(2), source=world.source))
+
+    settled = world.settle(world.take_over())
+
+    assert settled.discarded == (journal.key,)
+    assert world.all_parquet_files() == set()
+
+
+def test_a_journal_that_a_reset_jumped_over_is_discarded(world):
+    """All its ends are below the marker, and yet its records were never committed: they were skipped."""
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 3)}, rejected={0: [1]})
+    moved = dataclasses.replace(world.marker().owned_by(2), offsets={("events", 0): 50, ("events", 1): 0})
+    write_marker(world, moved)
+
+    settled = world.settle(world.take_over())
+
+    assert settled.discarded == (journal.key,)
+    assert (world.rows(), world.dead_letters(), world.all_parquet_files()) == ([], [], set())
+
+
+def test_a_journal_whose_files_are_gone_is_discarded(world):
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 3)})
+    Path(bare_path(journal.files[0].path)).unlink()
+
+    settled = world.settle(world.take_over())
+
+    assert settled.discarded == (journal.key,)
+    assert world.rows() == []
+
+
+@pytest.mark.parametrize("kind", ["torn", "another stream's", "another table's", "of another batch", "newer"])
+def test_an_object_that_is_not_this_batch_s_journal_is_ignored(world, kind):
+    first = world.begin()
+    journal = world.stage(first, {0: (0, 3)})
+    data = {
+        "torn": journal.to_bytes()[:-40],
+        "another stream's": dataclasses.replace(journal, stream="other").to_bytes(),
+        "another table's": dataclasses.replace(journal, table_uuid="0").to_bytes(),
+        "of another batch": dataclasses.replace(journal, key=BatchKey(1, 9)).to_bytes(),
+        "newer": journal.to_bytes().replace(b'"format":1', b'"format":2'),
+    }[kind]
+    world.store.put(world.tables.journals.path(journal.key), data)
+
+    settled = world.settle(world.take_over())
+
+    assert (settled.committed, settled.discarded) == ((), ())
+    assert world.rows() == []
+    assert world.all_parquet_files() == set()
+    assert world.store.get(world.tables.journals.path(journal.key)) == data
+
+
+def test_a_foreign_object_in_place_of_a_commit_record_costs_no_committed_file(world):
+    first = world.begin()
+    journal = world.stage(first, {0: (0, 3)})
+    assert world.tables.journals.put(journal)
+    first.commit(journal)
+    foreign = dataclasses.replace(journal, stream="other", files=()).to_bytes()
+    world.store.put(world.tables.journals.path(journal.key), foreign)
+
+    world.begin()
+
+    assert world.rows() == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_journal_deleted_before_it_is_settled_loses_nothing_and_leaves_no_file(world):
+    first = world.begin()
+    world.run(first, {0: (0, 2)})
+    journal = journaled(world, first, {0: (2, 4)})
+    world.lose_journal(journal.key)
+
+    second = world.begin()
+    assert world.marker().offsets["events", 0] == 2
+    world.run(second, {0: (2, 4)})
+
+    assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert len(world.all_parquet_files()) == 2
+
+
+def test_a_sweep_deletes_abandoned_attempts_and_never_a_committed_file(world):
+    first = world.begin()
+    world.run(first, {0: (0, 2)}, rejected={0: [1]})
+    committed = world.all_parquet_files()
+    abandoned = world.write(BatchKey(1, 1), [(0, 0)]) + world.write(BatchKey(1, 2), [(0, 2), (0, 3)])
+
+    settled = world.settle(world.take_over())
+
+    assert settled.deleted_files == len(abandoned)
+    assert world.all_parquet_files() == committed
+
+
+def test_a_sweep_spares_committed_files_whose_commit_record_is_gone(world):
+    first = world.begin()
+    world.run(first, {0: (0, 2)}, rejected={0: [1]})
+    committed = world.all_parquet_files()
+    world.write(BatchKey(1, 1), [(0, 0)])
+    world.lose_journal(BatchKey(1, 1))
+
+    world.begin()
+
+    assert world.all_parquet_files() == committed
+    assert (world.rows(), world.dead_letters()) == ([(0, 0)], [(0, 1)])
+
+
+def test_a_sweep_leaves_folders_older_than_the_oldest_commit_record_alone(world):
+    first = world.begin()
+    for offset in range(3):
+        world.run(first, {0: (offset, offset + 1)})
+    world.lose_journal(BatchKey(1, 1))
+    world.lose_journal(BatchKey(1, 2))
+    left = world.write(BatchKey(1, 1), [(0, 0)])
+
+    world.begin()
+
+    assert {bare_path(f.path) for f in left} <= world.parquet_files()
+
+
+def test_a_sweep_beside_a_running_writer_spares_what_that_writer_has_not_settled(world):
+    first = world.begin()
+    world.run(first, {0: (0, 1)})
+    journal = journaled(world, first, {0: (1, 3)})
+    second = world.take_over()
+
+    assert sweep(world.view(), world.store, below_epoch=second.epoch) == 0
+    assert world.settle(second).committed == (journal.key,)
+    assert len(world.rows()) == 3
+
+
+def test_what_failed_attempts_of_a_committed_batch_left_is_deleted(world):
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 2)}, rejected={0: [1]})
+    first.commit(journal)
+    kept = world.all_parquet_files()
+    world.write(journal.key, [(0, 0)])
+    world.write_dead_letters(journal.key, [(0, 1)])
+
+    assert sweep_batch(world.tables, world.store, journal) == 2
+    assert world.all_parquet_files() == kept
+
+
+def test_a_paused_writer_cannot_journal_a_batch_whose_files_were_swept(world):
+    """Else a later epoch would commit that journal: a table that references deleted files."""
+    paused = world.begin()
+    world.run(paused, {0: (0, 1)})
+    journal = world.stage(paused, {0: (1, 3)})
+    world.begin()
+
+    assert world.store.get(world.tables.journals.path(journal.key)) == VOID
+    with pytest.raises(FileNotFoundError):
+        world.tables.journals.put(journal)
+    bare = dataclasses.replace(journal, files=())  # an object store does not look whether the files are there
+    assert not world.tables.journals.put(bare)
+
+    third = world.begin()
+    world.run(third, {0: (1, 3)})
+    assert world.rows() == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_journal_that_a_paused_writer_writes_late_is_removed_with_its_files(world):
+    paused = world.begin()
+    second = world.begin()
+    world.run(second, {0: (0, 2)})
+    journal = dataclasses.replace(world.stage(paused, {0: (0, 2)}), key=BatchKey(1, 1))
+    journal = dataclasses.replace(journal, files=world.write(journal.key, [(0, 0), (0, 1)]))
+    assert world.tables.journals.put(journal)
+    with pytest.raises(Fenced):
+        paused.commit(journal)
+
+    world.begin()
+
+    assert world.rows() == [(0, 0), (0, 1)]
+    assert world.tables.journals.get(journal.key) is None
+    assert not world.store.list_files(batch_folder(world.load(), "events", journal.key))
+
+
+def test_a_settling_epoch_that_was_replaced_deletes_nothing(world):
+    """It judged a journal stale; meanwhile a reset made the journal right, and the next epoch committed it."""
+    first = world.begin()
+    journaled(world, first, {0: (5, 8)})
+    second_view = world.view()
+    second = world.take_over(second_view)
+    original = second.commit
+
+    def commit(found):
+        try:
+            return original(found)
+        except StaleBatch:
+            moved = dataclasses.replace(world.marker().owned_by(3), offsets={("events", 0): 5, ("events", 1): 0})
+            write_marker(world, moved)
+            world.settle(world.take_over())
+            raise
+
+    second.commit = commit
+    with pytest.raises(Fenced):
+        world.settle(second, second_view)
+
+    assert world.rows() == [(0, 5), (0, 6), (0, 7)]
+
+
+def test_a_put_whose_answer_was_lost_finds_its_own_journal(world):
+    committer = world.begin()
+    journal = world.stage(committer, {0: (0, 2)})
+
+    assert world.tables.journals.put(journal)
+    assert world.tables.journals.put(journal)
+    assert not world.tables.journals.put(dataclasses.replace(journal, created_at_ms=1))
+
+
+def test_a_stream_that_was_forgotten_never_uses_an_epoch_again(world):
+    for offset in range(3):
+        world.run(world.begin(), {0: (offset, offset + 1)})
+    forget(world.tables, world.store, state=state_location(world.load(), "events"))
+    world.load().delete()
+
+    again = world.begin()
+
+    assert again.epoch == 4 == highest_epoch(world.tables, world.store)
+    assert world.marker().fate(BatchKey(2, 1)) is Fate.UNKNOWN
+
+
+def test_journals_of_before_a_forget_are_not_committed_again(world):
+    """The first one begins where the stream begins anew, and its files may have been compacted and expired."""
+    first = world.begin()
+    world.run(first, {0: (0, 2)})
+    world.compact()
+    world.expire_all_but_newest()
+    world.load().delete()
+    change_marker(world.tables, world.tables.main, lambda _: None, operation="forget")
+
+    second = world.begin()
+
+    assert world.marker().settled is None
+    world.run(second, {0: (0, 2)})
+    assert world.rows() == [(0, 0), (0, 1)]
