@@ -1,0 +1,239 @@
+"""Laws of the commit room's values: what is written is read back, and continuity never lets a record in twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from frazil.commit.journal import Journal
+from frazil.commit.marker import EPOCHS_REMEMBERED, BatchKey, Fate, Marker, SourceIdentity, read_marker
+from frazil.commit.rules import Verdict, check_same_source, continuity, dead_letter_continuity
+from frazil.errors import MarkerUnreadable, TopicRecreated
+from frazil.ingest.contract import RangeProgress, StagedFile
+
+names = st.text(st.characters(categories=["Ll", "Lu", "Nd"], include_characters="._-"), min_size=1, max_size=12)
+topic_partitions = st.tuples(names, st.integers(0, 4000))
+offsets = st.integers(0, 2**63 - 1)
+times_us = st.integers(-(2**62), 2**62)
+keys = st.builds(BatchKey, st.integers(1, 10**6), st.integers(0, 10**6))
+sources = st.builds(SourceIdentity, names, st.dictionaries(names, names, max_size=4))
+texts = st.text(max_size=20)
+by_field = st.dictionaries(st.integers(1, 99), st.integers(0, 10**9), max_size=4)
+bounds = st.dictionaries(st.integers(1, 99), texts, max_size=4)
+
+markers = st.builds(
+    Marker,
+    stream=names,
+    at=keys,
+    settled=st.none() | keys,
+    offsets=st.dictionaries(topic_partitions, offsets),
+    source=sources,
+    max_event_times_us=st.dictionaries(topic_partitions, times_us),
+    idle=st.frozensets(topic_partitions),
+    watermark_us=st.none() | times_us,
+    snapshot_id=offsets,
+    sequence_number=offsets,
+    batches=st.dictionaries(st.integers(1, 10**6), st.integers(0, 10**6)),
+)
+files = st.builds(
+    StagedFile,
+    target=st.sampled_from(["main", "dead-letters"]),
+    path=texts,
+    records=offsets,
+    bytes=offsets,
+    schema_id=st.integers(0, 9),
+    spec_id=st.integers(0, 9),
+    sort_order_id=st.none() | st.integers(0, 9),
+    partition=st.lists(st.none() | texts, max_size=3).map(tuple),
+    column_sizes=by_field,
+    value_counts=by_field,
+    null_value_counts=by_field,
+    nan_value_counts=by_field,
+    lower_bounds=bounds,
+    upper_bounds=bounds,
+    split_offsets=st.lists(offsets, max_size=3).map(tuple),
+)
+ranges = st.builds(
+    RangeProgress,
+    topic=names,
+    partition=st.integers(0, 4000),
+    start=offsets,
+    end=offsets,
+    records=offsets,
+    rejected=offsets,
+    max_event_time_us=st.none() | times_us,
+)
+journals = st.builds(
+    Journal,
+    stream=names,
+    key=keys,
+    table_uuid=names,
+    created_at_ms=offsets,
+    source=sources,
+    progress=st.lists(ranges, max_size=3).map(tuple),
+    files=st.lists(files, max_size=3).map(tuple),
+    dead_letter_floor=st.dictionaries(topic_partitions, offsets, max_size=3),
+    idle=st.frozensets(topic_partitions, max_size=3),
+    offsets_after=st.dictionaries(topic_partitions, offsets, max_size=3),
+)
+
+
+@given(markers)
+def test_a_marker_survives_its_property(marker: Marker):
+    assert read_marker({marker.property_name: marker.to_property()}, marker.stream) == marker
+
+
+@given(journals)
+def test_a_journal_survives_its_bytes(journal: Journal):
+    assert Journal.from_bytes(journal.to_bytes()) == journal
+
+
+@given(journals, st.data())
+def test_a_torn_journal_is_none(journal: Journal, data: st.DataObject):
+    whole = journal.to_bytes()
+    assert Journal.from_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))]) is None
+
+
+@given(markers, st.data())
+def test_a_marker_that_was_cut_off_is_refused_by_name(marker: Marker, data: st.DataObject):
+    whole = marker.to_property()
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with pytest.raises(MarkerUnreadable, match="frazil reset"):
+        Marker.from_property(marker.stream, cut)
+
+
+def test_a_marker_of_a_newer_frazil_is_refused():
+    with pytest.raises(MarkerUnreadable, match="has format 2, this frazil reads 1"):
+        Marker.from_property("events", json.dumps({"format": 2}))
+
+
+# Continuity
+
+PARTITIONS = [("t", p) for p in range(3)]
+
+
+def journal_of(progress: dict[int, tuple[int, int]], *, key: BatchKey = BatchKey(1, 1), floor=None) -> Journal:  # noqa: B008
+    return Journal(
+        stream="s",
+        key=key,
+        table_uuid="u",
+        created_at_ms=0,
+        source=SourceIdentity("c", {"t": "1"}),
+        progress=tuple(RangeProgress("t", p, start, end, end - start, 0, None) for p, (start, end) in progress.items()),
+        files=(),
+        dead_letter_floor=floor or {},
+        idle=frozenset(),
+        offsets_after={},
+    )
+
+
+def marker_at(offsets: dict[int, int], settled: BatchKey | None = None) -> Marker:
+    where = {("t", p): offset for p, offset in offsets.items()}
+    return Marker("s", BatchKey(1, 0), settled=settled, offsets=where, source=SourceIdentity("c", {"t": "1"}))
+
+
+positions = st.dictionaries(st.integers(0, 2), st.integers(0, 6), min_size=1)
+spans = st.dictionaries(
+    st.integers(0, 2), st.tuples(st.integers(0, 6), st.integers(1, 4)).map(lambda s: (s[0], s[0] + s[1])), min_size=1
+)
+
+
+@given(positions, spans)
+def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
+    verdict = continuity(marker_at(at), journal_of(progress))
+    if verdict is Verdict.COMMIT:
+        assert all(start == at.get(p, start) for p, (start, _) in progress.items())
+    elif verdict is Verdict.COMMITTED:
+        assert all(end <= at[p] for p, (_, end) in progress.items())
+    else:
+        assert any(start != at.get(p, start) for p, (start, _) in progress.items())
+        assert any(end > at.get(p, -1) for p, (_, end) in progress.items())
+
+
+@given(positions, spans)
+def test_a_batch_that_was_committed_is_never_to_be_committed_again(at, progress):
+    assume(continuity(marker_at(at), journal_of(progress)) is Verdict.COMMIT)
+    after = {**at, **{p: end for p, (_, end) in progress.items()}}
+    assert continuity(marker_at(after), journal_of(progress)) is Verdict.COMMITTED
+
+
+@given(positions)
+def test_a_tick_is_committed_once(at):
+    tick = journal_of({}, key=BatchKey(1, 4))
+    assert continuity(marker_at(at), tick) is Verdict.COMMIT
+    assert continuity(marker_at(at, settled=BatchKey(1, 4)), tick) is Verdict.COMMITTED
+
+
+@given(positions, spans, positions)
+def test_dead_letters_below_the_floor_are_never_written_twice(at, progress, floor):
+    """Staging writes no dead letter below its floor: what is committed must not reach below the table's offsets."""
+    where = {("t", p): offset for p, offset in at.items()}
+    respected = {("t", p): offset for p, offset in floor.items()}
+    verdict = dead_letter_continuity(where, journal_of(progress, floor=respected))
+    written = {(p, o) for p, (start, end) in progress.items() for o in range(max(start, floor.get(p, 0)), end)}
+    held = {(p, o) for p, offset in at.items() for o in range(offset)}
+    if verdict is Verdict.COMMIT:
+        assert not written & held
+    elif verdict is Verdict.COMMITTED:
+        assert written <= held
+
+
+@given(positions, spans)
+def test_the_floor_that_the_table_gives_always_lets_its_batch_in(at, progress):
+    where = {("t", p): offset for p, offset in at.items()}
+    assert dead_letter_continuity(where, journal_of(progress, floor=where)) is Verdict.COMMIT
+
+
+def test_dead_letter_offsets_may_trail_because_most_batches_have_none():
+    assert dead_letter_continuity({("t", 0): 3}, journal_of({0: (90, 95)})) is Verdict.COMMIT
+
+
+# Epochs and batches
+
+steps = st.lists(st.one_of(st.just("epoch"), st.just("batch")), max_size=40)
+
+
+@given(steps)
+def test_a_marker_knows_the_fate_of_every_batch_of_the_epochs_it_remembers(walk):
+    marker = dataclasses.replace(marker_at({0: 0}), batches={1: 0})
+    committed = set()
+    for step in walk:
+        if step == "epoch":
+            marker = marker.owned_by(marker.at.epoch + 1)
+        else:
+            key = BatchKey(marker.at.epoch, marker.at.batch + 1)
+            marker = marker.with_batch(key)
+            committed.add(key)
+    for epoch in range(1, marker.at.epoch + 1):
+        for batch in range(1, 42):
+            expected = Fate.COMMITTED if (epoch, batch) in committed else Fate.NEVER
+            assert marker.fate(BatchKey(epoch, batch)) is expected
+    assert marker.fate(BatchKey(0, 1)) is Fate.UNKNOWN
+
+
+def test_a_marker_remembers_a_bounded_number_of_epochs():
+    marker = marker_at({0: 0})
+    for epoch in range(1, EPOCHS_REMEMBERED + 50):
+        marker = marker.owned_by(epoch)
+    assert len(marker.batches) == EPOCHS_REMEMBERED
+    assert marker.fate(BatchKey(49, 1)) is Fate.UNKNOWN
+    assert marker.fate(BatchKey(50, 1)) is Fate.NEVER
+    assert len(json.dumps(marker.batches)) < 4096
+
+
+# Sources
+
+
+def test_topics_of_before_may_be_absent_and_new_ones_may_appear():
+    known = SourceIdentity("c", {"a": "1", "b": "2"})
+    check_same_source(known, SourceIdentity("c", {"b": "2", "new": "3"}), stream="s")
+
+
+@pytest.mark.parametrize("found", [SourceIdentity("other", {"a": "1"}), SourceIdentity("c", {"a": "9"})])
+def test_another_cluster_and_a_topic_made_again_are_refused(found):
+    with pytest.raises(TopicRecreated, match="--to earliest"):
+        check_same_source(SourceIdentity("c", {"a": "1"}), found, stream="s")

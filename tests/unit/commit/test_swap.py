@@ -1,0 +1,69 @@
+"""Patience with a catalog: bounded, jittered, and never for what no waiting mends."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.commit.swap import Done, Patience, TableHandle, swap
+from frazil.errors import CommitUnavailable, StaleBatch
+
+
+def test_a_handle_loads_once_until_it_is_told_to_look_again(world):
+    handle = TableHandle(world.catalog, "demo.events")
+    before = world.catalog.loads
+
+    assert handle.current() is handle.current()
+    assert world.catalog.loads == before + 1
+    handle.forget()
+    handle.current()
+    assert world.catalog.loads == before + 2
+
+
+def test_a_commit_that_nobody_overtook_loads_no_table(world):
+    committer = world.begin()
+    journal = world.stage(committer, {0: (0, 1)})
+    before = world.catalog.loads
+
+    committer.commit(journal)
+
+    assert world.catalog.loads == before
+
+
+def test_what_a_decision_raises_on_purpose_ends_the_loop_at_once(world):
+    def decide(table):  # noqa: ARG001
+        raise StaleBatch("stage it anew")
+
+    with pytest.raises(StaleBatch):
+        swap(TableHandle(world.catalog, "demo.events"), decide, patience=world.time.patience())
+
+    assert world.time.waits == []
+
+
+def test_a_table_that_cannot_be_loaded_for_a_moment_is_waited_for(world):
+    handle = TableHandle(world.catalog, "demo.events")
+    seen = []
+
+    def decide(table):
+        seen.append(table)
+        if len(seen) < 3:
+            raise OSError("a manifest list was expired under us")
+        return Done("answer")
+
+    assert swap(handle, decide, patience=world.time.patience()) == "answer"
+    assert len({id(table) for table in seen}) == 3
+
+
+def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
+    longest = []
+    patience = Patience(total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, sleep=world.time.sleep)
+
+    def decide(table):  # noqa: ARG001
+        longest.append(min(5, 0.05 * 2 ** len(longest)))
+        raise ConnectionError("refused")
+
+    with pytest.raises(CommitUnavailable, match="failed for 30 s"):
+        swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience)
+
+    assert all(0 <= wait <= most for wait, most in zip(world.time.waits, longest, strict=False))
+    assert sum(world.time.waits) + len(longest) * 0.001 + 5 >= 30
+    assert len(set(world.time.waits)) > 3
