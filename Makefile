@@ -53,6 +53,7 @@ $(INSTALLED): requirements.txt requirements.in pyproject.toml | check-python
 
 jars: venv check-java
 	@$(BIN)/python -m frazil.dev.jars fetch
+	@$(BIN)/python -m frazil.stream.class_archive
 
 lock: venv ## Pin anew what requirements*.in ask for (UPGRADE=1 for the newest versions that fit)
 	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 \

@@ -23,3 +23,8 @@ def run_folder(stream: str) -> Path:
     folder = home() / "streams" / stream
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def cache_folder() -> Path:
+    """What checkouts share because it can be made again; not created here."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil"

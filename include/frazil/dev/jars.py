@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from frazil import home
 from frazil.dev.ivy import Coordinates, retrieve
 from frazil.errors import EnvironmentUnusable, FrazilError
 
@@ -78,9 +79,8 @@ def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
 
 def cache_folder() -> Path:
     """Where the jars are kept; not created here."""
-    if folder := os.environ.get("FRAZIL_JARS"):
-        return Path(folder).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil" / "jars"
+    folder = os.environ.get("FRAZIL_JARS")
+    return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
 def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
+from frazil.stream.class_archive import java_options
 from frazil.stream.source import RangeSource
 
 TASK_ATTEMPTS = 4
@@ -21,8 +22,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.master": f"local[{spec.resources.cores},{TASK_ATTEMPTS}]",
         "spark.app.name": f"frazil {spec.name}",
         "spark.driver.memory": f"{spec.resources.driver_memory // 2**20}m",
-        # The JVM moves no records: it schedules. Compiling it hot would cost more CPU than it ever saves.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": java_options(),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
