@@ -19,8 +19,10 @@ from frazil.commit.marker import SourceIdentity, flat, nested
 from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap
 from frazil.ingest.contract import TopicPartition
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
 from frazil.stream.kafka import KafkaOffsets
-from frazil.stream.plan import Policy, Rates, batch_due, bounded_ends
+from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, task_count
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +107,16 @@ class Planner:
                 raise
         return self._decide(now)
 
+    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        """The batch between two positions, both as JSON, as tasks for the executors; none where nothing is read."""
+        begin, until = Position.from_json(start), Position.from_json(end)
+        # A partition that appeared since begins where its first offset was found.
+        starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
+        records = sum(until.offsets[tp] - starts[tp] for tp in starts)
+        rates, policy = read_rates(self.settings.run_folder), self.settings.policy
+        planned = assign(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
+        return tuple(task.to_json() for task in planned)
+
     def _poll(self, now: float) -> None:
         if now - self.described_at >= DESCRIBE_S:
             self._describe()
@@ -175,6 +187,18 @@ class Planner:
         return frozenset(
             tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
         )
+
+
+def start_planner(options: Mapping[str, str], environment: Mapping[str, str]) -> Planner:
+    """The planner that the source's options describe; references are resolved in `environment`."""
+    spec = StreamSpec.model_validate_json(options["spec"])
+    source = json.loads(options["source"])
+    return Planner(
+        settings=PlannerSettings.from_json(options["settings"]),
+        kafka=KafkaOffsets(kafka_properties(spec, environment), spec.source.topics),
+        source=SourceIdentity(source["cluster_id"], source["topic_ids"]),
+        position=Position.from_json(json.loads(options["position"])),
+    )
 
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -48,3 +52,14 @@ def start_session(spec: StreamSpec) -> SparkSession:
     session.sparkContext.setLogLevel("WARN")
     session.dataSource.register(RangeSource)
     return session
+
+
+def warm_up(session: Future[SparkSession], workers: int) -> None:
+    """Let the executors' Python workers import what a stage needs, while the driver takes over and opens the query."""
+    rows = session.result().range(workers, numPartitions=workers)
+    rows.mapInArrow(_import_stage, "id long").collect()
+
+
+def _import_stage(batches: Iterable[Any]) -> Iterable[Any]:
+    import_module("frazil.stream.stage_rows")
+    return batches

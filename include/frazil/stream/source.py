@@ -1,22 +1,22 @@
-"""The PySpark data source whose rows are offset ranges: one row, one task. Records never pass through it."""
+"""The PySpark data source whose rows are offset ranges: one row, one task. Records never pass through it.
+
+Spark imports this module in five Python processes, one after the other, before the first batch: only the one that
+plans needs more than JSON, and imports it when it does.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
 
-from frazil.commit.marker import SourceIdentity
-from frazil.ingest.contract import StageTask
-from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
-from frazil.stream.kafka import KafkaOffsets
-from frazil.stream.plan import assign, task_count
-from frazil.stream.planner import Planner, PlannerSettings, Position, read_rates
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from frazil.stream.planner import Planner
 
 FORMAT = "frazil"
 SCHEMA = "plan string"
@@ -49,44 +49,29 @@ class RangeReader(DataSourceStreamReader):
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
-        self._settings = PlannerSettings.from_json(options["settings"])
-        self._initial = Position.from_json(json.loads(options["position"]))
         self._planner: Planner | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._initial.to_json()
+        return dict(json.loads(self._options["position"]))
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        self._planner = self._planner or self._start()
+        self._planner = self._planner or _start_planner(self._options)
         return self._planner.next_position().to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if start == end:
+        # A batch has an end only because the planner was asked for one.
+        if start == end or self._planner is None:
             return []
-        begin, until = Position.from_json(start), Position.from_json(end)
-        # A partition that appeared since begins where the planner found its first offset.
-        began = self._planner.began if self._planner else {}
-        starts = {tp: begin.offsets.get(tp, began.get(tp, end_offset)) for tp, end_offset in until.offsets.items()}
-        records = sum(until.offsets[tp] - starts[tp] for tp in starts)
-        rates, policy = read_rates(self._settings.run_folder), self._settings.policy
-        tasks = assign(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
         # A tick has no ranges, and still needs a row to carry the position to the commit.
-        return [_planned(task, until) for task in tasks or (StageTask(0, ()),)]
+        tasks = self._planner.tasks(start, end) or ({"index": 0, "ranges": ()},)
+        return [PlannedTask(json.dumps({"task": task, "position": end})) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
         if isinstance(partition, PlannedTask):
             yield (partition.plan,)
 
-    def _start(self) -> Planner:
-        spec = StreamSpec.model_validate_json(self._options["spec"])
-        source = json.loads(self._options["source"])
-        return Planner(
-            settings=self._settings,
-            kafka=KafkaOffsets(kafka_properties(spec, os.environ), spec.source.topics),
-            source=SourceIdentity(source["cluster_id"], source["topic_ids"]),
-            position=self._initial,
-        )
 
+def _start_planner(options: dict[str, str]) -> Planner:
+    from frazil.stream.planner import start_planner  # noqa: PLC0415 - see the module
 
-def _planned(task: StageTask, until: Position) -> PlannedTask:
-    return PlannedTask(json.dumps({"task": task.to_json(), "position": until.to_json()}))
+    return start_planner(options, os.environ)

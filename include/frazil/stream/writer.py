@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +39,7 @@ from frazil.stream.plan import Policy
 from frazil.stream.planner import PlannerSettings, Position, check_no_gap, clear_report, read_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
-from frazil.stream.session import start_session
+from frazil.stream.session import start_session, warm_up
 from frazil.stream.source import FORMAT
 from frazil.supervise.heartbeat import Phase
 from frazil.table.catalogs import load_catalog
@@ -82,15 +83,18 @@ class Writer:
 
     def _run(self, folder: Path, reporter: Reporter) -> Marker | None:
         properties = kafka_properties(self.spec, os.environ)
-        with KafkaOffsets(properties, self.spec.source.topics) as kafka:
-            tables, store, progress = self._open(reporter)
-            session = self._session()
+        # The JVM takes seconds to start, which the take-over needs as well; and off the main thread Spark leaves
+        # our signal handlers alone.
+        with ThreadPoolExecutor(1, "spark") as pool, KafkaOffsets(properties, self.spec.source.topics) as kafka:
+            session = pool.submit(start_session, self.spec)
+            pool.submit(warm_up, session, self.spec.resources.cores)
             try:
+                tables, store, progress = self._open(reporter)
                 return self._epochs(
                     EpochParts(self.spec, session, kafka, properties, tables, store, progress, folder, reporter)
                 )
             finally:
-                session.stop()
+                session.result().stop()
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
@@ -123,16 +127,13 @@ class Writer:
         )
         return tables, store, progress
 
-    def _session(self) -> SparkSession:
-        return start_session(self.spec)
-
 
 @dataclass(frozen=True, slots=True)
 class EpochParts:
     """What all epochs of one process share."""
 
     spec: StreamSpec
-    session: SparkSession
+    session: Future[SparkSession]
     kafka: KafkaOffsets
     kafka_properties: Mapping[str, str]
     tables: StreamTables
@@ -208,7 +209,8 @@ class Epoch:
         position = Position(runner.marker.offsets, runner.marker.idle)
         interval_s = p.spec.commit.interval / timedelta(seconds=1)
         ranges = (
-            p.session.readStream.format(FORMAT)
+            p.session.result()
+            .readStream.format(FORMAT)
             .option("spec", p.spec.model_dump_json(by_alias=True))
             .option("settings", self._settings(interval_s).to_json())
             .option("source", json.dumps(asdict(runner.marker.source)))
