@@ -89,8 +89,8 @@ def test_a_writer_whose_broker_is_away_says_so_and_may_be_restarted(stream: Any)
 def test_a_topic_made_again_is_refused_and_nothing_is_written(stream: Any, events: Events, kafka: Any, eventually: Any):
     stream.produce(events(range(100)), partitions=4)
     stream.catch_up()
-    deleted = kafka.admin().delete_topics([stream.topic])
-    deleted[stream.topic].result(30)
+    admin = kafka.admin()
+    admin.delete_topics([stream.topic])[stream.topic].result(30)
     eventually(lambda: _made_again(kafka, stream.topic))
     stream.produce(events(range(1000, 1200)), partitions=4)
     done = stream.run("--until-caught-up")
@@ -103,7 +103,8 @@ def test_an_unread_range_that_retention_deleted_is_named(stream: Any, events: Ev
     stream.produce(events(range(100)))
     stream.catch_up()
     stream.produce(events(range(100, 200)))
-    kafka.admin().delete_records([TopicPartition(stream.topic, 0, 150)])[TopicPartition(stream.topic, 0)].result(30)
+    admin = kafka.admin()
+    admin.delete_records([TopicPartition(stream.topic, 0, 150)])[TopicPartition(stream.topic, 0)].result(30)
     done = stream.run("--until-caught-up")
     assert done.returncode == 11, done.stderr[-3000:]
     assert f"{stream.topic}-0 offsets 100 to 149" in done.stderr
