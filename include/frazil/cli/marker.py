@@ -14,8 +14,8 @@ from frazil.cli.output import ask, echo_table, utc
 from frazil.cli.positions import Moment, OffsetsText, Wanted, available_now, consequences, target_of
 from frazil.cli.stream_tables import open_kafka, open_stream
 from frazil.commit import marker_change
-from frazil.commit.marker import nested, property_name
-from frazil.commit.reset import Move, Standing, moves, of_same_topics, standing
+from frazil.commit.marker import nested, of_same_topics, property_name
+from frazil.commit.reset import Move, Standing, moves, standing
 from frazil.errors import AdoptionRequired
 from frazil.home import run_folder
 from frazil.spec.load import find_stream

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from frazil.commit.marker import flat
-from frazil.commit.reset import Available, Move, Standing, clamped, of_same_topics
+from frazil.commit.marker import flat, of_same_topics
+from frazil.commit.reset import Available, Move, Standing, clamped
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.ingest.contract import TopicPartition
 from frazil.stream.kafka import KafkaOffsets

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity, read_marker
+from frazil.commit.marker import Marker, SourceIdentity, first_marker, joined, of_same_topics, read_marker
 from frazil.commit.rules import (
     Verdict,
     check_adopted,
@@ -83,11 +83,11 @@ class Committer:
         def decide(table: Table, marker: Marker | None) -> Marker:
             if marker is None:
                 check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier)
-                return _first(tables.stream, epoch=first_epoch, offsets=initial(), source=source)
+                return first_marker(tables.stream, epoch=first_epoch, offsets=initial(), source=source)
             check_ancestry(table.metadata, marker, table=tables.main.identifier)
             check_same_source(marker.source, source, stream=tables.stream)
             epoch = max(marker.at.epoch + 1, first_epoch)
-            return dataclasses.replace(marker.owned_by(epoch), source=_joined(marker.source, source))
+            return dataclasses.replace(marker.owned_by(epoch), source=joined(marker.source, source))
 
         tables.main.forget()
         taken = append(tables, tables.main, decide, files=(), summary={"frazil.operation": "take-over"})
@@ -98,13 +98,13 @@ class Committer:
 
         def decide(table: Table, marker: Marker | None) -> Marker:
             if marker is None:
-                return _first(self._tables.stream, epoch=self.epoch, offsets={}, source=source)
+                return first_marker(self._tables.stream, epoch=self.epoch, offsets={}, source=source)
             if marker.at.epoch > self.epoch:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
-            offsets = _of_same_topics(marker, source)
+            offsets = of_same_topics(marker.offsets, marker.source, source)
             return dataclasses.replace(
-                marker.owned_by(self.epoch), offsets=offsets, source=_joined(marker.source, source)
+                marker.owned_by(self.epoch), offsets=offsets, source=joined(marker.source, source)
             )
 
         self._tables.dead_letters.forget()
@@ -147,7 +147,7 @@ class Committer:
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             if marker.settled == journal.key:
                 return Done(marker)
-            offsets = _of_same_topics(marker, journal.source)
+            offsets = of_same_topics(marker.offsets, marker.source, journal.source)
             verdict = dead_letter_continuity(offsets, journal)
             if verdict is Verdict.COMMITTED:
                 return Done(marker)
@@ -157,7 +157,7 @@ class Committer:
             return dataclasses.replace(
                 marker.with_batch(journal.key),
                 offsets={**offsets, **ends},
-                source=_joined(marker.source, journal.source),
+                source=joined(marker.source, journal.source),
             )
 
         append(
@@ -248,7 +248,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     return dataclasses.replace(
         marker.with_batch(journal.key),
         offsets=offsets,
-        source=_joined(marker.source, journal.source),
+        source=joined(marker.source, journal.source),
         max_event_times_us=newest,
         idle=journal.idle,
         watermark_us=watermark_us(
@@ -268,28 +268,6 @@ def _check_stageable(
         raise StaleBatch(f"{where} starts elsewhere than the marker stands (batch, marker): {off}; it is staged anew")
     if not files_fit(table.metadata, files):
         raise StaleBatch(f"{where} was staged for a schema or partition spec that the table gave up; it is staged anew")
-
-
-def _first(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=offsets, source=source, batches={epoch: 0})
-
-
-def _joined(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
-    """What is known of both; the topics of another cluster are forgotten."""
-    if known.cluster_id != found.cluster_id:
-        return found
-    return SourceIdentity(found.cluster_id, {**known.topic_ids, **found.topic_ids})
-
-
-def _of_same_topics(marker: Marker, found: SourceIdentity) -> dict[TopicPartition, int]:
-    """The marker's offsets that still mean something: those of a topic made again compare with nothing."""
-    same_cluster = marker.source.cluster_id == found.cluster_id
-    known = marker.source.topic_ids
-    return {
-        (topic, partition): offset
-        for (topic, partition), offset in marker.offsets.items()
-        if same_cluster and known.get(topic) == found.topic_ids.get(topic, known.get(topic))
-    }
 
 
 def _position(marker: Marker) -> dict[str, str]:

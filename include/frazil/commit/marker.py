@@ -174,3 +174,27 @@ def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
         for topic, partitions in values.items()
         for partition, value in partitions.items()
     }
+
+
+def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
+    """A marker without a past: what earlier epochs did is unknown to it, and their journals are not committed."""
+    return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
+
+
+def joined(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
+    """What is known of topics that are not read now stays known, in the same cluster."""
+    kept = known.topic_ids if known.cluster_id == found.cluster_id else {}
+    return SourceIdentity(found.cluster_id, {**kept, **found.topic_ids})
+
+
+def of_same_topics(
+    offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, found: SourceIdentity
+) -> dict[TopicPartition, int]:
+    """The offsets that still mean something: those of another cluster, or of a topic made again, mean nothing."""
+    if known is None or known.cluster_id != found.cluster_id:
+        return {}
+    return {
+        (topic, partition): offset
+        for (topic, partition), offset in offsets.items()
+        if known.topic_ids.get(topic) == found.topic_ids.get(topic, known.topic_ids.get(topic))
+    }

@@ -16,16 +16,21 @@ from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, 
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors, records, table_position
-from frazil.commit.marker import Marker, SourceIdentity, property_name, read_marker
+from frazil.commit.marker import (
+    Marker,
+    SourceIdentity,
+    first_marker,
+    joined,
+    of_same_topics,
+    property_name,
+    read_marker,
+)
 from frazil.commit.reset import (
     Offsets,
     Standing,
-    first_marker,
     floor_after,
     is_rolled_back,
-    joined,
     moved,
-    of_same_topics,
 )
 from frazil.commit.settle import batch_folders, highest_epoch
 from frazil.commit.snapshot import SnapshotWriter

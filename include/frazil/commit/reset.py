@@ -10,7 +10,15 @@ from pyiceberg.table import Table
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import first_offsets, table_position
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity, property_name, read_marker
+from frazil.commit.marker import (
+    Marker,
+    SourceIdentity,
+    first_marker,
+    joined,
+    of_same_topics,
+    property_name,
+    read_marker,
+)
 from frazil.commit.rules import check_ancestry
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.ingest.contract import TopicPartition
@@ -111,17 +119,6 @@ def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
     }
 
 
-def of_same_topics(offsets: Offsets, known: SourceIdentity | None, found: SourceIdentity) -> dict[TopicPartition, int]:
-    """The offsets that still mean something: those of another cluster, or of a topic made again, mean nothing."""
-    if known is None or known.cluster_id != found.cluster_id:
-        return {}
-    return {
-        (topic, partition): offset
-        for (topic, partition), offset in offsets.items()
-        if known.topic_ids.get(topic) == found.topic_ids.get(topic, known.topic_ids.get(topic))
-    }
-
-
 def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move, ...]:
     """What a new position means for each topic-partition, sorted."""
     return tuple(
@@ -147,11 +144,6 @@ def moved(seen: Standing, *, stream: str, epoch: int, target: Offsets, source: S
     )
 
 
-def first_marker(stream: str, *, epoch: int, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """A marker without a past: what earlier epochs did is unknown to it, and their journals are not committed."""
-    return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
-
-
 def floor_after(
     floor: Offsets, target: Offsets, ranges: Callable[[TopicPartition], Iterable[tuple[int, int]]]
 ) -> dict[TopicPartition, int]:
@@ -174,9 +166,3 @@ def contiguous_end(start: int, ranges: Iterable[tuple[int, int]]) -> int:
             break
         reached = max(reached, end)
     return reached
-
-
-def joined(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
-    """What is known of topics that are not read now stays known, in the same cluster."""
-    kept = known.topic_ids if known.cluster_id == found.cluster_id else {}
-    return SourceIdentity(found.cluster_id, {**kept, **found.topic_ids})

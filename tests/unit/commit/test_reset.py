@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity
-from frazil.commit.reset import Available, Standing, clamped, contiguous_end, floor_after, moved, moves, of_same_topics
+from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity, of_same_topics
+from frazil.commit.reset import Available, Standing, clamped, contiguous_end, floor_after, moved, moves
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
 PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]
