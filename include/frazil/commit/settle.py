@@ -88,7 +88,9 @@ def sweep(tables: StreamTables, store: ObjectStore, *, below_epoch: int, undecid
 
     Safe at any time, from any process, beside a running writer. Batches later than the last committed one are left
     alone unless they are `undecided` no more, which only the epoch that has just settled them can know.
-    Folders older than the oldest commit record were swept while their records stood, and are left alone too.
+    Folders older than the oldest commit record were swept while their records stood, and are left alone too. So that
+    a start takes no longer the longer a stream has run, it passes over committed batches but the last of an epoch:
+    each was swept when it was committed.
     """
     marker = tables.marker()
     if marker is None:
@@ -99,7 +101,7 @@ def sweep(tables: StreamTables, store: ObjectStore, *, below_epoch: int, undecid
     for target, handle in (("main", tables.main), ("dead-letters", tables.dead_letters)):
         side = _Side("main" if target == "main" else "dead-letters", handle.refresh(), tables.stream)
         for key, folder in batch_folders(store, side.table, tables.stream):
-            if key.epoch < below_epoch:
+            if key.epoch < below_epoch and not (undecided and _swept_before(view, key)):
                 kept = _kept(view, side, key)
                 deleted += 0 if kept is None else _delete_others(store, folder, kept)
     return deleted
@@ -154,6 +156,11 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
         and view.look(key) is not Unusable.FOREIGN
     ]
     view.tables.journals.delete(dead)
+
+
+def _swept_before(view: _View, key: BatchKey) -> bool:
+    """Whether the writer that committed a batch went on to the next one, and so had swept it."""
+    return view.marker.fate(key) is Fate.COMMITTED and view.marker.batches.get(key.epoch) != key.batch
 
 
 def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
