@@ -124,21 +124,28 @@ def stream(tmp_path: Path, kafka: EmbeddedKafka, topic: TopicFactory, frazil_hom
     return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap)
 
 
-def event(number: int, *, note: str = "x") -> bytes:
+@pytest.fixture(scope="session")
+def declared_stream() -> type[DeclaredStream]:
+    """To make a stream that lives longer than one test."""
+    return DeclaredStream
+
+
+def one_event(number: int) -> bytes:
     """One record of `DeclaredStream`: ten a second of event time from 2024 on."""
-    return b'{"id": %d, "at": "2024-01-01T%02d:%02d:%02dZ", "note": "%s"}' % (
-        number,
-        number // 36000 % 24,
-        number // 600 % 60,
-        number // 10 % 60,
-        note.encode(),
-    )
+    hour, minute, second = number // 36000 % 24, number // 600 % 60, number // 10 % 60
+    return b'{"id": %d, "at": "2024-01-01T%02d:%02d:%02dZ", "note": "x"}' % (number, hour, minute, second)
+
+
+@pytest.fixture(scope="session")
+def event() -> Callable[[int], bytes]:
+    """`event(n)` makes the n-th record."""
+    return one_event
 
 
 @pytest.fixture
 def events() -> Callable[[Iterable[int]], Iterator[bytes]]:
     """`events(range(n))` makes n records."""
-    return lambda numbers: (event(n) for n in numbers)
+    return lambda numbers: map(one_event, numbers)
 
 
 @pytest.fixture
