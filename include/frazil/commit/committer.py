@@ -96,9 +96,11 @@ class Committer:
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
         """The dead-letter table gets the epoch too, or a paused writer could still commit files that we discard."""
 
-        def decide(table: Table, marker: Marker | None) -> Marker:
+        def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
                 return first_marker(self._tables.stream, epoch=self.epoch, offsets={}, source=source)
+            if marker.at.epoch == self.epoch:  # and only the answer was lost
+                return Done(marker)
             if marker.at.epoch > self.epoch:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
