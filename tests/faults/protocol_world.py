@@ -54,6 +54,8 @@ class KilledError(BaseException):
 class Faults:
     """What is to happen to the next operations of one process, by kind of operation; then all goes well."""
 
+    others: Callable[[], None]
+    """What others do to the table at that very moment, where the fault says so."""
     planned: dict[str, list[str]] = field(default_factory=dict)
     dead: bool = False
 
@@ -64,10 +66,14 @@ class Faults:
         fault = queue.pop(0) if queue else "ok"
         if fault == "late":
             late(effect)
+        if fault.startswith("others"):
+            self.others()
         if fault.endswith("before") or fault == "late":
             self._fail(fault)
         answer = effect()
-        if fault.endswith("after"):
+        if fault == "overtaken":
+            self.others()
+        if fault.endswith("after") or fault == "overtaken":
             self._fail(fault)
         return answer
 
@@ -171,6 +177,9 @@ class ProcessStore(LocalStore):
         get = super().get
         answer: bytes | None = self.faults.meet("get", lambda: get(path), _never)
         return answer
+
+    def sync_files(self, paths: Iterable[str]) -> None:
+        """An object store does not look whether the files are there: a folder's guard is not to be relied on."""
 
     def delete(self, paths: Iterable[str]) -> None:
         delete = super().delete
@@ -345,13 +354,17 @@ class Writer:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.faults = Faults()
+        self.faults = Faults(self._others)
         self.tables = world.tables(self.faults)
         self.store = ProcessStore(self.faults)
         self.committer: Committer | None = None
         self.marker: Marker | None = None
         self.staged: Journal | None = None
         self.journaled = False
+
+    def _others(self) -> None:
+        self.world.foreign_append()
+        self.world.expire(MAIN)
 
     @property
     def epoch(self) -> int | None:

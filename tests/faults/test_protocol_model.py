@@ -42,7 +42,7 @@ STEPS = 50
 """An example's most steps: 400 examples take about a minute; a soak asks for more."""
 MOST_PROCESSES = 3
 FAULTS = {
-    "commit": ["fail-before", "fail-after", "late", "kill-before", "kill-after"],
+    "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],
     "load": ["fail-before", "kill-before"],
     "put": ["fail-before", "fail-after", "kill-before", "kill-after", "torn"],
     "get": ["fail-before", "kill-before"],
@@ -278,10 +278,6 @@ class Protocol(RuleBasedStateMachine):
             self._fenced(writer)
         except (KilledError, InjectedError):
             self._end_of(writer)
-        except FileNotFoundError:
-            if not self._was_swept(writer):
-                raise
-            self._end_of(writer)
         except CommitUnavailable as error:
             if not isinstance(error.__cause__, InjectedError | CommitFailedException):
                 raise
@@ -290,11 +286,6 @@ class Protocol(RuleBasedStateMachine):
             writer.faults.planned = {}
             return True if answer is None else answer
         return None
-
-    def _was_swept(self, writer: Writer) -> bool:
-        """A later epoch may delete what a paused writer staged: that one finds out when it journals."""
-        marker = self.world.marker()
-        return marker is not None and writer.epoch is not None and marker.at.epoch > writer.epoch
 
     def _fenced(self, writer: Writer) -> None:
         dead = self.world.marker(DEAD)

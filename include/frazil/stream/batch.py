@@ -124,13 +124,13 @@ class BatchRunner:
         )
 
     def _learn(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float) -> None:
-        core_s = [a["core_s"] for a in answers]
+        task_s = [a["task_s"] for a in answers]
         rates = learned(
             read_rates(self.run_folder),
             records=journal.records,
             written_bytes=sum(f.bytes for f in journal.main_files),
-            core_s=sum(core_s),
-            overhead_s=batch_s - max(core_s),
+            task_s=sum(task_s),
+            overhead_s=batch_s - max(task_s),
         )
         write_rates(self.run_folder, rates)
 

@@ -19,7 +19,8 @@ class Rates:
 
     bytes_per_record: float = 40.0
     """Parquet bytes that one record becomes."""
-    core_seconds_per_record: float = 6e-6
+    task_seconds_per_record: float = 6e-6
+    """Wall time: what else runs on the host's cores counts, as it does for freshness."""
     overhead_s: float = 1.0
     """What a batch costs whatever its size: scheduling, journal, commit."""
 
@@ -46,7 +47,7 @@ class Due:
 
 
 def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
-    return rates.overhead_s + records * rates.core_seconds_per_record / max(tasks, 1)
+    return rates.overhead_s + records * rates.task_seconds_per_record / max(tasks, 1)
 
 
 def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: Policy) -> Due:
@@ -90,7 +91,7 @@ def bounded_ends(
 def task_count(records: int, *, rates: Rates, policy: Policy) -> int:
     """As many tasks as the bytes need files; more only where one core a file would miss the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
-    in_time = math.ceil(records * rates.core_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
+    in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
 
 
@@ -120,7 +121,7 @@ def _between(ranges: list[OffsetRange], low: int, high: int) -> Iterator[OffsetR
         at += length
 
 
-def learned(old: Rates, *, records: int, written_bytes: int, core_s: float, overhead_s: float) -> Rates:
+def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
     """Rates after one more batch: a moving average in which a large batch weighs more than a small one."""
     if records <= 0:
         return old
@@ -131,6 +132,6 @@ def learned(old: Rates, *, records: int, written_bytes: int, core_s: float, over
 
     return Rates(
         bytes_per_record=mix(old.bytes_per_record, written_bytes / records),
-        core_seconds_per_record=mix(old.core_seconds_per_record, max(core_s, 0.0) / records),
+        task_seconds_per_record=mix(old.task_seconds_per_record, max(task_s, 0.0) / records),
         overhead_s=mix(old.overhead_s, max(overhead_s, 0.0)),
     )

@@ -121,13 +121,14 @@ class Planner:
         if now - self.described_at >= DESCRIBE_S:
             self._describe()
             self.described_at = now
-        first_poll = not self.ends
+        first_poll, last_look = not self.ends, self.answered_at
         for tp, end in self.kafka.ends(self.position.offsets).items():
             # A broker that lags behind its peers may answer an older end.
             self.ends[tp] = max(end, self.ends.get(tp, 0))
         for tp, start in self.position.offsets.items():
             if self.ends[tp] > start:
-                self.first_seen.setdefault(tp, None if first_poll else now)
+                # Spark asks for nothing while a batch runs: what is new may have come right after the last look.
+                self.first_seen.setdefault(tp, None if first_poll else last_look)
                 self.last_unread[tp] = now
             else:
                 self.first_seen.pop(tp, None)

@@ -38,12 +38,12 @@ class StageRows:
         task = StageTask.from_json(plan["task"])  # type: ignore[arg-type]
         running = TaskContext.get()
         attempt = running.attemptNumber() if running else 0
-        cpu = time.process_time()
+        began = time.monotonic()
         try:
             result = stage(self.context, task, attempt=attempt, on_progress=self._reporter(task.index))
         except FrazilError as error:
             return {"error_type": type(error).__name__, "error": str(error)}
-        return {"position": plan["position"], "result": result.to_json(), "core_s": time.process_time() - cpu}
+        return {"position": plan["position"], "result": result.to_json(), "task_s": time.monotonic() - began}
 
     def _reporter(self, task: int) -> Callable[[int], None]:
         def report(records: int) -> None:

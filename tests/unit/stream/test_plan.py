@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, learned, task_count
 
-RATES = Rates(bytes_per_record=40.0, core_seconds_per_record=2e-6, overhead_s=1.0)
+RATES = Rates(bytes_per_record=40.0, task_seconds_per_record=2e-6, overhead_s=1.0)
 POLICY = Policy(
     interval_s=60.0, size_bytes=128 * 2**20, max_records=20_000_000, target_file_bytes=512 * 2**20, parallelism=2
 )
@@ -54,7 +54,7 @@ def test_tasks_are_as_many_as_the_bytes_need_files(records: int, tasks: int):
 
 
 def test_more_tasks_than_files_only_when_one_core_would_miss_the_interval():
-    slow = Rates(bytes_per_record=4.0, core_seconds_per_record=1e-5, overhead_s=1.0)
+    slow = Rates(bytes_per_record=4.0, task_seconds_per_record=1e-5, overhead_s=1.0)
     assert task_count(5_000_000, rates=slow, policy=POLICY) == 1
     assert task_count(6_500_000, rates=slow, policy=POLICY) == 2
     assert task_count(100_000_000, rates=slow, policy=POLICY) == 2, "never more than the cores for speed alone"
@@ -107,8 +107,8 @@ def test_tasks_are_equally_long_however_the_lag_is_spread(lags, tasks):
 def test_rates_follow_what_batches_show():
     rates = Rates()
     for _ in range(20):
-        rates = learned(rates, records=1_000_000, written_bytes=25_000_000, core_s=2.0, overhead_s=0.4)
+        rates = learned(rates, records=1_000_000, written_bytes=25_000_000, task_s=2.0, overhead_s=0.4)
     assert rates.bytes_per_record == pytest.approx(25.0, rel=0.01)
-    assert rates.core_seconds_per_record == pytest.approx(2e-6, rel=0.01)
+    assert rates.task_seconds_per_record == pytest.approx(2e-6, rel=0.01)
     assert rates.overhead_s == pytest.approx(0.4, rel=0.01)
-    assert learned(rates, records=0, written_bytes=0, core_s=1.0, overhead_s=9.0) == rates
+    assert learned(rates, records=0, written_bytes=0, task_s=1.0, overhead_s=9.0) == rates

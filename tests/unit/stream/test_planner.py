@@ -105,6 +105,18 @@ def test_the_interval_counts_from_the_oldest_record_not_the_newest(world: World)
     assert position.offsets[TP0] > 0
 
 
+def test_records_that_came_while_a_batch_ran_count_from_its_beginning(world: World):
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 5}
+    assert world.after(61).offsets == {TP0: 5, TP1: 5}
+    planned_at = world.now
+    world.kafka.end = {TP0: 9, TP1: 9}
+    world.now += 40  # Spark was busy, and asked for nothing
+    while world.planner.next_position().offsets[TP0] == 5:
+        world.now += 1
+    assert world.now - planned_at <= 60
+
+
 def test_a_backlog_is_read_in_bounded_batches_without_waiting(world: World):
     world.kafka.end = {TP0: 3000, TP1: 1000}
     first = world.after(1).offsets
