@@ -37,9 +37,9 @@ from frazil.errors import CommitUnavailable, Fenced, RolledBack
 
 from .protocol_world import DEAD, MAIN, SOURCE, TOPIC, InjectedError, KilledError, World, Writer
 
-EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "400"))
+EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "300"))
 STEPS = 50
-"""An example's most steps: 400 examples take about a minute; a soak asks for more."""
+"""An example's most steps: 300 examples take about 45 s of CPU; a soak asks for more."""
 MOST_PROCESSES = 3
 FAULTS = {
     "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],
