@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -24,6 +23,7 @@ from frazil.home import run_folder
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.lock import WriterLock
+from frazil.supervise.processes import end_group
 
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0
@@ -84,7 +84,7 @@ class Follower:
             return
         if again and number == signal.SIGINT:
             click.echo("Ended at once; the next start goes on where the table stands.", err=True)
-            _signal_group(self._writer, signal.SIGKILL)
+            end_group(self._writer, within_s=0)
         else:
             click.echo("The batch at hand commits, then the writer ends. Ctrl-C again ends it at once.", err=True)
             os.kill(self._writer, signal.SIGTERM)
@@ -118,22 +118,3 @@ def _write(spec: StreamSpec, *, until_caught_up: bool) -> int:
         from frazil.stream.main import run_writer  # noqa: PLC0415 - seconds of imports, which only the writer needs
 
         return run_writer(spec, until_caught_up=until_caught_up)
-
-
-def end_group(group: int, *, within_s: float) -> None:
-    """Wait until nothing of a process group is left; what stays longer than that is killed."""
-    deadline = time.monotonic() + within_s
-    while _signal_group(group, 0):
-        if time.monotonic() > deadline:
-            _signal_group(group, signal.SIGKILL)
-            return
-        time.sleep(0.05)
-
-
-def _signal_group(group: int, number: int) -> bool:
-    """False where the group has no process any more."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True

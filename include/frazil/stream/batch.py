@@ -18,6 +18,7 @@ from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
 from frazil.commit.marker import PROPERTY_PREFIX, BatchKey, Marker
+from frazil.commit.rules import check_same_source
 from frazil.commit.settle import batch_folder, sweep_batch
 from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress, StageContext, StageResult, TargetTable
@@ -89,7 +90,8 @@ class BatchRunner:
         return answers
 
     def _context(self, key: BatchKey) -> StageContext:
-        main, dead = self.tables.main.current(), self.tables.dead_letters.current()
+        # Afresh: what other people set on the table since the last commit must hold for the next one.
+        main, dead = self.tables.main.refresh(), self.tables.dead_letters.refresh()
         return StageContext(
             stream=self.spec.name,
             epoch=key.epoch,
@@ -108,6 +110,8 @@ class BatchRunner:
 
     def _journal(self, context: StageContext, answers: list[dict[str, Any]]) -> Journal:
         """Kafka is asked once more which topics these are: a topic made again while it was read is refused."""
+        source = self.kafka.describe().identity
+        check_same_source(self.marker.source, source, stream=self.spec.name)
         results = [StageResult.from_json(a["result"]) for a in answers]
         position = Position.from_json(answers[0]["position"])
         return Journal(
@@ -115,7 +119,7 @@ class BatchRunner:
             key=BatchKey(context.epoch, context.batch),
             table_uuid=str(self.tables.main.current().metadata.table_uuid),
             created_at_ms=self.tables.clock_ms(),
-            source=self.kafka.describe().identity,
+            source=source,
             progress=joined(p for result in results for p in result.progress),
             files=tuple(f for result in results for f in result.files),
             dead_letter_floor=context.dead_letter_floor,

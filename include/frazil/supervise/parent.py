@@ -24,12 +24,13 @@ from types import FrameType
 from frazil.errors import WriterBusy
 from frazil.supervise.endings import record_exit
 from frazil.supervise.lock import INHERITED_LOCK, WriterLock
-from frazil.supervise.processes import mark
+from frazil.supervise.processes import end_group, mark
 from frazil.supervise.records import Launch, LaunchKind
 from frazil.supervise.writer_log import LOG_FILE, rotate
 
 STARTED = b"started"
 CANNOT_START = 127
+GROUP_ENDS_WITHIN_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +90,8 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     os.write(tell, STARTED)
     os.close(tell)
     code = writer.wait()
-    _end_group(writer.pid)
+    # Its JVM and Python workers, before the lock is free for the next writer.
+    end_group(writer.pid, within_s=GROUP_ENDS_WITHIN_S, ask=True)
     record_exit(options.folder, launch, code=code if code >= 0 else 128 - code, ended_at_ms=_now_ms())
     return 0
 
@@ -130,23 +132,6 @@ def _redirect(log: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-
-
-def _end_group(group: int) -> None:
-    """End what the writer left behind (its JVM, Python workers) before the lock is free for the next one."""
-    try:
-        os.killpg(group, signal.SIGTERM)
-        _wait_for_group(group, seconds=5.0)
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _wait_for_group(group: int, *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        os.killpg(group, 0)
-        time.sleep(0.05)
 
 
 def _now_ms() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import psutil
 
@@ -49,6 +50,36 @@ def kill_group(process: ProcessMark) -> None:
     except ProcessLookupError:
         return
     _signal(process.pid, signal.SIGKILL)
+
+
+def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
+    """Wait until nothing of a process group runs, asked to end with SIGTERM or not; what stays longer is killed."""
+    if ask:
+        _signal_group(group, signal.SIGTERM)
+    deadline = time.monotonic() + within_s
+    while _group_runs(group):
+        if time.monotonic() > deadline:
+            _signal_group(group, signal.SIGKILL)
+            return
+        time.sleep(0.1)
+
+
+def _group_runs(group: int) -> bool:
+    """A zombie does not run: in a container nobody may ever reap an orphan, and it stays in its group."""
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return False
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
