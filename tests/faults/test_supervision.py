@@ -161,15 +161,16 @@ def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferr
 def test_scheduler_and_triggerer_may_die_and_the_writer_does_not_notice(stream: Any, airflow: EmbeddedAirflow) -> None:
     restarts = stream("restarts")
     pid = restarts.pid
+    (run,) = restarts.runs()
+    seen = "keep (advancing)"
+    eventually(lambda: restarts.log(run).count(seen) == 1)
     for component in ("scheduler", "triggerer"):
         airflow.kill(component)
         assert airflow.server(component) is None
     for component in ("scheduler", "triggerer"):
         airflow.start_component(component)
     airflow.wait_until_healthy()
-    (run,) = restarts.runs()
-    seen = "keep (advancing)"
-    eventually(lambda: restarts.log(run).count(seen) >= 2, seconds=90)
+    eventually(lambda: restarts.log(run).count(seen) >= 2, seconds=150)
     assert restarts.pid == pid
     assert len(restarts.observe().exits) == 0
     os.kill(pid, signal.SIGKILL)
