@@ -168,14 +168,18 @@ def _by_offset(piece: RangeProgress) -> tuple[str, int, int]:
     return (piece.topic, piece.partition, piece.start)
 
 
+def target_file_bytes(table: Table) -> int:
+    """The size that the table asks of its files, or Iceberg's default."""
+    return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))
+
+
 def _target(table: Table, stream: str, key: BatchKey) -> TargetTable:
     metadata = table.metadata
-    size = metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES)
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),
         spec_json=metadata.spec().model_dump_json(),
         sort_order_json=metadata.sort_order().model_dump_json(),
         properties={k: v for k, v in metadata.properties.items() if not k.startswith(PROPERTY_PREFIX)},
         folder=batch_folder(table, stream, key),
-        target_file_bytes=int(size),
+        target_file_bytes=target_file_bytes(table),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.stream.kafka import KafkaOffsets
 from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, task_count
+from frazil.supervise.records import replace_json
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +230,9 @@ _RATES = "rates.json"
 
 
 def write_report(folder: Path, report: PlannerReport) -> None:
-    _replace(folder / _REPORT, {"ends": nested(report.ends), "error_type": report.error_type, "error": report.error})
+    replace_json(
+        folder / _REPORT, {"ends": nested(report.ends), "error_type": report.error_type, "error": report.error}
+    )
 
 
 def read_report(folder: Path) -> PlannerReport | None:
@@ -239,7 +241,7 @@ def read_report(folder: Path) -> PlannerReport | None:
 
 
 def write_rates(folder: Path, rates: Rates) -> None:
-    _replace(folder / _RATES, asdict(rates))
+    replace_json(folder / _RATES, asdict(rates))
 
 
 def read_rates(folder: Path) -> Rates:
@@ -250,12 +252,6 @@ def read_rates(folder: Path) -> Rates:
 
 def clear_report(folder: Path) -> None:
     (folder / _REPORT).unlink(missing_ok=True)
-
-
-def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
 
 
 def _load(path: Path) -> dict[str, Any] | None:

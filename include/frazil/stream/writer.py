@@ -33,7 +33,7 @@ from frazil.ingest.contract import TopicPartition
 from frazil.ingest.decode import check_supported
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.batch import TARGET_FILE_BYTES, BatchRunner
+from frazil.stream.batch import BatchRunner, target_file_bytes
 from frazil.stream.kafka import KafkaOffsets, Topics
 from frazil.stream.plan import Policy
 from frazil.stream.planner import PlannerSettings, Position, check_no_gap, clear_report, read_report
@@ -229,7 +229,6 @@ class Epoch:
 
     def _settings(self, interval_s: float) -> PlannerSettings:
         spec = self.parts.spec
-        properties = self.parts.tables.main.current().metadata.properties
         return PlannerSettings(
             stream=spec.name,
             topics=spec.source.topics,
@@ -237,7 +236,7 @@ class Epoch:
                 interval_s=interval_s,
                 size_bytes=spec.commit.size,
                 max_records=spec.commit.max_records,
-                target_file_bytes=int(properties.get("write.target-file-size-bytes", TARGET_FILE_BYTES)),
+                target_file_bytes=target_file_bytes(self.parts.tables.main.current()),
                 parallelism=spec.resources.cores,
                 drain=self.goal is not None,
             ),
