@@ -43,7 +43,7 @@ EXACTNESS = {
 }
 """Not overridable: without any of these, records are lost or read that were never committed."""
 
-_DENIED = frozenset(
+DENIED = frozenset(
     {
         KafkaError._AUTHENTICATION,
         KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -204,7 +204,7 @@ class RangeReader:
         """Also librdkafka's own callback, where raising is no use: the loop raises what is kept here."""
         self._last_trouble = error.str()
         place = where or ", ".join(sorted({r.topic for r in self._ranges}))
-        if error.code() in _DENIED:
+        if error.code() in DENIED:
             self._failure = AccessDenied(
                 f"Kafka refuses access to {place}: {error.str()}. Check source.properties and the ACLs."
             )

@@ -15,18 +15,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from frazil.commit.marker import SourceIdentity
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable
 from frazil.ingest.contract import TopicPartition
+from frazil.ingest.kafka import DENIED
 
 TIMEOUT_S = 10.0
-
-_DENIED = frozenset(
-    {
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +96,7 @@ class KafkaOffsets:
     def _translated(self, error: Exception, doing: str) -> FrazilError:
         code = error.args[0].code() if isinstance(error, KafkaException) else None
         what = f"{doing} topics {', '.join(self._topics)} at {self._servers}"
-        if code in _DENIED:
+        if code in DENIED:
             return AccessDenied(f"Kafka refuses {what}: {error}. Check source.properties and the topic's ACLs")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return KafkaUnavailable(f"{what}: a topic does not exist. Create it, or mend source.topics")
