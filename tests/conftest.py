@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -16,16 +17,19 @@ from confluent_kafka import Producer
 from hypothesis import settings
 from pyiceberg.table import Table
 
+from frazil.dev import jars
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import load_catalog, spark_properties
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 # The commands of this venv (spark-submit, airflow) come before any of the system's.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+# Tests may move HOME; the jars and the class archive are fetched and made once.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
 
 # An example's time says how busy the machine is, not whether the law holds.
 settings.register_profile("frazil", deadline=None)
@@ -66,14 +70,48 @@ def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The FRAZIL_HOME whose embedded catalog the session's Spark has as `default`."""
+    return tmp_path_factory.mktemp("spark-home")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_home: Path) -> Iterator[Any]:
+    """One Spark for the whole run: a writer's session, with Iceberg's runtime and an embedded catalog."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - tests that need no Spark start without it
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FRAZIL_HOME", str(spark_home))
+        patch.setenv("HOME", str(spark_home))
+        catalog = spark_properties(None)
+    builder = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.jars", ",".join(str(jar) for jar in jars.ensure("spark")))
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.metricsEnabled", "false")
+        .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
+        .config("spark.sql.warehouse.dir", str(spark_home / "spark-warehouse"))
+    )
+    for key, value in catalog.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+
+
 class DeclaredStream:
     """A stream of one test: its YAML, its topic, its writer as a process, and its table as a reader sees it."""
 
-    def __init__(self, folder: Path, *, name: str, topic: str, bootstrap: str, extra: str = "") -> None:
-        self.name, self.topic, self.bootstrap = name, topic, bootstrap
+    def __init__(self, folder: Path, *, name: str, topic: str, bootstrap: str, spark: Callable[[], Any]) -> None:
+        self.name, self.topic, self.bootstrap, self._spark = name, topic, bootstrap, spark
         self.streams = folder / "streams"
         self.streams.mkdir(exist_ok=True)
-        self.declare(extra)
+        self.declare()
 
     def declare(self, extra: str = "") -> None:
         """Write the YAML: an id, an event time and a text, by day of the event."""
@@ -107,8 +145,10 @@ class DeclaredStream:
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=within_s, check=False)
 
     def catch_up(self) -> None:
-        done = self.run("--until-caught-up")
-        assert done.returncode == 0, done.stderr[-4000:]
+        """Write all that Kafka has now, by a writer in this process on the session's Spark; raises what it raises."""
+        from frazil.stream.writer import Writer  # noqa: PLC0415 - tests that need no Spark start without it
+
+        Writer(self.spec, until_caught_up=True, session=self._spark()).run()
 
     def table(self, suffix: str = "") -> Table:
         return load_catalog(None).load_table(f"test.{self.name}{suffix}")
@@ -119,15 +159,21 @@ class DeclaredStream:
 
 
 @pytest.fixture
-def stream(tmp_path: Path, kafka: EmbeddedKafka, topic: TopicFactory, frazil_home: Path) -> DeclaredStream:  # noqa: ARG001
+def stream(
+    tmp_path: Path,
+    kafka: EmbeddedKafka,
+    topic: TopicFactory,
+    declared_stream: Callable[..., DeclaredStream],
+    frazil_home: Path,  # noqa: ARG001
+) -> DeclaredStream:
     """A declared stream over a fresh topic of four partitions, in a home of its own."""
-    return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap)
+    return declared_stream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap)
 
 
 @pytest.fixture(scope="session")
-def declared_stream() -> type[DeclaredStream]:
-    """To make a stream that lives longer than one test."""
-    return DeclaredStream
+def declared_stream(request: pytest.FixtureRequest) -> Callable[..., DeclaredStream]:
+    """To make a stream that lives longer than one test; Spark is started by the first that catches up."""
+    return functools.partial(DeclaredStream, spark=lambda: request.getfixturevalue("spark"))
 
 
 def one_event(number: int) -> bytes:

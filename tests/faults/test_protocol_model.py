@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 from pyiceberg.exceptions import CommitFailedException
 
-from frazil.commit.marker import Marker
+from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_ancestry
@@ -84,7 +84,13 @@ class Protocol(RuleBasedStateMachine):
         self.writers: list[Writer] = []
         self.moves_seen = 0
         self.resetting = False
-        self.record_lost = False
+        self.lost: set[BatchKey] = set()
+
+    @property
+    def record_lost(self) -> bool:
+        """Whether a commit record is gone: that of a batch which was committed, be it after its journal was lost."""
+        marker = self.world.marker()
+        return marker is not None and any(marker.fate(key) is Fate.COMMITTED for key in self.lost)
 
     # Kafka
 
@@ -167,7 +173,7 @@ class Protocol(RuleBasedStateMachine):
             return
         committed = marker.settled is not None and newest <= marker.settled
         if any_record or not committed:
-            self.record_lost |= committed
+            self.lost.add(newest)
             Path(bare_path(journals.path(newest))).unlink()
 
     @precondition(lambda self: not self.record_lost and self.world.marker() is not None)

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.marker import Marker, SourceIdentity, first_marker, joined, of_same_topics, read_marker
+from frazil.commit.marker import Fate, Marker, SourceIdentity, first_marker, joined, of_same_topics, read_marker
 from frazil.commit.rules import (
     Verdict,
     check_adopted,
@@ -147,12 +147,10 @@ class Committer:
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
-            if marker.settled == journal.key:
+            if marker.fate(journal.key) is Fate.COMMITTED:
                 return Done(marker)
             offsets = of_same_topics(marker.offsets, marker.source, journal.source)
             verdict = dead_letter_continuity(offsets, journal)
-            if verdict is Verdict.COMMITTED:
-                return Done(marker)
             _check_stageable(table, journal, verdict, journal.dead_letter_files, at=marker)
             # The floor never goes back: after a reset, records below it are read again.
             ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}

@@ -123,16 +123,14 @@ def continuity(marker: Marker, journal: Journal) -> Verdict:
 def dead_letter_continuity(offsets: Mapping[TopicPartition, int], journal: Journal) -> Verdict:
     """The dead-letter table's rule is `≤`: most batches have none, so its marker trails the main one's.
 
-    Rows of a range begin at its start or at the floor that staging respected, whichever is later.
+    Rows of a range begin at its start or at the floor that staging respected, whichever is later. Rows that the table
+    has by now came in another batch's files, and are staged anew without them.
     """
     begins = {
         p.topic_partition: max(p.start, journal.dead_letter_floor.get(p.topic_partition, 0)) for p in journal.progress
     }
-    if all(offsets.get(tp, -1) <= begin for tp, begin in begins.items()):
-        return Verdict.COMMIT
-    if all(p.end <= offsets.get(p.topic_partition, -1) for p in journal.progress):
-        return Verdict.COMMITTED
-    return Verdict.STALE
+    fits = all(offsets.get(tp, -1) <= begin for tp, begin in begins.items())
+    return Verdict.COMMIT if fits else Verdict.STALE
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from frazil.errors import EnvironmentUnusable
+from frazil.supervise.processes import has_ended
 
 RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"
@@ -105,7 +106,7 @@ def is_alive(server: Server) -> bool:
         os.waitpid(server.pid, os.WNOHANG)
     try:
         process = psutil.Process(server.pid)
-        return process.status() != psutil.STATUS_ZOMBIE and _same_start(process, server)
+        return not has_ended(process) and _same_start(process, server)
     except psutil.NoSuchProcess:
         return False
 
@@ -199,10 +200,10 @@ def _members(server: Server) -> list[int]:
             return []
     return [
         process.pid
-        for process in psutil.process_iter(["status", "create_time"])
-        if process.info["status"] != psutil.STATUS_ZOMBIE
-        and process.info["create_time"] >= server.started_at_s - _SAME_START_S
+        for process in psutil.process_iter(["create_time"])
+        if process.info["create_time"] >= server.started_at_s - _SAME_START_S
         and _session(process.pid) == server.pid
+        and not has_ended(process)
     ]
 
 

@@ -42,13 +42,17 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_session(spec: StreamSpec) -> SparkSession:
-    """Start the JVM and register the planner's source. The workers run this very Python."""
+    """Start the JVM. The workers run this very Python."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder
     for key, value in writer_properties(spec).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    return with_source(builder.getOrCreate())
+
+
+def with_source(session: SparkSession) -> SparkSession:
+    """The same session, which now knows the planner's source and says little."""
     session.sparkContext.setLogLevel("WARN")
     session.dataSource.register(RangeSource)
     return session

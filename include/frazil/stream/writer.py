@@ -39,7 +39,7 @@ from frazil.stream.plan import Policy
 from frazil.stream.planner import PlannerSettings, Position, check_no_gap, clear_report, read_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
-from frazil.stream.session import start_session, warm_up
+from frazil.stream.session import start_session, warm_up, with_source
 from frazil.stream.source import FORMAT
 from frazil.supervise.heartbeat import Phase
 from frazil.table.catalogs import load_catalog
@@ -64,6 +64,8 @@ class Writer:
 
     spec: StreamSpec
     until_caught_up: bool = False
+    session: SparkSession | None = None
+    """One to use and leave running; without it the run starts its own, and ends it."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
@@ -86,7 +88,7 @@ class Writer:
         # The JVM takes seconds to start, which the take-over needs as well; and off the main thread Spark leaves
         # our signal handlers alone.
         with ThreadPoolExecutor(1, "spark") as pool, KafkaOffsets(properties, self.spec.source.topics) as kafka:
-            session = pool.submit(start_session, self.spec)
+            session = pool.submit(self._start_session)
             pool.submit(warm_up, session, self.spec.resources.cores)
             try:
                 tables, store, progress = self._open(reporter)
@@ -94,7 +96,11 @@ class Writer:
                     EpochParts(self.spec, session, kafka, properties, tables, store, progress, folder, reporter)
                 )
             finally:
-                session.result().stop()
+                if not self.session:
+                    session.result().stop()
+
+    def _start_session(self) -> SparkSession:
+        return with_source(self.session) if self.session else start_session(self.spec)
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None

@@ -25,12 +25,17 @@ def is_alive(process: ProcessMark | None) -> bool:
         return False
     try:
         found = psutil.Process(process.pid)
-        return (
-            abs(found.create_time() - process.started_at_s) < START_TOLERANCE_S
-            and found.status() != psutil.STATUS_ZOMBIE
-        )
+        return abs(found.create_time() - process.started_at_s) < START_TOLERANCE_S and not has_ended(found)
     except psutil.NoSuchProcess:
         return False
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """A zombie has, once its last thread is gone: until then a killed JVM may hold its ports, locks and files."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
 
 
 def terminate(process: ProcessMark) -> None:
@@ -68,7 +73,7 @@ def _group_runs(group: int) -> bool:
     """A zombie does not run: in a container nobody may ever reap an orphan, and it stays in its group."""
     for process in psutil.process_iter():
         try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+            if os.getpgid(process.pid) == group and not has_ended(process):
                 return True
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
