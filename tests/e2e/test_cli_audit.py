@@ -4,27 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def frazil(stream: Any) -> Frazil:
-    """`frazil("audit", "events")` as a person's shell runs it."""
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("frazil")), *arguments, "--streams", str(stream.streams)]
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-        )
-
-    return call
 
 
 def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, events: Any, frazil: Frazil):
@@ -69,7 +52,7 @@ def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, even
 def test_a_stream_without_coordinates_is_audited_by_count(stream: Any, events: Any, frazil: Frazil):
     stream.declare("commit: {interval: 1s}\ncoordinates: false\n")
     stream.produce(events(range(100)), partitions=4)
-    assert frazil("run", stream.name, "--until-caught-up").returncode == 0
+    stream.catch_up()
     clean = frazil("audit", stream.name)
     assert clean.returncode == 0, clean.stdout
     assert "cannot be audited by offset" in clean.stdout

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,23 +16,12 @@ from frazil.errors import MarkerUnreadable, OffsetGap, RolledBack, TopicRecreate
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def frazil(stream: Any) -> Frazil:
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("frazil")), *arguments, "--streams", str(stream.streams)]
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-        )
-
-    return call
-
-
 def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, events: Any, frazil: Frazil):
     stream.produce([*events(range(400)), b"broken"], partitions=4)
-    _catch_up(frazil, stream)
+    stream.catch_up()
     first = stream.table().current_snapshot().snapshot_id
     stream.produce([*events(range(400, 1000)), b"broken too"], partitions=4)
-    _catch_up(frazil, stream)
+    stream.catch_up()
     stream.table().manage_snapshots().rollback_to_snapshot(first).commit()
     assert stream.ids() == list(range(400))
     assert frazil("run", stream.name, "--until-caught-up").returncode == RolledBack.exit_code
@@ -44,41 +31,44 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     refused = frazil("reset", stream.name, "--to", "table")
     assert refused.returncode == 2
     assert "It skips nothing, and reads nothing again" in refused.stdout
-    assert frazil("run", stream.name, "--until-caught-up").returncode == RolledBack.exit_code
+    with pytest.raises(RolledBack):
+        stream.catch_up()
 
     accepting = frazil("reset", stream.name, "--to", "marker")
     assert "It skips 601 offsets" in accepting.stdout
     assert frazil("reset", stream.name, "--to", "table", "--yes").returncode == 0
-    _catch_up(frazil, stream)
+    stream.catch_up()
     assert stream.ids() == list(range(1000))
     _check_clean(frazil, stream)
 
 
 def test_a_marker_that_was_edited_is_found_again_from_the_commit_records(stream: Any, events: Any, frazil: Frazil):
     stream.produce([*events(range(400)), b"broken"], partitions=4)
-    _catch_up(frazil, stream)
+    stream.catch_up()
     with stream.table().transaction() as change:
         change.set_properties({property_name(stream.name): "edited by hand"})
-    assert frazil("run", stream.name, "--until-caught-up").returncode == MarkerUnreadable.exit_code
+    with pytest.raises(MarkerUnreadable):
+        stream.catch_up()
     assert frazil("reset", stream.name, "--to", "marker", "--yes").returncode == MarkerUnreadable.exit_code
     assert frazil("reset", stream.name, "--to", "table", "--yes").returncode == 0
     stream.produce(events(range(400, 500)), partitions=4)
-    _catch_up(frazil, stream)
+    stream.catch_up()
     assert stream.ids() == list(range(500))
 
 
 def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, events: Any, frazil: Frazil, kafka: Any):
     stream.produce(events(range(400)), partitions=4)
-    _catch_up(frazil, stream)
+    stream.catch_up()
     stream.produce(events(range(400, 800)), partitions=4)
     admin = kafka.admin()  # held, for its answers die with it
     for answer in admin.delete_records([TopicPartition(stream.topic, 0, 150)]).values():
         answer.result(30)
-    assert frazil("run", stream.name, "--until-caught-up").returncode == OffsetGap.exit_code
+    with pytest.raises(OffsetGap, match=f"{stream.topic}-0 offsets 100 to 149"):
+        stream.catch_up()
     done = frazil("reset", stream.name, "--to", "marker", "--yes")
     assert done.returncode == 0
     assert "It skips 50 offsets, 50 of which Kafka has deleted already" in done.stdout
-    _catch_up(frazil, stream)
+    stream.catch_up()
     assert stream.ids() == [n for n in range(800) if n % 4 or not 400 <= n < 600]
     audit = _check_clean(frazil, stream)
     assert "50 offsets were skipped by a reset: 100 to 149" in audit
@@ -86,24 +76,21 @@ def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, eve
 
 def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any, frazil: Frazil, kafka: Any):
     stream.produce([*events(range(8)), b"broken"], partitions=4)
-    _catch_up(frazil, stream)
+    stream.catch_up()
     admin = kafka.admin()
     admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
     kafka.create_topic(stream.topic, 4)
     stream.produce([*events(range(8, 20)), b"broken"], partitions=4)
-    assert frazil("run", stream.name, "--until-caught-up").returncode == TopicRecreated.exit_code
+    with pytest.raises(TopicRecreated, match="frazil reset events --to earliest"):
+        stream.catch_up()
+    assert stream.ids() == list(range(8))
     done = frazil("reset", stream.name, "--to", "earliest", "--yes")
     assert done.returncode == 0
     assert "It skips nothing, and reads nothing again" in done.stdout
-    _catch_up(frazil, stream)
+    stream.catch_up()
     assert stream.ids() == list(range(20))
     assert stream.table("_dead_letters").scan().to_arrow().num_rows == 2
     _check_clean(frazil, stream)
-
-
-def _catch_up(frazil: Frazil, stream: Any) -> None:
-    done = frazil("run", stream.name, "--until-caught-up")
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def _check_clean(frazil: Frazil, stream: Any) -> str:

@@ -16,11 +16,7 @@ from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 
-pytestmark = [
-    pytest.mark.usefixtures("shared_home"),
-    # py4j leaves sockets to the garbage collector.
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.usefixtures("shared_home")
 
 START = datetime(2013, 1, 1, tzinfo=UTC)
 
