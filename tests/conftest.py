@@ -7,8 +7,10 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,37 @@ def spark(spark_home: Path) -> Iterator[Any]:
     session.stop()
 
 
+class Writing:
+    """A writer in a thread."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def runs(self) -> bool:
+        return self._thread.is_alive()
+
+    def outcome(self, *, within_s: float = 120) -> BaseException | None:
+        """Wait for an end that it was not asked for; what ended it."""
+        self._thread.join(within_s)
+        assert not self.runs, f"the writer still runs after {within_s:.0f} s"
+        error, self._error = self._error, None
+        return error
+
+    def end(self) -> BaseException | None:
+        self._writer.stop()
+        return self.outcome()
+
+    def _run(self) -> None:
+        try:
+            self._writer.run()
+        except BaseException as error:
+            self._error = error
+
+
 class DeclaredStream:
     """A stream of one test: its YAML, its topic, its writer as a process, and its table as a reader sees it."""
 
@@ -150,6 +183,22 @@ class DeclaredStream:
 
         Writer(self.spec, until_caught_up=True, session=self._spark()).run()
 
+    @contextmanager
+    def writing(self) -> Iterator[Writing]:
+        """A writer that runs in a thread of this process meanwhile, on the session's Spark; at the end it is stopped.
+
+        Raises what ended it, unless `Writing.outcome` was asked for that.
+        """
+        from frazil.stream.writer import Writer  # noqa: PLC0415 - as above
+
+        running = Writing(Writer(self.spec, session=self._spark()))
+        try:
+            yield running
+        finally:
+            error = running.end()
+        if error is not None:
+            raise error
+
     def table(self, suffix: str = "") -> Table:
         return load_catalog(None).load_table(f"test.{self.name}{suffix}")
 
@@ -168,6 +217,19 @@ def stream(
 ) -> DeclaredStream:
     """A declared stream over a fresh topic of four partitions, in a home of its own."""
     return declared_stream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap)
+
+
+@pytest.fixture
+def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`frazil("audit", "events")` on the test's stream; nobody answers its questions."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("frazil")), *arguments, "--streams", str(stream.streams)]
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return call
 
 
 @pytest.fixture(scope="session")
@@ -206,3 +268,16 @@ def eventually() -> Callable[..., Any]:
         return seen
 
     return poll
+
+
+@pytest.fixture
+def throughout() -> Callable[..., None]:
+    """`throughout(look, for_s=8)` asserts that `look()` is true all the time."""
+
+    def watch(look: Callable[[], Any], *, for_s: float) -> None:
+        deadline = time.monotonic() + for_s
+        while time.monotonic() < deadline:
+            assert look(), f"not true for {for_s:.0f} s"
+            time.sleep(0.05)
+
+    return watch

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import subprocess
 import sys
 
 import pytest
+
+from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.heartbeat import Stall, StallKind
+from frazil.supervise.supervisor import Step
 
 CODE = """
 import frazil.airflow as room
@@ -22,6 +27,9 @@ def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
     assert done.stdout.splitlines()[-1].split(",") == [
         "WriterOperator",
         "WriterTrigger",
+        "audit_asset",
+        "audit_dag_id",
+        "audit_dags",
         "writer_dag_id",
         "writer_dags",
     ]
@@ -66,3 +74,15 @@ def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> Non
     assert path == "frazil.airflow.triggers.WriterTrigger"
     assert arguments == {"stream": "s", "streams": "/streams", "application": "/w.py", "poll_seconds": 2.0}
     assert triggers.WriterTrigger(**arguments).serialize() == (path, arguments)
+
+
+def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    triggers = importlib.import_module("frazil.airflow.triggers")
+    trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
+    stall = Stall(StallKind.OFFSETS, 0, "t-0", "t-0 holds the offsets back: 5 records are unread")
+    decision = Decision(Action.KEEP, Cause.ADVANCING, "pid 7, up 3 min")
+    for found in (None, stall, dataclasses.replace(stall, reason="t-1 does"), None, None):
+        trigger._tell(Step(decision, None, None, (), found))
+    begun, ended = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert f"s: stalled (offsets): {stall.reason}" in begun
+    assert "s: the stall (offsets) is over." in ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
@@ -16,13 +17,14 @@ def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, even
     assert run.returncode == 0, run.stderr[-3000:]
     assert len(stream.ids()) == 3000
 
-    clean = frazil("audit", stream.name, "--json")
+    clean = frazil("audit", stream.name, "--source", "--json")
     found = json.loads(clean.stdout)
     assert clean.returncode == 0, clean.stdout + clean.stderr
     assert found["clean"] is True
     assert found["findings"] == []
     assert sum(p["rows"] for p in found["partitions"]) == 3000
     assert sum(p["dead-letters"] for p in found["partitions"]) == 1
+    assert {p["gaps"] for p in found["partitions"]} == {0}
 
     table = stream.table()
     row = table.scan(row_filter="kafka_partition = 1 and kafka_offset = 7").to_arrow()
@@ -36,17 +38,55 @@ def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, even
     assert frazil("audit", stream.name).returncode == 0
 
     table.delete("kafka_partition = 2 and kafka_offset >= 10 and kafka_offset < 15")
-    lost = frazil("audit", stream.name, "--json")
+    lost = frazil("audit", stream.name, "--source", "--json")
     assert lost.returncode == 1
     assert _findings(lost) == {("missing", f"{stream.topic}-2", 5)}
     assert "10 to 14" in json.loads(lost.stdout)["findings"][0]["sentence"]
-    by_records = frazil("audit", stream.name, "--no-source", "--json")
+    by_records = frazil("audit", stream.name, "--json")
     assert by_records.returncode == 1
     assert _findings(by_records) == {("miscounted", f"{stream.topic}-2", 5)}
 
     letters = stream.table("_dead_letters")
     letters.delete(f"kafka_topic = '{stream.topic}'")
-    assert ("missing", f"{stream.topic}-0", 1) in _findings(frazil("audit", stream.name, "--json"))
+    assert ("missing", f"{stream.topic}-0", 1) in _findings(frazil("audit", stream.name, "--source", "--json"))
+
+
+def test_an_hour_is_audited_by_itself_and_knows_nothing_of_the_others(stream: Any, events: Any, frazil: Frazil):
+    stream.produce([*events(range(100)), b"not json"], partitions=4)
+    stream.catch_up()
+    between = datetime.now(UTC)
+    stream.produce(events(range(100, 200)), partitions=4)
+    stream.catch_up()
+    early = ("--from", "2013-12-30T00:00:00Z", "--to", between.isoformat())
+
+    first = json.loads(frazil("audit", stream.name, *early, "--source", "--json").stdout)
+    assert (first["clean"], first["findings"]) == (True, [])
+    assert (_total(first, "rows"), _total(first, "dead-letters"), _total(first, "gaps")) == (100, 1, 0)
+    assert first["window"]["to-ms"] == round(between.timestamp() * 1000)
+    later = json.loads(frazil("audit", stream.name, "--from", between.isoformat(), "--json").stdout)
+    assert (_total(later, "rows"), _total(later, "dead-letters")) == (100, 0)
+    both = frazil("audit", stream.name, "--last", "1h")
+    assert both.returncode == 0, both.stdout
+    assert "is clean: 200 rows, committed from" in both.stdout
+    nothing = frazil("audit", stream.name, "--from", "2013-12-30T00:00:00Z", "--to", "2013-12-30T01:00:00Z")
+    assert (nothing.returncode, "committed nothing from 2013-12-30" in nothing.stdout) == (0, True)
+
+    stream.table().delete("kafka_partition = 2 and kafka_offset >= 10 and kafka_offset < 15")
+    harmed = frazil("audit", stream.name, *early, "--source", "--json")
+    assert harmed.returncode == 1
+    assert _findings(harmed) == {("missing", f"{stream.topic}-2", 5)}
+    assert frazil("audit", stream.name, "--from", between.isoformat()).returncode == 0
+
+
+def test_options_that_clash_name_no_window(frazil: Frazil):
+    for options, said in {
+        ("--last", "1h", "--from", "2013-12-30T00:00:00Z"): "give either",
+        ("--to", "2013-12-30T00:00:00Z"): "--to belongs to --from",
+        ("--from", "2013-12-30T01:00:00Z", "--to", "2013-12-30T00:00:00Z"): "ends before it begins",
+        ("--last", "an hour"): "is not a duration",
+    }.items():
+        refused = frazil("audit", "events", *options)
+        assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
 
 
 def test_a_stream_without_coordinates_is_audited_by_count(stream: Any, events: Any, frazil: Frazil):
@@ -61,6 +101,10 @@ def test_a_stream_without_coordinates_is_audited_by_count(stream: Any, events: A
     harmed = frazil("audit", stream.name, "--json")
     assert harmed.returncode == 1
     assert ("miscounted", stream.name, 1) in _findings(harmed)
+
+
+def _total(found: dict[str, Any], number: str) -> int:
+    return sum(p[number] for p in found["partitions"])
 
 
 def _findings(done: subprocess.CompletedProcess[str]) -> set[tuple[str, str, int]]:

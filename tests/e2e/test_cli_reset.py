@@ -94,6 +94,6 @@ def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any,
 
 
 def _check_clean(frazil: Frazil, stream: Any) -> str:
-    done = frazil("audit", stream.name)
+    done = frazil("audit", stream.name, "--source")
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -9,15 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frazil.airflow.audits import audit_asset, audit_dag_id, audit_dags
     from frazil.airflow.dags import writer_dag_id, writer_dags
     from frazil.airflow.operators import WriterOperator
     from frazil.airflow.triggers import WriterTrigger
 
-__all__ = ["WriterOperator", "WriterTrigger", "writer_dag_id", "writer_dags"]
+__all__ = [
+    "WriterOperator",
+    "WriterTrigger",
+    "audit_asset",
+    "audit_dag_id",
+    "audit_dags",
+    "writer_dag_id",
+    "writer_dags",
+]
 
 _HOMES = {
     "WriterOperator": "frazil.airflow.operators",
     "WriterTrigger": "frazil.airflow.triggers",
+    "audit_asset": "frazil.airflow.audits",
+    "audit_dag_id": "frazil.airflow.audits",
+    "audit_dags": "frazil.airflow.audits",
     "writer_dag_id": "frazil.airflow.dags",
     "writer_dags": "frazil.airflow.dags",
 }

@@ -20,6 +20,7 @@ from frazil.airflow.acts import Act, DeferredTask, act_of, follow, look_up
 from frazil.errors import SpecError
 
 if TYPE_CHECKING:
+    from frazil.supervise.heartbeat import Stall
     from frazil.supervise.supervisor import Step, Supervisor
 
 PROGRESS_SECONDS = 300.0
@@ -50,6 +51,7 @@ class WriterTrigger(BaseTrigger):
         self._asking_ahead: asyncio.Task[None] | None = None
         self._said: tuple[object, ...] = ()
         self._said_at_s = 0.0
+        self._stall: Stall | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         arguments = {
@@ -131,6 +133,7 @@ class WriterTrigger(BaseTrigger):
         """Log what the writer said, and the decision where it is another than before, or some time has passed."""
         for line in step.writer_log:
             self.log.info("writer | %s", line)
+        self._tell_stall(step.stall)
         decision = step.decision
         said = (decision.action, decision.cause, decision.until_ms, step.problem)
         if said == self._said and time.monotonic() - self._said_at_s < PROGRESS_SECONDS:
@@ -139,6 +142,16 @@ class WriterTrigger(BaseTrigger):
         self.log.info("%s: %s (%s): %s", self.stream, decision.action, decision.cause, decision.reason)
         if step.problem:
             self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
+
+    def _tell_stall(self, stall: Stall | None) -> None:
+        """A warning when a stall begins and when it ends: between the two it is the same one, with other numbers."""
+        before, self._stall = self._stall, stall
+        if (before and before.kind) == (stall and stall.kind):
+            return
+        if before is not None:
+            self.log.warning("%s: the stall (%s) is over.", self.stream, before.kind)
+        if stall is not None:
+            self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.reason)
 
 
 async def _in_thread(blocking: Callable[[], T]) -> T:

@@ -10,16 +10,17 @@ import click
 from pyiceberg.table import Table
 
 from frazil.cli.options import streams_option
-from frazil.cli.output import ask, echo_table, utc
+from frazil.cli.output import ask, echo_table
 from frazil.cli.positions import Moment, OffsetsText, Wanted, available_now, consequences, target_of
-from frazil.cli.stream_tables import open_kafka, open_stream
 from frazil.commit import marker_change
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.reset import Move, Standing, moves, standing
 from frazil.errors import AdoptionRequired
 from frazil.home import run_folder
 from frazil.spec.load import find_stream
+from frazil.stream.opened import open_kafka, open_stream
 from frazil.supervise.desired import load_stream_table
+from frazil.supervise.liveness import utc
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.lock import WriterLock
 from frazil.table.tables import ensure_table

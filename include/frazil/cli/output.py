@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -37,17 +36,6 @@ def echo_fields(fields: Mapping[str, str]) -> None:
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         click.echo(f"{name:<{width}}  {value}")
-
-
-def utc(ms: int | None) -> str:
-    """Milliseconds since the epoch as people read them: `2013-12-30 04:00:00Z`; `unknown` for None."""
-    if ms is None:
-        return "unknown"
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-    except OverflowError:
-        return f"{ms} ms"
-    return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
 def ask(question: str, *, yes: bool) -> None:

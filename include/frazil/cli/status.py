@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from frazil.cli.options import json_option, streams_option
-from frazil.cli.output import echo_fields, echo_json, echo_table, utc
+from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.cli.stream_status import StreamStatus, WriterStatus, exit_words, stream_status
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream, load_stream, stream_files
 from frazil.spec.model import StreamSpec
-from frazil.supervise.liveness import ago
+from frazil.supervise.liveness import ago, utc
 
 AT_ONCE = 8
 """Streams that are looked at together: a catalog that does not answer costs its timeout once, not once a stream."""

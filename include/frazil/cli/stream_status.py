@@ -17,7 +17,7 @@ from frazil.errors import FrazilError
 from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, load_stream_table
-from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.heartbeat import Heartbeat, Phase, Stall
 from frazil.supervise.launcher import Observation
 from frazil.supervise.liveness import ago
 from frazil.supervise.local import LocalLauncher
@@ -65,6 +65,8 @@ class StreamStatus:
     table_exists: bool | None
     rows: int | None
     problems: tuple[str, ...]
+    stall: Stall | None = None
+    """What a writer that beats says it is held back by; among the problems as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,9 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     beat = observation.heartbeat if observation else None
     beats_now = writer.pid is not None and not writer.stale
     at = _position(view, beat)
+    stall = beat.stall if beat and beats_now else None
+    if stall is not None:
+        problems.append(stall.reason)
     return StreamStatus(
         name=spec.name,
         table=spec.table.identifier,
@@ -113,6 +118,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         table_exists=view.exists,
         rows=view.rows,
         problems=(*problems, *view.problems),
+        stall=stall,
     )
 
 

@@ -48,12 +48,21 @@ class Evidence:
     marker: int
     topic_id: str
     ranges: tuple[CommittedRange, ...]
-    """In the order of their commits."""
+    """What is audited."""
     rows: OffsetTally
     dead_letters: OffsetTally
     """Of the topic with this id."""
     kafka: InKafka | None = None
     """None where Kafka was not asked."""
+    whole: bool = True
+    """False where `ranges` are those of a window, and rows and dead letters only what lies in them."""
+    elsewhere: tuple[CommittedRange, ...] = ()
+    """What was committed outside of the window, where that was looked up: it may explain what looks wrong."""
+
+    @property
+    def generations(self) -> dict[str, list[CommittedRange]]:
+        """All ranges that are known, by the id of the topic that had the name."""
+        return _by_topic_id((*self.ranges, *self.elsewhere))
 
 
 class Kind(StrEnum):
@@ -67,6 +76,8 @@ class Kind(StrEnum):
     UNCLAIMED = "unclaimed"
     """Rows that no commit covers."""
     ROLLED_BACK = "rolled back"
+    RECORD_GONE = "record gone"
+    """A snapshot names a commit record that is missing or unreadable."""
     UNCHECKED = "unchecked"
     SKIPPED = "skipped"
 
@@ -108,10 +119,9 @@ def missing(evidence: Evidence) -> BitMap64:
 
 def duplicates(evidence: Evidence) -> int:
     """Rows more than there should be: an offset may be there once for each topic that bore the name."""
-    generations = _by_topic_id(evidence.ranges)
     allowed_twice = BitMap64()
     covered = BitMap64()
-    for ranges in generations.values():
+    for ranges in evidence.generations.values():
         claimed = _claimed(ranges)
         allowed_twice |= covered & claimed
         covered |= claimed
@@ -132,7 +142,7 @@ def _duplicates(e: Evidence) -> Iterable[Finding]:
 
 
 def _both(e: Evidence) -> Iterable[Finding]:
-    if len(_by_topic_id(e.ranges)) > 1:
+    if len(e.generations) > 1:
         return
     both = e.rows.seen & e.dead_letters.seen
     sentence = f"{len(both):,} offsets are rows and dead letters at once: {_named(both)}"
@@ -160,13 +170,13 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
 
 def _miscounted(e: Evidence) -> Iterable[Finding]:
     """Commit records against the tables, range by range; what Kafka names as missing already is not said again."""
-    if len(_by_topic_id(e.ranges)) > 1:
+    if len(e.generations) > 1:
         return
     lost = missing(e)
     for name, tally, lost_here in (("rows", e.rows, lost), ("dead letters", e.dead_letters, BitMap64())):
         fewer = more = 0
         first: CommittedRange | None = None
-        for r in _read_once(e.ranges):
+        for r in _read_once(e):
             said = r.records if tally is e.rows else r.rejected
             there = tally.seen.range_cardinality(r.start, r.end)
             off = there + lost_here.range_cardinality(r.start, r.end) - said
@@ -182,18 +192,19 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
 
 def _limits(e: Evidence) -> Iterable[Finding]:
     """What could not be checked, and what was skipped on purpose."""
-    generations = _by_topic_id(e.ranges)
+    generations = e.generations
     if len(generations) > 1:
         yield _finding(
             e, Kind.UNCHECKED, len(generations),
             f"{len(generations)} topics bore this name: their offsets overlap, and are not counted against the records",
         )  # fmt: skip
-    current = sorted(generations.get(e.topic_id, []))
-    holes = [(a[1], b[0] - 1) for a, b in pairwise(_joined(current))]
-    skipped = sum(last - first + 1 for first, last in holes)
-    yield _finding(e, Kind.SKIPPED, skipped, f"{skipped:,} offsets were skipped by a reset: {_spans_named(holes)}")
-    if e.kafka is not None and current:
-        gone = max(min(e.kafka.first, e.marker) - current[0].start, 0)
+    current = [r for r in e.ranges if r.topic_id == e.topic_id]
+    if e.whole:
+        holes = [(a[1], b[0] - 1) for a, b in pairwise(joined(current))]
+        skipped = sum(last - first + 1 for first, last in holes)
+        yield _finding(e, Kind.SKIPPED, skipped, f"{skipped:,} offsets were skipped by a reset: {_spans_named(holes)}")
+    if e.kafka is not None:
+        gone = len(_claimed(current) & between(0, e.kafka.first))
         yield _finding(
             e, Kind.UNCHECKED, gone,
             f"{gone:,} offsets before {e.kafka.first:,} are no longer in Kafka: checked against the records alone",
@@ -212,13 +223,13 @@ def _by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRa
 
 
 def _claimed(ranges: Iterable[CommittedRange]) -> BitMap64:
-    return reduce(lambda whole, r: whole | between(*r), _joined(sorted(ranges)), BitMap64())
+    return reduce(lambda whole, r: whole | between(*r), joined(ranges), BitMap64())
 
 
-def _joined(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
-    """Sorted ranges, with those put together that touch or overlap."""
+def joined(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
+    """Ranges `[start, end)` in order, with those put together that touch or overlap; empty ones left out."""
     whole: list[tuple[int, int]] = []
-    for r in ranges:
+    for r in sorted(r for r in ranges if r.end > r.start):
         if whole and r.start <= whole[-1][1]:
             whole[-1] = (whole[-1][0], max(whole[-1][1], r.end))
         else:
@@ -226,9 +237,9 @@ def _joined(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
     return whole
 
 
-def _read_once(ranges: Iterable[CommittedRange]) -> list[CommittedRange]:
-    """Ranges that no other one overlaps: what was read twice cannot be told apart by its count."""
-    ordered = sorted(r for r in ranges if r.end > r.start)
+def _read_once(e: Evidence) -> list[CommittedRange]:
+    """Audited ranges that no other one overlaps: what was read twice cannot be told apart by its count."""
+    ordered = sorted(r for r in (*e.ranges, *e.elsewhere) if r.end > r.start)
     alone = []
     reach = -1
     for index, r in enumerate(ordered):
@@ -236,7 +247,8 @@ def _read_once(ranges: Iterable[CommittedRange]) -> list[CommittedRange]:
         if r.start >= reach and (follower is None or follower.start >= r.end):
             alone.append(r)
         reach = max(reach, r.end)
-    return alone
+    audited = set(e.ranges)
+    return [r for r in alone if r in audited]
 
 
 def _named(offsets: BitMap64) -> str:

@@ -17,7 +17,16 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.marker import Fate, Marker, SourceIdentity, first_marker, joined, of_same_topics, read_marker
+from frazil.commit.marker import (
+    BatchKey,
+    Fate,
+    Marker,
+    SourceIdentity,
+    first_marker,
+    joined,
+    of_same_topics,
+    read_marker,
+)
 from frazil.commit.rules import (
     Verdict,
     check_adopted,
@@ -35,6 +44,9 @@ from frazil.ingest.contract import StagedFile, TopicPartition
 from frazil.partitions.watermark import watermark_us
 
 log = logging.getLogger(__name__)
+
+SUMMARY_TEXT_MOST = 2_000
+"""Characters of a sentence in a snapshot's summary: every metadata file carries it while the snapshot lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +179,24 @@ class Committer:
             files=journal.dead_letter_files,
             summary=self._history(journal),
         )
+
+    def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
+        """Go on at the first offsets that Kafka has left, where the marker is short of them.
+
+        An empty snapshot carries it, whose summary says what was `lost`. Raises what `commit` raises.
+        """
+
+        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+            check_ancestry(table.metadata, marker, table=self._tables.main.identifier)
+            ahead = {tp: offset for tp, offset in first.items() if marker.offsets.get(tp, offset) < offset}
+            if not ahead:
+                return Done(marker)
+            at = BatchKey(self.epoch, marker.at.batch + 1)
+            return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead})
+
+        summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:SUMMARY_TEXT_MOST]}
+        return append(self._tables, self._tables.main, decide, files=(), summary=summary)
 
     def dead_letter_floor(self) -> Mapping[TopicPartition, int]:
         """Offsets below which dead letters are in their table already."""

@@ -51,7 +51,8 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
             )
         return record
     oldest = next(reversed(list(ancestors(metadata))), None)
-    if oldest is not None and oldest.parent_snapshot_id is not None:
+    # The first snapshot of a table has sequence number 1; its parent says nothing, since PyIceberg's expiry clears it.
+    if oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1):
         raise RolledBack(
             f"table {table} holds no batch of stream {stream!r} since snapshot {oldest.snapshot_id}, and its history "
             f"before that was expired: where the table stands is unknown. Choose a position with "

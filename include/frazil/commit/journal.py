@@ -163,7 +163,7 @@ class JournalStore:
 
     def keys(self) -> list[BatchKey]:
         """All keys in order; objects of other names are not ours and are left alone."""
-        return sorted(filter(None, (_key_of(f.path) for f in self._store.list_files(self._folder))))
+        return sorted(filter(None, (key_of(f.path) for f in self._store.list_files(self._folder))))
 
     def after(self, settled: BatchKey | None, *, table_uuid: str, stream: str) -> Iterator[Journal]:
         """Whole journals of this stream and table that are later than the last committed one, in order."""
@@ -178,6 +178,7 @@ class JournalStore:
         self._store.delete([self.path(key) for key in keys])
 
 
-def _key_of(path: str) -> BatchKey | None:
+def key_of(path: str) -> BatchKey | None:
+    """The batch whose journal stands at a path; None for what is not ours."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
+SINGLES_A_RUN = 8
+
 
 class OffsetTally:
     """Takes offsets in any order, in pieces; a stream's own are dense, so a billion of them fit in a few hundred MB."""
@@ -22,9 +24,10 @@ class OffsetTally:
     def add(self, offsets: npt.ArrayLike) -> None:
         """Count more offsets, 0 or above."""
         values = np.sort(np.asarray(offsets, dtype=np.uint64))
-        piece = BitMap64(values)
-        if len(piece) < len(values):
-            self.repeated |= BitMap64(values[1:][values[1:] == values[:-1]])
+        steps = np.diff(values)
+        piece = _bitmap(values, np.flatnonzero(steps != 1) + 1)
+        if again := values[1:][steps == 0].tolist():
+            self.repeated |= BitMap64(again)
         self.repeated |= self.seen & piece
         self.seen |= piece
         self.rows += len(values)
@@ -50,6 +53,18 @@ def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
         last = offset
     if start is not None:
         yield start, last
+
+
+def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
+    """Sorted offsets, cut where a run of neighbours ends. A run costs as much as some ten single offsets."""
+    if len(breaks) * SINGLES_A_RUN > len(values):
+        return BitMap64(values)
+    whole = BitMap64()
+    if len(values):
+        firsts, lasts = values[[0, *breaks]].tolist(), values[[*(breaks - 1), -1]].tolist()
+        for first, last in zip(firsts, lasts, strict=True):
+            whole.add_range(first, last + 1)
+    return whole
 
 
 def between(start: int, end: int) -> BitMap64:

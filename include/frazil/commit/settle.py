@@ -8,6 +8,7 @@ are deleted only once the key of their batch is closed (`JournalStore.void`), or
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -205,6 +206,14 @@ def sweep_batch(tables: StreamTables, store: ObjectStore, journal: Journal) -> i
     )
 
 
+def discard_batch(tables: StreamTables, store: ObjectStore, key: BatchKey) -> int:
+    """Delete what a batch staged that its own writer gave up before journaling it; the number deleted."""
+    return sum(
+        _delete_others(store, batch_folder(handle.current(), tables.stream, key), frozenset())
+        for handle in (tables.main, tables.dead_letters)
+    )
+
+
 def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
     """Where a batch stages its files of one table."""
     return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
@@ -243,8 +252,8 @@ def referenced(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """A path without `file://`: the same local file is written both ways."""
-    return path.removeprefix("file://")
+    """A path without its `file:` scheme: we write `file:///x`, Spark `file:/x`, and a listing says `/x`."""
+    return re.sub(r"^file:(//)?(?=/)", "", path)
 
 
 def highest_epoch(tables: StreamTables, store: ObjectStore) -> int:

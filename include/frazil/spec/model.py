@@ -150,6 +150,11 @@ class Source(Model):
         description="Where a new stream begins: `earliest`, `latest`, or an ISO 8601 time with a zone. "
         "Later starts go on from the table's marker.",
     )
+    on_gap: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="When retention deleted records before they were read: `fail` ends the writer, which names the "
+        "lost offsets; `skip` goes on at the first that are left, and names the lost in the snapshot's summary.",
+    )
     properties: Properties = Field(
         default_factory=dict,
         description="librdkafka consumer properties, such as security. Secrets are references, never values.",

@@ -19,7 +19,7 @@ from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
 from frazil.commit.marker import PROPERTY_PREFIX, BatchKey, Marker
 from frazil.commit.rules import check_same_source
-from frazil.commit.settle import batch_folder, sweep_batch
+from frazil.commit.settle import batch_folder, discard_batch, sweep_batch
 from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress, StageContext, StageResult, TargetTable
 from frazil.spec.model import StreamSpec
@@ -58,11 +58,13 @@ class BatchRunner:
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.reporter.phase(Phase.STAGING, key=key)
-        context = self._context(key)
-        answers = self._stage(ranges, context)
+        try:
+            answers, journal = self._staged(ranges, key)
+        except Exception:
+            self._discard(key)
+            raise
         staged = time.monotonic()
         self.reporter.phase(Phase.JOURNALING)
-        journal = self._journal(context, answers)
         if not self.tables.journals.put(journal):
             raise Fenced(
                 f"batch {key} of stream {self.spec.name!r} is journaled already: another writer has this epoch"
@@ -78,6 +80,18 @@ class BatchRunner:
             key, journal.records, journal.rejected, len(journal.files), staged - began, time.monotonic() - staged,
         )  # fmt: skip
         sweep_batch(self.tables, self.store, journal)
+
+    def _staged(self, ranges: DataFrame, key: BatchKey) -> tuple[list[dict[str, Any]], Journal]:
+        context = self._context(key)
+        answers = self._stage(ranges, context)
+        return answers, self._journal(context, answers)
+
+    def _discard(self, key: BatchKey) -> None:
+        """Give back what a failed batch took from the storage; the next start sweeps whatever stays."""
+        try:
+            discard_batch(self.tables, self.store, key)
+        except Exception as error:
+            log.warning("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _stage(self, ranges: DataFrame, context: StageContext) -> list[dict[str, Any]]:
         rows = StageRows(context, self.progress)

@@ -75,13 +75,14 @@ class PlannerSettings:
 
 @dataclass(slots=True)
 class Planner:
-    """Decides positions. `clock` is monotonic seconds."""
+    """Decides positions. `clock` is monotonic seconds; `clock_ms`, the wall's, only dates what it reports."""
 
     settings: PlannerSettings
     kafka: KafkaOffsets
     source: SourceIdentity
     position: Position
     clock: Callable[[], float] = time.monotonic
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
     """When a partition's oldest unread record was first seen; None for what waited at the start."""
@@ -103,7 +104,7 @@ class Planner:
                 self._tolerate(error, now)
                 return self.position
             except FrazilError as error:
-                write_report(self.settings.run_folder, PlannerReport({}, type(error).__name__, str(error)))
+                self._report_end(error)
                 raise
         return self._decide(now)
 
@@ -134,7 +135,8 @@ class Planner:
                 self.first_seen.pop(tp, None)
                 self.last_unread.setdefault(tp, now)
         self.answered_at = now
-        write_report(self.settings.run_folder, PlannerReport(self.ends))
+        report = PlannerReport(self.ends, began=self.began, written_at_ms=self.clock_ms())
+        write_report(self.settings.run_folder, report)
 
     def _describe(self) -> None:
         """New partitions begin at their beginning; a topic made again, or a lost range, ends the writer."""
@@ -153,8 +155,12 @@ class Planner:
         self.answered_at = self.answered_at if self.answered_at is not None else now
         log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)
         if silent_s >= UNREACHABLE_S:
-            write_report(self.settings.run_folder, PlannerReport({}, type(error).__name__, str(error)))
+            self._report_end(error)
             raise error
+
+    def _report_end(self, error: FrazilError) -> None:
+        report = PlannerReport({}, type(error).__name__, str(error), written_at_ms=self.clock_ms())
+        write_report(self.settings.run_folder, report)
 
     def _decide(self, now: float) -> Position:
         policy = self.settings.policy
@@ -202,17 +208,21 @@ def start_planner(options: Mapping[str, str], environment: Mapping[str, str]) ->
     )
 
 
-def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Kafka still has every record from the position on."""
-    lost = [
+def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
+    """What retention deleted between a position and the first offsets that are left; empty where nothing was."""
+    return "; ".join(
         f"{topic}-{partition} offsets {offset} to {available[topic, partition] - 1}"
         for (topic, partition), offset in sorted(wanted.items())
         if available.get((topic, partition), offset) > offset
-    ]
-    if lost:
+    )
+
+
+def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
+    """Kafka still has every record from the position on."""
+    if lost := lost_ranges(wanted, available):
         raise OffsetGap(
-            f"Kafka's retention deleted records that stream {stream!r} had not read: {'; '.join(lost)}. "
-            f"`frazil reset {stream} --to marker` goes on at the first offsets that are left"
+            f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
+            "--to marker` goes on at the first offsets that are left, and `source.on-gap: skip` always does"
         )
 
 
@@ -223,6 +233,17 @@ class PlannerReport:
     ends: Mapping[TopicPartition, int]
     error_type: str | None = None
     error: str | None = None
+    began: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Where partitions begin that appeared while the writer ran: no marker knows them yet."""
+    written_at_ms: int = 0
+    """Milliseconds since the epoch: Spark asks the planner for nothing while a batch runs, and one that hangs writes
+    no more, so the ends may be old."""
+
+    def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """How many records wait beyond those offsets, for the topic-partitions where any do."""
+        starts = {**self.began, **offsets}
+        lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
+        return {tp: lag for tp, lag in lags.items() if lag > 0}
 
 
 _REPORT = "planner.json"
@@ -230,14 +251,19 @@ _RATES = "rates.json"
 
 
 def write_report(folder: Path, report: PlannerReport) -> None:
-    replace_json(
-        folder / _REPORT, {"ends": nested(report.ends), "error_type": report.error_type, "error": report.error}
-    )
+    value = {
+        "ends": nested(report.ends),
+        "error_type": report.error_type,
+        "error": report.error,
+        "began": nested(report.began),
+        "written_at_ms": report.written_at_ms,
+    }
+    replace_json(folder / _REPORT, value)
 
 
 def read_report(folder: Path) -> PlannerReport | None:
     raw = _load(folder / _REPORT)
-    return PlannerReport(flat(raw["ends"]), raw["error_type"], raw["error"]) if raw else None
+    return PlannerReport(**{**raw, "ends": flat(raw["ends"]), "began": flat(raw.get("began", {}))}) if raw else None
 
 
 def write_rates(folder: Path, rates: Rates) -> None:

@@ -1,4 +1,7 @@
-"""The heartbeat's thread: says where the writer stands every second, whatever the writer is busy with."""
+"""The heartbeat's thread: says where the writer stands every second, whatever the writer is busy with.
+
+It is also the one place that sees the marker, the batch at hand and the planner's report, so it looks for stalls.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,26 @@ from types import TracebackType
 from typing import Self
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.stream.planner import read_report
+from frazil.stream.planner import PlannerReport, read_report
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.stall_watch import StallWatch
 from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.stall_history import BatchName, Limits, Look
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 
 
 class Reporter:
     """Writes the status file until it is closed. Its setters are called by the writer's other threads."""
 
-    def __init__(self, *, stream: str, fingerprint: str, folder: Path, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, *, stream: str, fingerprint: str, folder: Path, limits: Limits, clock_ms: Callable[[], int]
+    ) -> None:
         now = clock_ms()
+        self._watch = StallWatch(stream, limits)
         self._folder, self._clock_ms = folder, clock_ms
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -68,7 +77,8 @@ class Reporter:
 
     def committed(self, marker: Marker, *, at_ms: int | None) -> None:
         """The marker as it stands; `at_ms` is when a batch landed, None for a take-over."""
-        self._marker = marker
+        with self._lock:
+            self._marker = marker
         us = marker.watermark_us
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
         self._change(
@@ -85,24 +95,61 @@ class Reporter:
             self._wake.wait(PERIOD_S)
             self._wake.clear()
             try:
-                self._observe()
-                self._write()
+                self.beat()
             except Exception as error:  # a full disk must not end a thread that says so when it can again
                 log.warning("the heartbeat could not be written: %r", error)
 
-    def _observe(self) -> None:
+    def beat(self) -> None:
+        """Look once and write what is seen; the thread does so every second."""
+        self._count_records()
+        self._look()
+        self._write()
+
+    def _count_records(self) -> None:
         state, progress = self._state, self._progress
         if state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             records = progress.records(epoch=state.epoch, batch=state.batch)
             if records > state.batch_records:
                 self._change(batch_records=records)
+
+    def _look(self) -> None:
+        """Lag and stall, from the marker and from what the planner saw."""
+        # Before the state: with a phase older than the report, a batch would be credited with what came after it.
         report = read_report(self._folder)
-        if report and self._marker:
-            offsets = self._marker.offsets
-            lag = sum(max(end - offsets.get(tp, 0), 0) for tp, end in report.ends.items())
-            with self._lock:
-                self._state = dataclasses.replace(self._state, lag=lag)
+        with self._lock:
+            state, marker = self._state, self._marker
+        if marker is None or (report and report.error):
+            return
+        look = _look_of(state, marker, report, at_ms=self._clock_ms())
+        lag = sum(look.unread.values()) if report else state.lag
+        stall = self._watch.look(look)
+        with self._lock:
+            self._state = dataclasses.replace(self._state, lag=lag, stall=stall)
 
     def _write(self) -> None:
         with self._lock:
             dataclasses.replace(self._state, written_at_ms=self._clock_ms()).write(self._folder)
+
+
+def _look_of(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> Look:
+    return Look(
+        at_ms=at_ms,
+        phase=state.phase,
+        advanced_at_ms=state.advanced_at_ms,
+        offsets=marker.offsets,
+        unread=report.unread(marker.offsets) if report else {},
+        planned_at_ms=report.written_at_ms if report else None,
+        batch=_at_hand(state, marker),
+        batch_records=state.batch_records,
+        max_event_times_us=marker.max_event_times_us,
+        idle=marker.idle,
+        watermark_us=marker.watermark_us,
+    )
+
+
+def _at_hand(state: Heartbeat, marker: Marker) -> BatchName | None:
+    """The batch that is being made; one whose marker stands is over, whatever the phase still says."""
+    if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
+        return None
+    landed = (state.epoch, state.batch) == marker.at
+    return None if landed else BatchName(state.epoch, state.batch)

@@ -27,7 +27,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.swap import TableHandle
-from frazil.errors import FrazilError, StaleBatch
+from frazil.errors import FrazilError, OffsetGap, StaleBatch
 from frazil.home import run_folder
 from frazil.ingest.contract import TopicPartition
 from frazil.ingest.decode import check_supported
@@ -36,12 +36,20 @@ from frazil.spec.references import kafka_properties
 from frazil.stream.batch import BatchRunner, target_file_bytes
 from frazil.stream.kafka import KafkaOffsets, Topics
 from frazil.stream.plan import Policy
-from frazil.stream.planner import PlannerSettings, Position, check_no_gap, clear_report, read_report
+from frazil.stream.planner import (
+    PlannerSettings,
+    Position,
+    check_no_gap,
+    clear_report,
+    lost_ranges,
+    read_report,
+)
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.session import start_session, warm_up, with_source
 from frazil.stream.source import FORMAT
 from frazil.supervise.heartbeat import Phase
+from frazil.supervise.stall_history import Limits
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import ObjectStore, open_store
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
@@ -79,7 +87,11 @@ class Writer:
         """
         folder = run_folder(self.spec.name)
         with Reporter(
-            stream=self.spec.name, fingerprint=self.spec.fingerprint(), folder=folder, clock_ms=now_ms
+            stream=self.spec.name,
+            fingerprint=self.spec.fingerprint(),
+            folder=folder,
+            limits=Limits.for_stream(self.spec),
+            clock_ms=now_ms,
         ) as reporter:
             return self._run(folder, reporter)
 
@@ -114,6 +126,10 @@ class Writer:
                 if stale >= STALE_LIMIT:
                     raise
                 log.warning("%s: beginning a new epoch", error)
+            except OffsetGap as error:
+                if self.spec.source.on_gap == "fail":
+                    raise
+                log.warning("%s: beginning a new epoch after it", error)
 
     def _open(self, reporter: Reporter) -> tuple[StreamTables, ObjectStore, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
@@ -189,7 +205,7 @@ class Epoch:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
         log.info("epoch %d: %s", committer.epoch, settled)
         p.reporter.committed(marker, at_ms=now_ms() if settled.committed else None)
-        self._check_available(marker, topics)
+        marker = self._after_gaps(committer, marker, topics)
         return BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
@@ -203,9 +219,20 @@ class Epoch:
             progress=p.progress,
         )
 
-    def _check_available(self, marker: Marker, topics: Topics) -> None:
-        available = self.parts.kafka.earliest(topics.partitions)
-        check_no_gap(marker.offsets, available, stream=self.parts.spec.name)
+    def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
+        """The marker past what retention deleted, where the stream is declared to go on; raises `OffsetGap` else."""
+        stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
+        if self.parts.spec.source.on_gap == "fail":
+            check_no_gap(marker.offsets, available, stream=stream)
+            return marker
+        lost = lost_ranges(marker.offsets, available)
+        if not lost:
+            return marker
+        log.warning("Kafka's retention deleted records that stream %r had not read, and skips now: %s", stream, lost)
+        marker = committer.skip(available, lost=lost)
+        # What retention deleted is no lag: nothing would ever come nearer to reading it.
+        self.parts.reporter.committed(marker, at_ms=None)
+        return marker
 
     def _open_query(self, runner: BatchRunner) -> StreamingQuery:
         p = self.parts

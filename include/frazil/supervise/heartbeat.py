@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 FILE_NAME = "status.json"
 
@@ -21,6 +23,29 @@ class Phase(StrEnum):
     COMMITTING = "committing"
     STOPPING = "stopping"
     ENDED = "ended"
+
+
+class StallKind(StrEnum):
+    OFFSETS = "offsets"
+    """Records are unread, and nothing comes nearer to committing them."""
+    WATERMARK = "watermark"
+    """Commits move the offsets on, and the watermark stays where it is, or unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A healthy process that gets nowhere; `frazil.supervise.stall` says when it is one."""
+
+    kind: StallKind
+    since_ms: int
+    held_back_by: str | None
+    """The topic-partition, as `flights-3`; None where the planner is silent and no partition is known to wait."""
+    reason: str
+    """A sentence: what, where, since when, and what to do now."""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Stall:
+        return cls(**{**value, "kind": StallKind(value["kind"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,7 @@ class Heartbeat:
     table_location: str | None = None
     """Set once the table exists: desired state and journals stand beside it."""
     error: str | None = None
+    stall: Stall | None = None
 
     def write(self, folder: Path) -> None:
         """Replace the status file whole: a reader sees the old one or the new one."""
@@ -60,4 +86,5 @@ class Heartbeat:
             raw = json.loads((folder / FILE_NAME).read_text())
         except FileNotFoundError:
             return None
-        return cls(**{**raw, "phase": Phase(raw["phase"])})
+        stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None
+        return cls(**{**raw, "phase": Phase(raw["phase"]), "stall": stall})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.observed import Observed
@@ -18,6 +20,17 @@ def ago(milliseconds: int) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def utc(ms: int | None) -> str:
+    """Milliseconds since the epoch as people read them: `2013-12-30 04:00:00Z`; `unknown` for None."""
+    if ms is None:
+        return "unknown"
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:

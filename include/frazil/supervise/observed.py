@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from frazil.errors import FrazilError
-from frazil.supervise.heartbeat import Heartbeat
+from frazil.supervise.heartbeat import Heartbeat, Stall
 from frazil.supervise.launcher import Observation, ProcessState
 from frazil.supervise.records import ExitRecord, Launch, Notes, StopRequest
 
@@ -71,6 +71,11 @@ class Observed:
     @property
     def heartbeat(self) -> Heartbeat | None:
         return self.writer.heartbeat
+
+    @property
+    def stall(self) -> Stall | None:
+        """What holds a writer back that lives; of one that ended, how it ended says more."""
+        return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
     def exit(self) -> ExitRecord | None:

@@ -25,6 +25,7 @@ from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.declared import Declaration
 from frazil.supervise.environment import writer_environment
+from frazil.supervise.heartbeat import Stall
 from frazil.supervise.launcher import Launcher, LaunchRequest, LogPosition
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
@@ -52,6 +53,8 @@ class Step:
     """What went wrong while acting; the next step sees the consequences, and decides anew."""
     writer_log: tuple[str, ...]
     """Lines that the writer logged since the last step."""
+    stall: Stall | None = None
+    """What a writer that lives says it is held back by; it is told, and never acted upon."""
 
 
 def _now_ms() -> int:
@@ -152,7 +155,7 @@ class Supervisor:
             policy = Policy.for_stream(spec) if spec else Policy()
             decision = decide(observed, now_ms=now_ms, policy=policy)
             problem = self._act(decision, observed, now_ms=now_ms) if act else None
-            return Step(decision, observed.table_fingerprint, problem, self._read_log())
+            return Step(decision, observed.table_fingerprint, problem, self._read_log(), observed.stall)
 
     def _observe(self) -> Observed:
         writer = self._launcher.observe()

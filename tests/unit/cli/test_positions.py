@@ -10,11 +10,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from frazil.cli.output import ask, utc
+from frazil.cli.output import ask
 from frazil.cli.positions import Moment, OffsetsText, Wanted, check_available, consequences, target_of
 from frazil.commit.marker import BatchKey, Marker, SourceIdentity
 from frazil.commit.reset import Available, Standing, moves
 from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.supervise.liveness import utc
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
 NOW = Available(SOURCE, {("t", 0): 10, ("t", 1): 0}, {("t", 0): 100, ("t", 1): 50})

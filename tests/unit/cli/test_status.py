@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from frazil.cli.main import frazil
 from frazil.cli.stream_status import STALE_AFTER_MS, writer_status
 from frazil.home import run_folder
-from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.supervise.launcher import Observation, ProcessState
 from frazil.supervise.lock import WriterLock
 from frazil.supervise.processes import mark
@@ -114,6 +114,23 @@ def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believe
     assert found["lag"] is None
     assert "heartbeat is" in found["problems"][0]
     assert "no heartbeat for" in people
+
+
+def test_a_stall_is_a_problem_while_the_writer_beats_and_is_not_believed_of_one_that_ended(streams: Path):
+    stall = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back: no records arrive")
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), written_at_ms=now_ms, stall=stall).write(run_folder("ticks"))
+        (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
+    assert found["problems"] == [stall.reason]
+    assert found["stall"] == {
+        "kind": "watermark", "since-ms": NOW_MS, "held-back-by": "ticks-3", "reason": stall.reason,
+    }  # fmt: skip
+    assert f"ticks: {stall.reason}" in people
+    replace_json(run_folder("ticks") / "lock", Launch("l", LaunchKind.FOREGROUND, now_ms).to_json())
+    (ended,) = status(streams)["streams"]
+    assert (ended["stall"], ended["problems"]) == (None, [])
 
 
 def test_an_exit_is_said_with_its_name_and_last_error():

@@ -203,3 +203,20 @@ def test_positions_survive_json_and_keep_their_text():
     again = Position.from_json(position.to_json())
     assert again == position
     assert list(position.to_json()["offsets"]["t"]) == ["0", "1"]
+
+
+def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silent(world: World, tmp_path: Path):
+    world.planner.clock_ms = lambda: int(world.now * 1000)
+    world.after(1)
+    world.kafka.down = True
+    world.after(10)
+    assert (report := read_report(tmp_path)) is not None
+    assert (report.error, report.written_at_ms) == (None, 1_001_000)
+
+
+def test_what_it_reports_says_where_partitions_begin_that_no_marker_knows(world: World, tmp_path: Path):
+    world.after(1)
+    world.kafka.end, world.kafka.begin = {TP0: 0, TP1: 0, TP2: 1005}, {TP0: 0, TP1: 0, TP2: 1000}
+    world.after(11)
+    assert (report := read_report(tmp_path)) is not None
+    assert report.unread({TP0: 0, TP1: 0}) == {TP2: 5}

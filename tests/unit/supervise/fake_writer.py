@@ -2,7 +2,8 @@
 
 It beats into its run folder, commits a batch every 0.2 s, ends with 0 on SIGTERM once the batch at hand is committed,
 and does what `<FRAZIL_HOME>/orders-<name>.json` says: `{"exit": 11, "error": "..."}` ends it, `{"hang": true}` stops
-all advance, `{"crash-at-start": true}` ends it before its first batch, `{"batch-seconds": 5}` makes its batches long.
+all advance, `{"crash-at-start": true}` ends it before its first batch, `{"batch-seconds": 5}` makes its batches long,
+`{"stall": "t-0"}` makes it say that this topic-partition holds it back.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from frazil.home import home, run_folder
 from frazil.spec.load import find_stream
-from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.heartbeat import Heartbeat, Phase, Stall, StallKind
 
 stop = threading.Event()
 
@@ -40,12 +42,15 @@ def main() -> int:
 
     def beat(phase: Phase, batch: int, *, advanced: int, error: str | None = None) -> None:
         last = advanced if batch else None
+        by = orders.get("stall")
+        stall = Stall(StallKind.OFFSETS, advanced, by, f"{by} holds the offsets back") if by else None
         Heartbeat(
             options.name, os.getpid(), fingerprint, phase, now_ms(), advanced, 1, batch,
-            lag=0, last_commit_at_ms=last, error=error,
+            lag=0, last_commit_at_ms=last, error=error, stall=stall,
         ).write(folder)  # fmt: skip
 
     batch, advanced = 0, started
+    orders: dict[str, Any] = {}
     beat(Phase.STARTING, batch, advanced=advanced)
     while True:
         orders = json.loads(orders_file.read_text()) if orders_file.exists() else {}

@@ -146,6 +146,19 @@ def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypa
     assert second
 
 
+def test_a_stall_that_the_writer_reports_is_told_and_restarts_nothing(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    pid = bench.runs(supervisor)
+    assert supervisor.step().stall is None
+    bench.at_hand.orders(stall="ticks-0")
+    step = bench.eventually(lambda: (s := supervisor.step()).stall and s)
+    assert (step.stall.held_back_by, step.stall.reason) == ("ticks-0", "ticks-0 holds the offsets back")
+    assert (step.decision.action, step.decision.cause) == (Action.KEEP, Cause.ADVANCING)
+    bench.at_hand.orders()
+    bench.eventually(lambda: supervisor.step().stall is None)
+    assert bench.at_hand.launcher.observe().launch.writer.pid == pid
+
+
 def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")

@@ -87,4 +87,4 @@ def _read(message: Message) -> tuple[TopicPartition, int, bool]:
         return tp, message.offset() or 0, True
     if error.code() == KafkaError._PARTITION_EOF:
         return tp, message.offset() or 0, False
-    raise KafkaUnavailable(f"{tp[0]}-{tp[1]} cannot be read: {error}; audit again, or with --no-source")
+    raise KafkaUnavailable(f"{tp[0]}-{tp[1]} cannot be read: {error}; audit again, or without the source")

@@ -1,4 +1,4 @@
-"""A declared stream's tables and journals, opened for the commands that read or move its marker."""
+"""A declared stream's tables, journals and Kafka, opened by all that is not its writer."""
 
 from __future__ import annotations
 

@@ -1,0 +1,106 @@
+"""What commit records say was committed: of all time, or of a window of commit times."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.audit import CommittedRange
+from frazil.commit.history import ancestors, commit_records, records
+from frazil.commit.journal import Journal, JournalStore, key_of
+from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.window import Window
+from frazil.ingest.contract import TopicPartition
+
+CLOCK_SLACK_MS = 3_600_000
+"""How far writers' clocks may have gone back: records are searched so much further than the window begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What the commit records of a stream say."""
+
+    ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
+    records: int = 0
+    rejected: int = 0
+    batches: int = 0
+    gone: tuple[str, ...] = ()
+    """Paths of the records that snapshots name, and that are missing or unreadable."""
+
+    def beside(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
+        """These claims without those of a part of them."""
+        return {
+            tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
+            for tp, ranges in self.ranges.items()
+        }
+
+
+def claims(journals: JournalStore, marker: Marker) -> Claims:
+    """Read every commit record up to the marker; journals that wait, or never were committed, claim nothing."""
+    return _summed(record for record in records(journals) if _committed(record.key, marker))
+
+
+def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Window) -> Claims:
+    """Read the commit records of a window, and few others.
+
+    A batch's time is its snapshot's in the branch's history: a journal that waited for its writer to come back was
+    committed when it came back. So one window after the other leaves nothing out, whenever a batch was journaled.
+    Where the history of the window's beginning was expired, the records themselves are searched, newest first, by the
+    time they were written at, back to an hour before the window: a clock that went back further hides some.
+    """
+    found: list[Journal] = []
+    gone: list[str] = []
+    oldest: BatchKey | None = None
+    for snapshot, path in commit_records(metadata, marker.stream):
+        oldest = key_of(path) or oldest
+        if snapshot.timestamp_ms in window:
+            record = journals.read(path)
+            if record is None:
+                gone.append(path)
+            else:
+                found.append(record)
+    if _history_begins_ms(metadata) > window.from_ms:
+        found += _before_history(journals, marker, oldest, window)
+    return _summed(found, gone)
+
+
+def _before_history(
+    journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Window
+) -> Iterator[Journal]:
+    """Records of the window, newest first, from before the oldest batch that the history still has."""
+    for key in reversed(journals.keys()):
+        if (oldest is not None and key >= oldest) or not _committed(key, marker):
+            continue
+        record = journals.get(key)
+        if record is None:
+            continue
+        if record.created_at_ms in window:
+            yield record
+        elif record.created_at_ms < window.from_ms - CLOCK_SLACK_MS:
+            return
+
+
+def _history_begins_ms(metadata: TableMetadata) -> int:
+    """Since when the branch tells of every commit; 0 where it does since the table's first."""
+    oldest = next(reversed(list(ancestors(metadata))), None)
+    # Not by its parent: PyIceberg takes an expired parent's id away.
+    return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
+
+
+def _committed(key: BatchKey, marker: Marker) -> bool:
+    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
+
+
+def _summed(found: Iterable[Journal], gone: Iterable[str] = ()) -> Claims:
+    ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
+    landed = rejected = batches = 0
+    for record in found:
+        batches += 1
+        landed, rejected = landed + record.records, rejected + record.rejected
+        for p in record.progress:
+            topic_id = record.source.topic_ids.get(p.topic, "")
+            ranges[p.topic_partition].append(CommittedRange(p.start, p.end, p.records, p.rejected, topic_id))
+    return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches, tuple(gone))

@@ -1,0 +1,179 @@
+"""Batches whose records never were in Kafka, written and committed by the real code: for tests and benchmarks.
+
+A batch may be made to harm its table on purpose: its record says what should have landed, its files hold what did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.marker import BatchKey, Marker, SourceIdentity
+from frazil.commit.marker_change import reset
+from frazil.commit.reset import standing
+from frazil.commit.settle import batch_folder
+from frazil.commit.swap import TableHandle
+from frazil.ingest.contract import RangeProgress, StagedFile, Target, TargetTable
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.storage import open_store
+from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
+
+FETCHED = 500
+
+Offsets = Mapping[int, npt.ArrayLike]
+"""Of each partition."""
+
+
+@dataclass
+class MadeStream:
+    """One stream over one topic, in the embedded catalog of FRAZIL_HOME."""
+
+    spec: StreamSpec
+    now_ms: int
+    """The time of the next commit: set it, and it passes."""
+    partitions: int = 4
+    topic_id: str = "topic-1"
+    columns: Callable[[int], Mapping[str, pa.Array]] = lambda rows: {}  # noqa: ARG005 - nothing but coordinates
+    """Values of the declared columns for so many rows."""
+    committer: Committer | None = field(default=None, init=False)
+
+    @property
+    def topic(self) -> str:
+        return self.spec.source.topics[0]
+
+    @cached_property
+    def tables(self) -> StreamTables:
+        catalog = load_catalog(self.spec.table.catalog)
+        main, dead_letters = ensure_table(catalog, self.spec), ensure_dead_letters(catalog, self.spec)
+        return StreamTables(
+            stream=self.spec.name,
+            main=TableHandle(catalog, ".".join(main.name())),
+            dead_letters=TableHandle(catalog, ".".join(dead_letters.name())),
+            journals=JournalStore(
+                open_store(main.location(), main.io.properties), state_location(main, self.spec.name)
+            ),
+            clock_ms=lambda: self.now_ms,
+        )
+
+    @property
+    def source(self) -> SourceIdentity:
+        return SourceIdentity("cluster-1", {self.topic: self.topic_id})
+
+    def begin(self) -> Committer:
+        """Take the stream over; every partition begins at 0."""
+        initial = {(self.topic, p): 0 for p in range(self.partitions)}
+        self.committer = Committer.take_over(self.tables, source=self.source, initial=lambda: initial)
+        return self.committer
+
+    def reset(self, target: Mapping[int, int]) -> Committer:
+        """Move the stream as `frazil reset` does, and take it over again."""
+        store = open_store(self.tables.main.refresh().location(), self.tables.main.current().io.properties)
+        offsets = {(self.topic, p): offset for p, offset in target.items()}
+        reset(self.tables, store, target=offsets, source=self.source, seen=standing(self.tables))
+        return self.begin()
+
+    def land(
+        self,
+        ranges: Mapping[int, tuple[int, int]],
+        *,
+        records: Offsets | None = None,
+        rejected: Offsets | None = None,
+        written: Offsets | None = None,
+    ) -> Marker:
+        """Write, journal and commit the next batch.
+
+        `records` are the offsets that Kafka had of the ranges: all, unless given. `rejected` of them are dead
+        letters. `written` are those whose rows are in the files, should that be others than the records.
+        """
+        committer = self.committer or self.begin()
+        bad = {p: np.asarray(of, np.int64) for p, of in (rejected or {}).items()}
+        good = {
+            p: np.setdiff1d(np.asarray((records or {}).get(p, np.arange(*r)), np.int64), bad.get(p, []))
+            for p, r in ranges.items()
+        }
+        progress = [
+            RangeProgress(self.topic, p, *r, len(good[p]), len(bad.get(p, ())), None) for p, r in ranges.items()
+        ]
+        return committer.commit(self.stage(progress, good if written is None else written, bad))
+
+    def stage(self, progress: Sequence[RangeProgress], rows: Offsets, dead_letters: Offsets) -> Journal:
+        """Write and journal the next batch; `Committer.commit` makes it land."""
+        committer, marker = self.committer or self.begin(), self.tables.marker()
+        key = BatchKey(committer.epoch, 1 + (marker.at.batch if marker else 0))
+        main = self.tables.main.refresh()
+        journal = Journal(
+            stream=self.spec.name,
+            key=key,
+            table_uuid=str(main.metadata.table_uuid),
+            created_at_ms=self.now_ms,
+            source=self.source,
+            progress=tuple(progress),
+            files=(
+                *self.write(main, key, "main", rows),
+                *self.write(self.tables.dead_letters.refresh(), key, "dead-letters", dead_letters),
+            ),
+            dead_letter_floor=committer.dead_letter_floor(),
+            idle=frozenset(),
+            offsets_after={p.topic_partition: p.end for p in progress},
+        )
+        if not self.tables.journals.put(journal):
+            raise RuntimeError(f"batch {key} was journaled already")
+        return journal
+
+    def write(self, table: Table, key: BatchKey, target: Target, offsets: Offsets) -> tuple[StagedFile, ...]:
+        """One task's files with these rows, as fetches bring them: some hundred of each partition at a time."""
+        metadata = table.metadata
+        if not any(np.size(of) for of in offsets.values()):
+            return ()
+        writer = TableWriter(
+            TargetTable(
+                schema_json=metadata.schema().model_dump_json(),
+                spec_json=metadata.spec().model_dump_json(),
+                sort_order_json=metadata.sort_order().model_dump_json(),
+                properties={},
+                folder=batch_folder(table, self.spec.name, key),
+                target_file_bytes=512 * 2**20,
+            ),
+            target,
+            io=table.io,
+            file_name=file_namer(0, 0),
+        )
+        writer.add(self._rows(writer.layout.arrow_schema, offsets, dead_letters=target == "dead-letters"))
+        return tuple(writer.finish())
+
+    def _rows(self, schema: pa.Schema, offsets: Offsets, *, dead_letters: bool) -> pa.Table:
+        runs = sorted(
+            (place, p, values[place : place + FETCHED])
+            for p, of in offsets.items()
+            for values in [np.asarray(of, np.int64)]
+            for place in range(0, len(values), FETCHED)
+        )  # no two have the same place and partition, so arrays are never compared
+        count = sum(len(values) for _, _, values in runs)
+        known = {
+            "kafka_topic": pa.array(_repeated(self.topic, count), pa.large_string()),
+            "kafka_partition": pa.array(np.concatenate([np.full(len(values), p, np.int32) for _, p, values in runs])),
+            "kafka_offset": pa.array(np.concatenate([values for _, _, values in runs])),
+            **(_rejections(self.topic_id, count) if dead_letters else self.columns(count)),
+        }
+        arrays = [known[f.name].cast(f.type) if f.name in known else pa.nulls(count, f.type) for f in schema]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _repeated(text: str, count: int) -> Sequence[str]:
+    return [text] * count
+
+
+def _rejections(topic_id: str, count: int) -> Mapping[str, pa.Array]:
+    texts = {"topic_id": topic_id, "error_class": "NotJson", "error": "it is not JSON"}
+    stamps = pa.array(np.zeros(count, np.int64)).cast(pa.timestamp("us", "UTC"))
+    return {**{name: pa.array(_repeated(text, count)) for name, text in texts.items()}, "rejected_at": stamps}

@@ -1,0 +1,42 @@
+"""Tells the writer's log when a silent stall begins and when it ends, each once."""
+
+from __future__ import annotations
+
+import logging
+
+from frazil.supervise.heartbeat import Stall
+from frazil.supervise.liveness import ago
+from frazil.supervise.stall import find_stall
+from frazil.supervise.stall_history import WORKING, History, Limits, Look, remember
+
+log = logging.getLogger(__name__)
+
+
+class StallWatch:
+    """Remembers what the heartbeat's thread looks at. Not for several threads at once."""
+
+    def __init__(self, stream: str, limits: Limits) -> None:
+        self._stream, self._limits = stream, limits
+        self._history: History | None = None
+        self._stall: Stall | None = None
+
+    def look(self, look: Look) -> Stall | None:
+        """The stall at that moment. While the writer takes over or stops nothing new is judged: what was, stays."""
+        self._history = remember(self._history, look, limits=self._limits)
+        if look.phase in WORKING:
+            found = find_stall(self._history, look, limits=self._limits, stream=self._stream)
+            self._tell(found, now_ms=look.at_ms)
+            self._stall = found
+        return self._stall
+
+    def _tell(self, found: Stall | None, *, now_ms: int) -> None:
+        """A stall whose numbers, or whose topic-partition, change is the same one still."""
+        before = self._stall
+        if (before and before.kind) == (found and found.kind):
+            return
+        if before is not None:
+            log.info(
+                "stream %s: the stall (%s) is over after %s", self._stream, before.kind, ago(now_ms - before.since_ms)
+            )
+        if found is not None:
+            log.warning("stream %s: stalled (%s): %s", self._stream, found.kind, found.reason)

@@ -1,0 +1,34 @@
+"""A healthy writer that gets nowhere says so in its heartbeat, with the partition that holds it back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from frazil.home import run_folder
+from frazil.supervise.heartbeat import Heartbeat, Stall, StallKind
+
+
+def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
+    stream: Any, event: Callable[[int], bytes], eventually: Any
+):
+    stream.declare("commit: {interval: 2s}\n")
+    numbers = itertools.count(1)
+    seen: list[Stall] = []
+
+    def reported(*, partitions: int) -> Stall | None:
+        """The stall in the heartbeat, while records go on coming to so many of the four partitions."""
+        stream.produce([event(next(numbers)) for _ in range(partitions)], partitions=partitions)
+        beat = Heartbeat.read(run_folder(stream.name))
+        if beat is None or beat.stall is None:
+            return None
+        seen.append(beat.stall)
+        return beat.stall if beat.stall.kind is StallKind.WATERMARK else None
+
+    with stream.writing():
+        stall = eventually(lambda: reported(partitions=3))
+        assert stall.held_back_by == f"{stream.topic}-3"
+        assert "no event time is known there" in stall.reason
+        eventually(lambda: not reported(partitions=4))
+    assert {s.kind for s in seen} == {StallKind.WATERMARK}, seen

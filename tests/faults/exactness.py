@@ -1,0 +1,30 @@
+"""What every fault must leave behind: each record in a table once, and no file that is nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from frazil.commit.settle import bare_path, referenced
+
+TABLES = ("", "_dead_letters")
+
+
+def check_exact(stream: Any, ids: Iterable[int], *, rejected: Iterable[bytes | None] = ()) -> None:
+    """The table holds exactly these ids, the dead-letter table these values, and the disk exactly their files."""
+    assert stream.ids() == sorted(ids)
+    letters = stream.table("_dead_letters").scan().to_arrow()["value"].to_pylist()
+    assert sorted(letters, key=repr) == sorted(rejected, key=repr)
+    assert parquet_files(stream) == referenced_files(stream), "a file on disk is in no table, or the other way round"
+
+
+def parquet_files(stream: Any) -> set[str]:
+    """Every data file under the locations of both tables."""
+    folders = {Path(bare_path(stream.table(suffix).location())) for suffix in TABLES}
+    return {str(file) for folder in folders for file in folder.rglob("*.parquet")}
+
+
+def referenced_files(stream: Any) -> set[str]:
+    """Every data file that a snapshot of one of the tables needs."""
+    return {path for suffix in TABLES for path in referenced(stream.table(suffix))}

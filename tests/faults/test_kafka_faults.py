@@ -1,0 +1,224 @@
+"""What Kafka does to a running writer: brokers that die or fall silent, partitions, transactions, retention, topics."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.cimpl import NewPartitions
+
+from frazil.commit.marker import read_marker
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
+
+from .exactness import check_exact
+
+SILENT_S = float(os.environ.get("FRAZIL_TEST_OUTAGE_S", "8"))
+"""How long a part is out of reach; a soak waits for a minute."""
+
+
+@pytest.fixture(scope="module")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker that these tests may kill, beside the session's."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("faulty-kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def faulty(
+    own_kafka: EmbeddedKafka, tmp_path: Path, frazil_home: Path, declared_stream: Any, request: pytest.FixtureRequest
+) -> Any:
+    """A stream over a topic of four partitions of that broker."""
+    assert not frazil_home.exists()
+    topic = re.sub(r"[^a-z]", "-", request.node.name)
+    own_kafka.create_topic(topic, 4)
+    return declared_stream(tmp_path, name="events", topic=topic, bootstrap=own_kafka.bootstrap)
+
+
+def test_a_broker_that_is_killed_and_started_again_costs_nothing(
+    own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
+):
+    faulty.produce(events(range(1000)), partitions=4)
+    with faulty.writing() as writer:
+        eventually(lambda: has_rows(faulty, 1000))
+        own_kafka.kill()
+        own_kafka.start()
+        faulty.produce(events(range(1000, 2000)), partitions=4)
+        eventually(lambda: has_rows(faulty, 2000) or not writer.runs)
+    check_exact(faulty, range(2000))
+
+
+def test_a_writer_sits_out_brokers_that_are_silent(
+    own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any, throughout: Any
+):
+    faulty.produce(events(range(1000)), partitions=4)
+    with faulty.writing() as writer:
+        eventually(lambda: has_rows(faulty, 1000))
+        faulty.produce(events(range(1000, 2000)), partitions=4)
+        with stopped(own_kafka):
+            throughout(lambda: writer.runs, for_s=SILENT_S)
+        faulty.produce(events(range(2000, 3000)), partitions=4)
+        eventually(lambda: has_rows(faulty, 3000) or not writer.runs)
+    check_exact(faulty, range(3000))
+
+
+def test_a_writer_that_starts_without_brokers_says_so_and_may_be_restarted(
+    own_kafka: EmbeddedKafka, faulty: Any, events: Any
+):
+    faulty.produce(events(range(100)), partitions=4)
+    with stopped(own_kafka), pytest.raises(KafkaUnavailable, match=r"Check source\.bootstrap-servers"):
+        faulty.catch_up()
+    faulty.catch_up()
+    check_exact(faulty, range(100))
+
+
+def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(
+    kafka: EmbeddedKafka, stream: Any, events: Any, eventually: Any
+):
+    stream.produce(events(range(1000)), partitions=4)
+    with stream.writing() as writer:
+        eventually(lambda: has_rows(stream, 1000))
+        admin = kafka.admin()
+        admin.create_partitions([NewPartitions(stream.topic, 6)])[stream.topic].result(30)
+        stream.produce(events(range(1000, 2000)), partitions=6)
+        eventually(lambda: has_rows(stream, 2000) or not writer.runs)
+    check_exact(stream, range(2000))
+
+
+def test_only_what_transactions_committed_lands(stream: Any, events: Any, kafka: EmbeddedKafka):
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": stream.topic})
+    producer.init_transactions(30)
+    numbers = iter(events(range(1000)))
+    for round_ in range(10):
+        producer.begin_transaction()
+        for number in range(100):
+            producer.produce(stream.topic, value=next(numbers), partition=number % 4)
+        (producer.abort_transaction if round_ % 3 == 2 else producer.commit_transaction)(30)
+    stream.catch_up()
+    check_exact(stream, (n for n in range(1000) if n // 100 % 3 != 2))
+
+
+def test_a_compacted_topic_has_gaps_and_nothing_is_missing(
+    stream: Any, event: Callable[[int], bytes], kafka: EmbeddedKafka, topic: Any, eventually: Any
+):
+    """Compaction takes older values of a key away, and the last segment is never compacted."""
+    stream.topic = topic(
+        1, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001", max_compaction_lag_ms="100"
+    )
+    stream.declare()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 0})
+
+    def send(number: int) -> None:
+        producer.produce(stream.topic, key=str(number % 10), value=event(number), partition=0)
+        assert producer.flush(30) == 0
+
+    for number in range(100):
+        send(number)
+    sent = [100]
+
+    def compacted() -> bool:
+        send(sent[0])  # a new segment lets the cleaner take the one before
+        sent[0] += 1
+        return len(read_all(kafka, stream.topic)) < sent[0]
+
+    eventually(compacted)
+    stream.catch_up()
+    ids = stream.ids()
+    assert ids == sorted(set(ids))
+    assert set(ids) >= {int(re.findall(rb"\d+", value)[0]) for value in read_all(kafka, stream.topic)}
+    assert len(ids) < sent[0]
+
+
+def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
+    stream: Any, events: Any, kafka: EmbeddedKafka
+):
+    stream.produce(events(range(400)), partitions=4)
+    stream.catch_up()
+    stream.produce(events(range(400, 800)), partitions=4)
+    delete_before(kafka, stream.topic, 150)
+    with pytest.raises(OffsetGap, match=f"{stream.topic}-0 offsets 100 to 149"):
+        stream.catch_up()
+    path = stream.streams / "events.yaml"
+    path.write_text(path.read_text().replace("source: {", "source: {on-gap: skip, "))
+    stream.catch_up()
+    check_exact(stream, (n for n in range(800) if n % 4 or not 400 <= n < 600))
+    named = [s.summary.get("frazil.lost") for s in stream.table().snapshots() if s.summary]
+    assert [text for text in named if text] == [f"{stream.topic}-0 offsets 100 to 149"]
+
+
+def test_a_topic_made_again_and_filled_past_the_marker_is_refused_while_it_runs(
+    stream: Any, events: Any, kafka: EmbeddedKafka, eventually: Any
+):
+    stream.produce(events(range(100)), partitions=4)
+    with stream.writing() as writer:
+        eventually(lambda: has_rows(stream, 100))
+        admin = kafka.admin()
+        admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
+        eventually(lambda: made_again(kafka, stream.topic))
+        stream.produce(events(range(1000, 2000)), partitions=4)
+        assert isinstance(writer.outcome(), TopicRecreated)
+    check_exact(stream, range(100))
+
+
+def has_rows(stream: Any, count: int) -> bool:
+    """By the marker's snapshot, which costs no scan; False while there is no table."""
+    try:
+        table = stream.table()
+    except Exception:
+        return False
+    snapshot = table.current_snapshot()
+    assert snapshot is None or read_marker(table.properties, stream.name) is not None
+    return bool(snapshot and snapshot.summary and int(snapshot.summary["total-records"] or 0) >= count)
+
+
+@contextmanager
+def stopped(broker: EmbeddedKafka) -> Iterator[None]:
+    """The broker's process does nothing meanwhile: it accepts connections and answers none."""
+    server = broker.server()
+    assert server is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        broker.start()  # runs already: waits until it answers
+
+
+def delete_before(kafka: EmbeddedKafka, topic: str, offset: int) -> None:
+    admin = kafka.admin()  # held, for its answers die with it
+    for answer in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        answer.result(30)
+
+
+def made_again(kafka: EmbeddedKafka, topic: str) -> bool:
+    """A deleted topic's name is free only after a moment."""
+    try:
+        kafka.create_topic(topic, 4)
+    except Exception:
+        return False
+    return True
+
+
+def read_all(kafka: EmbeddedKafka, topic: str) -> list[bytes]:
+    """Every value that partition 0 has now."""
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap, "group.id": topic, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        values = []
+        while True:
+            message = consumer.poll(30)
+            assert message is not None
+            if message.error():
+                return values
+            values.append(message.value())
+    finally:
+        consumer.close()

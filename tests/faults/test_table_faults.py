@@ -1,0 +1,315 @@
+"""What happens to tables, journals, disks and clocks under a writer: nothing is lost, repeated or left lying about."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import StringType
+
+from frazil.commit.committer import Committer
+from frazil.commit.journal import Journal
+from frazil.commit.marker import read_marker
+from frazil.commit.settle import referenced
+from frazil.errors import Fenced, RolledBack
+from frazil.home import run_folder
+from frazil.stream import writer as writer_module
+from frazil.stream.batch import BatchRunner
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import state_location
+
+from .exactness import check_exact
+from .test_kafka_faults import SILENT_S, has_rows
+
+BAD = [b"not json", b"[]"]
+
+
+class CrashedError(Exception):
+    """Nothing of the batch runs after it, as if the process had died."""
+
+
+def crash_before_the_commit(stream: Any) -> None:
+    """A run that ends when its first batch is journaled."""
+
+    def die(*_: object, **__: object) -> None:
+        raise CrashedError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Committer, "commit", die)
+        with pytest.raises(CrashedError):
+            stream.catch_up()
+
+
+@pytest.fixture
+def small_disk(frazil_home: Path) -> Iterator[Path]:
+    """The home, and with it the warehouse, on a file system of 3 MB."""
+    frazil_home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(frazil_home)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"this test mounts a tmpfs, as root: {done.stderr}"
+    try:
+        yield frazil_home
+    finally:
+        subprocess.run(["umount", "--lazy", str(frazil_home)], check=True)
+
+
+def test_a_disk_that_is_full_while_staging_ends_the_writer_and_loses_nothing(
+    small_disk: Path, stream: Any, event: Callable[[int], bytes]
+):
+    stream.produce((wide(event, n) for n in range(20_000)), partitions=4)
+    with pytest.raises(Exception, match="No space left on device"):
+        stream.catch_up()
+    assert stream.ids() == []
+    subprocess.run(["mount", "-o", "remount,size=256m", str(small_disk)], check=True)
+    stream.catch_up()
+    check_exact(stream, range(20_000))
+
+
+def test_a_writer_whose_checkpoints_are_deleted_starts_from_the_marker(stream: Any, events: Any):
+    stream.produce(events(range(1000)), partitions=4)
+    stream.catch_up()
+    shutil.rmtree(run_folder(stream.name))
+    stream.produce(events(range(1000, 1500)), partitions=4)
+    stream.catch_up()
+    check_exact(stream, range(1500))
+
+
+def test_a_checkpoint_that_is_deleted_under_a_running_writer_costs_a_restart_at_most(
+    stream: Any, events: Any, eventually: Any
+):
+    stream.produce(events(range(1000)), partitions=4)
+    with stream.writing() as writer:
+        eventually(lambda: has_rows(stream, 1000))
+        for folder in run_folder(stream.name).glob("checkpoint-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        stream.produce(events(range(1000, 2000)), partitions=4)
+        eventually(lambda: not writer.runs or has_rows(stream, 2000))
+        if not writer.runs:
+            writer.outcome()
+    stream.catch_up()
+    check_exact(stream, range(2000))
+
+
+def test_a_table_rolled_back_by_two_commits_is_refused_until_its_loss_is_accepted(
+    stream: Any, events: Any, frazil: Any
+):
+    snapshots = []
+    for start in (0, 100, 200):
+        stream.produce(events(range(start, start + 100)), partitions=4)
+        stream.catch_up()
+        snapshots.append(stream.table().current_snapshot().snapshot_id)
+    stream.table().manage_snapshots().rollback_to_snapshot(snapshots[0]).commit()
+    with pytest.raises(RolledBack, match="frazil reset events --to table"):
+        stream.catch_up()
+    assert stream.ids() == list(range(100))
+    assert frazil("reset", stream.name, "--to", "marker", "--yes").returncode == 0
+    stream.produce(events(range(300, 400)), partitions=4)
+    stream.catch_up()
+    assert stream.ids() == [*range(100), *range(300, 400)]
+
+
+def test_spec_and_schema_that_somebody_changes_while_files_are_staged_do_no_harm(
+    stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch
+):
+    stage = BatchRunner._stage
+    changes = iter([add_a_column, partition_by_bucket, lambda _: None])
+
+    def stage_while_others_change_the_table(self: BatchRunner, *args: Any) -> Any:
+        answers = stage(self, *args)
+        next(changes)(stream.table())
+        return answers
+
+    monkeypatch.setattr(BatchRunner, "_stage", stage_while_others_change_the_table)
+    for start in (0, 1000, 2000):
+        stream.produce(events(range(start, start + 1000)), partitions=4)
+        stream.catch_up()
+    check_exact(stream, range(3000))
+    assert set(stream.table().inspect.files()["spec_id"].to_pylist()) == {0, 1}
+    assert stream.table().scan(row_filter="id = 1500").to_arrow().num_rows == 1
+
+
+def add_a_column(table: Any) -> None:
+    with table.update_schema() as change:
+        change.add_column("remark", StringType())
+
+
+def partition_by_bucket(table: Any) -> None:
+    with table.update_spec() as change:
+        change.add_field("id", BucketTransform(4))
+
+
+@pytest.mark.parametrize("lands", ["before its answer is lost", "after it was reported failed"])
+def test_a_commit_whose_outcome_is_unknown_lands_once(
+    stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch, lands: str
+):
+    catalog = type(load_catalog(None))
+    commit = catalog.commit_table
+    unlucky = iter([True])
+
+    def lose_one_answer(self: Any, table: Any, requirements: Any, updates: Any) -> Any:
+        appends = any(
+            getattr(u, "action", "") == "add-snapshot" and u.snapshot.summary["added-records"] for u in updates
+        )
+        if not appends or not next(unlucky, False):
+            return commit(self, table, requirements, updates)
+        if lands.startswith("before"):
+            commit(self, table, requirements, updates)
+        else:
+            threading.Timer(0.02, commit, (self, table, requirements, updates)).start()
+        raise TimeoutError("the catalog's answer was lost")
+
+    monkeypatch.setattr(catalog, "commit_table", lose_one_answer)
+    stream.produce(events(range(1000)), partitions=4)
+    stream.catch_up()
+    assert next(unlucky, "all answered") == "all answered"
+    check_exact(stream, range(1000))
+
+
+def test_a_deleted_journal_makes_its_batch_staged_anew(stream: Any, events: Any):
+    stream.produce([*events(range(1000)), *BAD], partitions=4)
+    crash_before_the_commit(stream)
+    (journal,) = journals(stream)
+    journal.unlink()
+    stream.catch_up()
+    check_exact(stream, range(1000), rejected=BAD)
+
+
+def test_a_journal_of_another_stream_in_its_place_is_not_committed(stream: Any, events: Any):
+    stream.produce(events(range(1000)), partitions=4)
+    crash_before_the_commit(stream)
+    (path,) = journals(stream)
+    journal = Journal.from_bytes(path.read_bytes())
+    assert journal is not None
+    foreign = path.read_bytes().replace(b'"stream":"events"', b'"stream":"orders"')
+    path.write_bytes(foreign)
+    stream.catch_up()
+    check_exact(stream, range(1000))
+    assert path.read_bytes() == foreign, "what is another stream's is left to it"
+
+
+def test_a_catalog_that_is_out_of_reach_is_waited_for(
+    stream: Any, events: Any, frazil_home: Path, eventually: Any, throughout: Any
+):
+    stream.produce(events(range(1000)), partitions=4)
+    with stream.writing() as writer:
+        eventually(lambda: has_rows(stream, 1000))
+        locked = sqlite3.connect(frazil_home / "catalog.db", isolation_level=None)
+        try:
+            locked.execute("BEGIN EXCLUSIVE")
+            stream.produce(events(range(1000, 2000)), partitions=4)
+            throughout(lambda: writer.runs, for_s=SILENT_S)
+            locked.execute("ROLLBACK")
+        finally:
+            locked.close()
+        eventually(lambda: has_rows(stream, 2000) or not writer.runs)
+    check_exact(stream, range(2000))
+
+
+def test_a_clock_that_steps_back_an_hour_changes_nothing(stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch):
+    now_ms = writer_module.now_ms
+    for number, step_ms in enumerate((0, -3_600_000, -7_200_000)):
+        monkeypatch.setattr(writer_module, "now_ms", lambda step_ms=step_ms: now_ms() + step_ms)
+        stream.produce(events(range(number * 500, number * 500 + 500)), partitions=4)
+        stream.catch_up()
+    check_exact(stream, range(1500))
+    times = [s.timestamp_ms for s in stream.table().snapshots()]
+    assert times == sorted(times)
+
+
+@pytest.fixture
+def in_sparks_catalog(stream: Any, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stream, moved to the catalog that the session's Spark has opened."""
+    monkeypatch.setenv("FRAZIL_HOME", str(spark_home))
+    stream.name = "maintained"
+    return stream
+
+
+def test_compaction_and_expiry_without_pause_take_nothing_from_a_writer(
+    spark: Any, in_sparks_catalog: Any, events: Any, eventually: Any
+):
+    """Spark rewrites the table's files and keeps one snapshot, again and again, while batches are committed."""
+    stream = in_sparks_catalog
+    stream.declare("commit: {interval: 200ms}\n")
+    stream.produce(events(range(500)), partitions=4)
+    rounds = 0
+    with stream.writing() as writer:
+        eventually(lambda: has_rows(stream, 500))
+        for start in range(500, 4500, 500):
+            stream.produce(events(range(start, start + 500)), partitions=4)
+            maintain(spark, "test.maintained")
+            rounds += 1
+            assert writer.runs
+        eventually(lambda: has_rows(stream, 4500) or not writer.runs)
+    assert stream.ids() == list(range(4500))
+    assert rounds == 8
+    assert not {path for path in referenced(stream.table()) if not Path(path).exists()}
+
+
+def maintain(spark: Any, table: str) -> None:
+    spark.sql(f"CALL default.system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))")
+    spark.sql(
+        f"CALL default.system.expire_snapshots(table => '{table}', retain_last => 1, "
+        "older_than => TIMESTAMP '2999-01-01 00:00:00')"
+    )
+
+
+@pytest.fixture
+def other_host(tmp_path: Path, frazil_home: Path) -> dict[str, str]:
+    """The environment of a writer elsewhere: a home of its own, and the same catalog."""
+    return {
+        **os.environ,
+        "FRAZIL_HOME": str(tmp_path / "other-host"),
+        "PYICEBERG_CATALOG__DEFAULT__TYPE": "sql",
+        "PYICEBERG_CATALOG__DEFAULT__URI": f"sqlite:///{frazil_home}/catalog.db",
+        "PYICEBERG_CATALOG__DEFAULT__WAREHOUSE": f"file://{frazil_home}/warehouse",
+    }
+
+
+@pytest.mark.parametrize("signal_", ["none", "SIGSTOP"])
+def test_of_two_writers_of_one_stream_the_older_is_fenced_and_says_so(
+    stream: Any, events: Any, other_host: dict[str, str], eventually: Any, signal_: str
+):
+    """Both run at once; or the older is paused with SIGSTOP, replaced, and goes on later."""
+    stream.produce(events(range(1000)), partitions=4)
+    older = subprocess.Popen(stream.command(), env=other_host, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: has_rows(stream, 1000) or older.poll() is not None)
+        if signal_ == "SIGSTOP":
+            older.send_signal(signal.SIGSTOP)
+        with stream.writing() as newer:
+            stream.produce(events(range(1000, 2000)), partitions=4)
+            eventually(lambda: has_rows(stream, 2000) and epoch(stream) == 2)
+            older.send_signal(signal.SIGCONT)
+            stream.produce(events(range(2000, 3000)), partitions=4)
+            _, said = older.communicate(timeout=120)
+            eventually(lambda: has_rows(stream, 3000) or not newer.runs)
+    finally:
+        older.kill()
+    assert older.returncode == Fenced.exit_code, said[-3000:]
+    assert "was replaced by epoch 2" in said
+    stream.catch_up()
+    check_exact(stream, range(3000))
+
+
+def epoch(stream: Any) -> int:
+    marker = read_marker(stream.table().properties, stream.name)
+    return marker.at.epoch if marker else 0
+
+
+def journals(stream: Any) -> list[Path]:
+    folder = Path(state_location(stream.table(), stream.name).removeprefix("file://"))
+    return sorted(p for p in (folder / "journal").rglob("*") if p.is_file())
+
+
+def wide(event: Callable[[int], bytes], number: int) -> bytes:
+    """An event whose note does not compress: about 200 bytes of Parquet."""
+    return event(number).replace(b'"x"', b'"%s"' % os.urandom(150).hex().encode())

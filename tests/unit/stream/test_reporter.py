@@ -1,0 +1,192 @@
+"""The heartbeat's thread as observer: what it makes of the marker, the batch at hand and the planner's report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.commit.marker import BatchKey, Marker, SourceIdentity
+from frazil.stream.planner import PlannerReport, read_report, write_report
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.reporter import Reporter
+from frazil.supervise.heartbeat import Heartbeat, Phase, StallKind
+from frazil.supervise.stall_history import Limits
+
+INTERVAL_S = 20
+STILL_S = 3 * INTERVAL_S
+TP0, TP1 = ("flights", 0), ("flights", 1)
+SOURCE = SourceIdentity("c1", {"flights": "id-1"})
+MARKER = Marker(
+    "s", BatchKey(4, 0), None, {TP0: 10, TP1: 20}, SOURCE, {TP0: 5_000_000, TP1: 6_000_000}, watermark_us=5_000_000
+)
+
+
+class Bench:
+    """A reporter over a real run folder, beaten by hand under a clock that only moves when told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now_ms = folder, 1_800_000_000_000
+        self.planner_runs = True
+        self.ends = {TP0: 10, TP1: 20}
+        self.marker = MARKER
+        limits = Limits(interval_ms=INTERVAL_S * 1000, idle_timeout_ms=300_000)
+        self.reporter = Reporter(
+            stream="s", fingerprint="f", folder=folder, limits=limits, clock_ms=lambda: self.now_ms
+        )
+
+    def waits(self) -> None:
+        self.reporter.committed(self.marker, at_ms=None)
+        self.reporter.phase(Phase.WAITING)
+
+    def commits(self, **changes: Any) -> None:
+        at = BatchKey(self.marker.at.epoch, self.marker.at.batch + 1)
+        self.reporter.phase(Phase.COMMITTING, key=at)
+        self.marker = dataclasses.replace(self.marker, at=at, **changes)
+        self.reporter.committed(self.marker, at_ms=self.now_ms)
+        # The thread may look between the two.
+        self.reporter.beat()
+        self.reporter.phase(Phase.WAITING)
+
+    def after(self, seconds: int) -> Heartbeat:
+        """The heartbeat after some seconds of a planner that reports, and a reporter that beats, once a second."""
+        for _ in range(seconds):
+            self.now_ms += 1_000
+            if self.planner_runs:
+                write_report(self.folder, PlannerReport(self.ends, written_at_ms=self.now_ms))
+            self.reporter.beat()
+        found = Heartbeat.read(self.folder)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_the_lag_is_what_the_planner_saw_beyond_the_marker(bench: Bench):
+    bench.waits()
+    bench.ends = {TP0: 14, TP1: 15}
+    assert bench.after(1).lag == 4
+
+
+def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
+    bench.waits()
+    write_report(bench.folder, PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, written_at_ms=1))
+    bench.reporter.beat()
+    assert (beat := Heartbeat.read(bench.folder)) is not None
+    assert beat.lag == 5
+
+
+def test_offsets_that_stand_reach_the_heartbeat_and_the_log_once_and_their_end_as_well(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    bench.waits()
+    bench.ends = {TP0: 15, TP1: 20}
+    assert bench.after(STILL_S).stall is None
+    bench.ends = {TP0: 30, TP1: 20}
+    stall = bench.after(10).stall
+    assert stall is not None
+    assert (stall.kind, stall.held_back_by) == (StallKind.OFFSETS, "flights-0")
+    assert "20 records from offset 10" in stall.reason
+    (said,) = warnings(caplog)
+    assert "stream s: stalled (offsets): flights-0 holds the offsets back" in said
+    bench.commits(offsets={TP0: 30, TP1: 20}, watermark_us=6_000_000)
+    assert bench.after(1).stall is None
+    assert len(warnings(caplog)) == 1
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.INFO] == [
+        "stream s: the stall (offsets) is over after 1 min 9 s"
+    ]
+
+
+def test_a_watermark_that_one_partition_holds_reaches_the_heartbeat(bench: Bench, caplog: pytest.LogCaptureFixture):
+    bench.waits()
+    for n in range(1, 5):
+        bench.ends = {TP0: 10, TP1: 20 + n}
+        beat = bench.after(INTERVAL_S - 1)
+        bench.commits(offsets=dict(bench.ends), max_event_times_us={TP0: 5_000_000, TP1: 6_000_000 + n})
+        bench.after(1)
+    assert beat.stall is not None
+    assert (beat.stall.kind, beat.stall.held_back_by) == (StallKind.WATERMARK, "flights-0")
+    assert "the newest event time there is 1970-01-01 00:00:05Z" in beat.stall.reason
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_planner_that_hangs_is_seen_by_the_age_of_its_report(bench: Bench):
+    bench.waits()
+    assert bench.after(100).stall is None
+    bench.planner_runs = False
+    assert bench.after(STILL_S - 1).stall is None
+    stall = bench.after(1).stall
+    assert stall is not None
+    assert "the planner has heard nothing from Kafka" in stall.reason
+
+
+def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advance(bench: Bench, tmp_path: Path):
+    progress = ProgressFolder(str(tmp_path / "progress"), {})
+    bench.reporter.table(str(tmp_path), progress)
+    bench.waits()
+    bench.ends = {TP0: 10**6, TP1: 20}
+    bench.after(1)
+    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    for n in range(1, 4):
+        progress.write(0, epoch=4, batch=1, records=n * 1000)
+        assert bench.after(STILL_S - 1).stall is None
+    stall = bench.after(2).stall
+    assert stall is not None
+    assert "batch 4-1 is staging, has read 3,000 records and goes no further" in stall.reason
+
+
+def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench: Bench, tmp_path: Path):
+    """The look between a commit and the next phase must not take the batch that landed for one that tries them."""
+    progress = ProgressFolder(str(tmp_path / "progress"), {})
+    bench.reporter.table(str(tmp_path), progress)
+    bench.waits()
+    bench.ends = {TP0: 10**6, TP1: 20}
+    bench.after(1)
+    bench.commits(offsets={TP0: 500, TP1: 20}, watermark_us=6_000_000)
+    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 2))
+    for n in range(1, 10):
+        progress.write(0, epoch=4, batch=2, records=n * 1000)
+        assert bench.after(STILL_S // 2).stall is None
+
+
+def test_a_stall_is_still_said_while_the_writer_begins_another_epoch(bench: Bench, caplog: pytest.LogCaptureFixture):
+    bench.waits()
+    bench.ends = {TP0: 15, TP1: 20}
+    assert bench.after(STILL_S + 1).stall is not None
+    bench.reporter.phase(Phase.TAKING_OVER)
+    assert bench.after(5).stall is not None
+    bench.waits()
+    assert bench.after(5).stall is not None
+    assert len(warnings(caplog)) == 1
+
+
+def test_the_planner_s_last_words_are_no_end_of_a_stall(bench: Bench):
+    bench.waits()
+    bench.ends = {TP0: 15, TP1: 20}
+    before = bench.after(STILL_S + 1)
+    bench.planner_runs = False
+    write_report(bench.folder, PlannerReport({}, "KafkaUnavailable", "no brokers", written_at_ms=bench.now_ms))
+    after = bench.after(1)
+    assert (after.stall, after.lag) == (before.stall, 5)
+
+
+def test_a_report_says_when_it_was_written_and_one_of_an_older_planner_is_old(tmp_path: Path):
+    report = PlannerReport({TP0: 5}, began={TP1: 3}, written_at_ms=7)
+    write_report(tmp_path, report)
+    assert read_report(tmp_path) == report
+    (tmp_path / "planner.json").write_text(
+        json.dumps({"ends": {"flights": {"0": 5}}, "error_type": None, "error": None})
+    )
+    assert read_report(tmp_path) == PlannerReport({TP0: 5})
