@@ -39,7 +39,7 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 	@set -e; for file in bench/$(or $(BENCH),*).py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 soak: setup ## The tests that run for long
-	$(BIN)/pytest -m soak $(PYTEST)
+	$(BIN)/pytest -m soak -rP $(PYTEST)
 
 setup: check-java venv jars ## Everything that demo and tests need: .venv and the JVM jars
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties
+from tests import polling
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -258,26 +258,11 @@ def events() -> Callable[[Iterable[int]], Iterator[bytes]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """`eventually(look, within_s=120)` polls until `look()` is true and returns what it answered."""
-
-    def poll(look: Callable[[], Any], *, within_s: float = 120) -> Any:
-        deadline = time.monotonic() + within_s
-        while not (seen := look()):
-            assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"
-            time.sleep(0.05)
-        return seen
-
-    return poll
+    """`eventually(look, within_s=120)`: see `tests.polling`."""
+    return polling.eventually
 
 
 @pytest.fixture
 def throughout() -> Callable[..., None]:
-    """`throughout(look, for_s=8)` asserts that `look()` is true all the time."""
-
-    def watch(look: Callable[[], Any], *, for_s: float) -> None:
-        deadline = time.monotonic() + for_s
-        while time.monotonic() < deadline:
-            assert look(), f"not true for {for_s:.0f} s"
-            time.sleep(0.05)
-
-    return watch
+    """`throughout(look, for_s=8)`: see `tests.polling`."""
+    return polling.throughout

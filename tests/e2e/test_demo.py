@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +14,7 @@ import pytest
 
 from frazil.dev.demo.parts import MARK
 from frazil.dev.process import LOOPBACK, free_port
+from tests.polling import eventually
 
 
 class RunningDemo:
@@ -37,19 +36,12 @@ class RunningDemo:
         return self.output.read_text()
 
     def wait_until(self, text: str, within_s: float = 180) -> None:
-        wait_until(lambda: text in self.said or self.process.poll() is not None, within_s)
+        eventually(lambda: text in self.said or self.process.poll() is not None, within_s=within_s)
         assert text in self.said, self.said
 
     def end(self, number: signal.Signals, within_s: float = 120) -> int:
         self.process.send_signal(number)
         return self.process.wait(within_s)
-
-
-def wait_until(condition: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.1)
 
 
 def left_behind(home: Path) -> list[str]:
@@ -98,7 +90,7 @@ def test_an_interrupt_while_parts_start_leaves_no_process_behind(
 ) -> None:
     demo = RunningDemo(frazil_home, *ports)
     demo.wait_until("starting Kafka")
-    wait_until(lambda: bool(left_behind(frazil_home)), 120)
+    eventually(lambda: left_behind(frazil_home))
     assert demo.end(number) == 130
     assert "Traceback" not in demo.said
     assert left_behind(frazil_home) == []
@@ -109,7 +101,7 @@ def test_a_demo_after_a_killed_one_ends_what_was_left_and_starts_afresh(
 ) -> None:
     first = RunningDemo(frazil_home, *ports)
     first.wait_until("starting Airflow")
-    wait_until(lambda: any("airflow" in command for command in left_behind(frazil_home)), 120)
+    eventually(lambda: any("airflow" in command for command in left_behind(frazil_home)))
     first.end(signal.SIGKILL)
     stale = set(left_behind(frazil_home))
     assert stale

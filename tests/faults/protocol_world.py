@@ -1,87 +1,54 @@
-"""What the protocol's model runs in: a catalog, a store and a Kafka whose every operation can fail, or be the last.
+"""What the protocol's model runs in: a catalog, a storage and a Kafka that outlive every process.
 
-The committer, journal, settle, marker and reset are the real ones, on real manifests. Data files are empty, and the
-world knows which records each stands for: so a step takes milliseconds.
+Planner, batch, committer, journal, settle, marker and reset are the real ones, on real manifests. Data files are empty,
+and the world knows which records each stands for: so a step takes milliseconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyiceberg.catalog.rest import CommitTableResponse
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestFile, write_manifest_list
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate, update_table_metadata
+from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
+    AddSchemaUpdate,
+    RemoveSnapshotsUpdate,
+    SetCurrentSchemaUpdate,
+    SetDefaultSpecUpdate,
+    SetSnapshotRefUpdate,
+    update_table_metadata,
+)
+from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField
 
-from frazil.commit.committer import Committer, StreamTables
-from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity, read_marker
+from frazil.commit.committer import StreamTables
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import head_of
-from frazil.commit.settle import Settled, bare_path, batch_folder, highest_epoch, settle, sweep_batch
+from frazil.commit.settle import bare_path
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Patience, TableHandle
-from frazil.ingest.contract import RangeProgress, StagedFile, Target
+from frazil.ingest.contract import StagedFile, Target
 from frazil.table.local_storage import LocalStore
 from frazil.table.tables import state_location
 
-STREAM, TOPIC, MAIN, DEAD = "events", "events", "demo.events", "demo.events_dead_letters"
+from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
+from .protocol_kafka import Record, Topic
+
+STREAM, MAIN, DEAD = "events", "demo.events", "demo.events_dead_letters"
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False))
-SOURCE = SourceIdentity("cluster", {TOPIC: "topic-1"})
-Record = tuple[int, int]
-"""Partition and offset."""
-
-
-class InjectedError(OSError):
-    """The network, the catalog or the storage failed: who asked does not know what happened."""
-
-
-class KilledError(BaseException):
-    """SIGKILL: nothing of the process runs after it, no clean-up either."""
-
-
-@dataclass
-class Faults:
-    """What is to happen to the next operations of one process, by kind of operation; then all goes well."""
-
-    others: Callable[[], None]
-    """What others do to the table at that very moment, where the fault says so."""
-    planned: dict[str, list[str]] = field(default_factory=dict)
-    dead: bool = False
-
-    def meet(self, operation: str, effect: Callable[[], Any], late: Callable[[Callable[[], Any]], None]) -> Any:
-        if self.dead:
-            raise KilledError
-        queue = self.planned.get(operation)
-        fault = queue.pop(0) if queue else "ok"
-        if fault == "late":
-            late(effect)
-        if fault.startswith("others"):
-            self.others()
-        if fault.endswith("before") or fault == "late":
-            self._fail(fault)
-        answer = effect()
-        if fault == "overtaken":
-            self.others()
-        if fault.endswith("after") or fault == "overtaken":
-            self._fail(fault)
-        return answer
-
-    def _fail(self, fault: str) -> None:
-        if fault.startswith("kill"):
-            self.dead = True
-            raise KilledError
-        raise InjectedError(fault)
 
 
 class SharedCatalog:
@@ -136,8 +103,8 @@ class ProcessCatalog:
     faults: Faults
 
     def load_table(self, name: str) -> Table:
-        table: Table = self.faults.meet("load", lambda: self.shared.load(name), _never)
-        return Table(table.name(), table.metadata, "", table.io, self, {})  # type: ignore[arg-type]
+        table: Table = self.faults.meet("load", lambda: self.shared.load(name))
+        return Table(table.name(), table.metadata, "", ProcessIO(self.faults), self, {})  # type: ignore[arg-type]
 
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
         name = ".".join(table.name())
@@ -149,100 +116,43 @@ class ProcessCatalog:
         return answer
 
 
-def _never(_: Callable[[], Any]) -> None:
-    raise AssertionError("only commits land late")
-
-
-class ProcessStore(LocalStore):
-    """The storage as one process reaches it."""
-
-    def __init__(self, faults: Faults) -> None:
-        self.faults = faults
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        if self.faults.planned.get("put", [])[:1] == ["torn"]:
-            self.faults.planned["put"].pop(0)
-            super().put_if_absent(path, data[: len(data) // 2])
-            self.faults.dead = True
-            raise KilledError
-        put = super().put_if_absent
-        answer: bool = self.faults.meet("put", lambda: put(path, data), _never)
-        return answer
-
-    def put(self, path: str, data: bytes) -> None:
-        put = super().put
-        self.faults.meet("put", lambda: put(path, data), _never)
-
-    def get(self, path: str) -> bytes | None:
-        get = super().get
-        answer: bytes | None = self.faults.meet("get", lambda: get(path), _never)
-        return answer
-
-    def sync_files(self, paths: Iterable[str]) -> None:
-        """An object store does not look whether the files are there: a folder's guard is not to be relied on."""
-
-    def delete(self, paths: Iterable[str]) -> None:
-        delete = super().delete
-        for path in paths:
-            self.faults.meet("delete", lambda path=path: delete([path]), _never)
-
-
-@dataclass
-class Topic:
-    """Kafka: records of some partitions, good and bad ones, with gaps in their offsets."""
-
-    partitions: int
-    records: dict[Record, bool] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
-
-    def produce(self, partition: int, goods: Iterable[bool | None]) -> None:
-        """A record for each good or bad, a gap for each None."""
-        offset = self.ends.get(partition, 0)
-        for good in goods:
-            if good is not None:
-                self.records[partition, offset] = good
-            offset += 1
-        self.ends[partition] = offset
-
-    def read(self, partition: int, start: int, end: int) -> list[tuple[Record, bool]]:
-        wanted = ((partition, offset) for offset in range(start, end))
-        return [(record, self.records[record]) for record in wanted if record in self.records]
-
-
 class World:
     """Everything that outlives a process, and what each data file stands for."""
 
-    def __init__(self, folder: Path, partitions: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.catalog = SharedCatalog(folder)
-        self.topic = Topic(partitions)
+        self.topic = Topic()
+        self.clock = Clock()
+        self.skew_ms = 0
+        """How far the wall clock of the next commits is off."""
         self.contents: dict[str, tuple[Record, ...]] = {}
         self.store = LocalStore()
         self.serial = 0
         self._lists: dict[str, list[ManifestFile]] = {}
         self._entries: dict[str, list[str]] = {}
 
-    def new_file(self, folder: str, target: Target, records: tuple[Record, ...]) -> StagedFile:
+    def new_file(self, folder: str, target: Target, records: tuple[Record, ...], *, schema_id: int = 0) -> StagedFile:
         self.serial += 1
         path = f"{folder}/{self.serial:06d}.parquet"
         Path(folder).mkdir(parents=True, exist_ok=True)
         Path(path).touch()
         self.contents[path] = records
         return StagedFile(
-            target=target, path=path, records=len(records), bytes=1, schema_id=0, spec_id=0, sort_order_id=None,
+            target=target, path=path, records=len(records), bytes=1, schema_id=schema_id, spec_id=0, sort_order_id=None,
             partition=(), column_sizes={}, value_counts={}, null_value_counts={}, nan_value_counts={},
             lower_bounds={}, upper_bounds={}, split_offsets=(),
         )  # fmt: skip
 
     def tables(self, faults: Faults) -> StreamTables:
         catalog = ProcessCatalog(self.catalog, faults)
-        now = Clock()
+        now = Clock()  # of this process's patience alone
         return StreamTables(
             stream=STREAM,
             main=TableHandle(catalog, MAIN),  # type: ignore[arg-type]
             dead_letters=TableHandle(catalog, DEAD),  # type: ignore[arg-type]
             journals=JournalStore(ProcessStore(faults), state_location(self.catalog.load(MAIN), STREAM)),
-            clock_ms=lambda: 1_700_000_000_000,
+            clock_ms=lambda: self.clock.now_ms + self.skew_ms,
             patience=Patience(total_s=4, clock=now, sleep=now.wait),
         )
 
@@ -298,7 +208,7 @@ class World:
     def _commit_files(self, name: str, files: tuple[StagedFile, ...], *, replacing: bool = False) -> None:
         table = self.catalog.load(name)
         writer = SnapshotWriter(files)
-        prepared = writer.prepare(table, summary={}, now_ms=1_700_000_000_000)
+        prepared = writer.prepare(table, summary={}, now_ms=self.clock.now_ms)
         if replacing:  # the list holds our manifests alone
             snapshot = prepared.snapshot
             with write_manifest_list(
@@ -322,6 +232,21 @@ class World:
             self.catalog.commit(name, (), (RemoveSnapshotsUpdate(snapshot_ids=gone),))
             self.store.delete(before - self.references(name))
 
+    def change_spec(self) -> None:
+        """Files are partitioned by another rule from now on; those that are staged keep theirs."""
+        specs = [spec.spec_id for spec in self.catalog.metadata[MAIN].partition_specs]
+        field = PartitionField(source_id=1, field_id=1000 + len(specs), transform=BucketTransform(len(specs)), name="b")
+        spec = PartitionSpec(field, spec_id=max(specs) + 1)
+        self.catalog.commit(MAIN, (), (AddPartitionSpecUpdate(spec=spec), SetDefaultSpecUpdate(spec_id=-1)))
+
+    def add_column(self, *, required: bool) -> None:
+        """What was staged before a required column was added does not fit any more, and is staged anew."""
+        before = self.catalog.metadata[MAIN]
+        number = before.last_column_id + 1
+        column = NestedField(number, f"c{number}", LongType(), required=required)
+        schema = Schema(*before.schema().fields, column, schema_id=max(s.schema_id for s in before.schemas) + 1)
+        self.catalog.commit(MAIN, (), (AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)))
+
     def roll_back(self, snapshots: int) -> bool:
         """Put the main table's branch back; False where its history does not reach that far."""
         metadata = self.catalog.metadata[MAIN]
@@ -334,98 +259,3 @@ class World:
         move = SetSnapshotRefUpdate(ref_name="main", type=SnapshotRefType.BRANCH, snapshot_id=target.snapshot_id)
         self.catalog.commit(MAIN, (), (move,))
         return True
-
-
-@dataclass
-class Clock:
-    """Seconds that only waiting moves."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def wait(self, seconds: float) -> None:
-        self.now_s += max(seconds, 1.0)
-
-
-class Writer:
-    """One writer process, step by step: what `frazil.stream.batch` does around the committer, without Spark."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.faults = Faults(self._others)
-        self.tables = world.tables(self.faults)
-        self.store = ProcessStore(self.faults)
-        self.committer: Committer | None = None
-        self.marker: Marker | None = None
-        self.staged: Journal | None = None
-        self.journaled = False
-
-    def _others(self) -> None:
-        self.world.foreign_append()
-        self.world.expire(MAIN)
-
-    @property
-    def epoch(self) -> int | None:
-        return self.committer.epoch if self.committer else None
-
-    def begin(self) -> Settled:
-        committer = Committer.take_over(
-            self.tables,
-            source=SOURCE,
-            initial=lambda: {(TOPIC, p): 0 for p in range(self.world.topic.partitions)},
-            first_epoch=1 + highest_epoch(self.tables, self.store),
-        )
-        settled = settle(self.tables, committer, self.store)
-        self.committer, self.marker = committer, self.tables.marker()
-        return settled
-
-    def stage(self, most: int, *, leftover: bool) -> None:
-        """Files of the next `most` offsets of each partition; with leftovers of an attempt that failed."""
-        assert self.committer is not None
-        assert self.marker is not None
-        key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
-        floor = dict(self.committer.dead_letter_floor())
-        main, dead = (batch_folder(self.world.catalog.load(name), STREAM, key) for name in (MAIN, DEAD))
-        progress, files = [], []
-        for p, newest in sorted(self.world.topic.ends.items()):
-            start = self.marker.offsets.get((TOPIC, p), 0)
-            end = min(newest, start + most)
-            read = self.world.topic.read(p, start, end)
-            good = tuple(r for r, fine in read if fine)
-            bad = tuple(r for r, fine in read if not fine)
-            new_bad = tuple(r for r in bad if r[1] >= floor.get((TOPIC, p), 0))
-            files += [self.world.new_file(main, "main", good)] if good else []
-            files += [self.world.new_file(dead, "dead-letters", new_bad)] if new_bad else []
-            if leftover and read:
-                self.world.new_file(main, "main", good)
-                self.world.new_file(dead, "dead-letters", bad)
-            if end > start:
-                progress.append(RangeProgress(TOPIC, p, start, end, len(good), len(bad), end if good else None))
-        self.staged = Journal(
-            stream=STREAM,
-            key=key,
-            table_uuid=str(self.world.catalog.metadata[MAIN].table_uuid),
-            created_at_ms=0,
-            source=SOURCE,
-            progress=tuple(progress),
-            files=tuple(files),
-            dead_letter_floor=floor,
-            idle=frozenset(),
-            offsets_after={**self.marker.offsets, **{r.topic_partition: r.end for r in progress}},
-        )
-        self.journaled = False
-
-    def journal(self) -> bool:
-        assert self.staged is not None
-        self.journaled = self.tables.journals.put(self.staged)
-        return self.journaled
-
-    def commit(self) -> Marker:
-        assert self.committer is not None
-        assert self.staged is not None
-        self.marker = self.committer.commit(self.staged)
-        sweep_batch(self.tables, self.store, self.staged)
-        self.staged, self.journaled = None, False
-        return self.marker

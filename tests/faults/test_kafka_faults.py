@@ -20,8 +20,8 @@ from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 
 from .exactness import check_exact
 
-SILENT_S = float(os.environ.get("FRAZIL_TEST_OUTAGE_S", "8"))
-"""How long a part is out of reach; a soak waits for a minute."""
+outages = pytest.mark.parametrize("for_s", [8, pytest.param(60, marks=pytest.mark.soak)])
+"""How long a part is out of reach."""
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,11 @@ def faulty(
 ) -> Any:
     """A stream over a topic of four partitions of that broker."""
     assert not frazil_home.exists()
-    topic = re.sub(r"[^a-z]", "-", request.node.name)
+    topic = re.sub(r"[^a-z0-9]", "-", request.node.name)
     own_kafka.create_topic(topic, 4)
-    return declared_stream(tmp_path, name="events", topic=topic, bootstrap=own_kafka.bootstrap)
+    stream = declared_stream(tmp_path, name="events", topic=topic, bootstrap=own_kafka.bootstrap)
+    stream.broker = own_kafka
+    return stream
 
 
 def test_a_broker_that_is_killed_and_started_again_costs_nothing(
@@ -55,15 +57,16 @@ def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     check_exact(faulty, range(2000))
 
 
+@outages
 def test_a_writer_sits_out_brokers_that_are_silent(
-    own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any, throughout: Any
+    faulty: Any, events: Any, eventually: Any, throughout: Any, for_s: float
 ):
     faulty.produce(events(range(1000)), partitions=4)
     with faulty.writing() as writer:
         eventually(lambda: has_rows(faulty, 1000))
         faulty.produce(events(range(1000, 2000)), partitions=4)
-        with stopped(own_kafka):
-            throughout(lambda: writer.runs, for_s=SILENT_S)
+        with stopped(faulty.broker):
+            throughout(lambda: writer.runs, for_s=for_s)
         faulty.produce(events(range(2000, 3000)), partitions=4)
         eventually(lambda: has_rows(faulty, 3000) or not writer.runs)
     check_exact(faulty, range(3000))

@@ -20,6 +20,7 @@ from frazil.supervise.heartbeat import Heartbeat
 from frazil.supervise.launcher import Observation, ProcessState
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.processes import is_alive
+from tests.polling import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FAKE_WRITER = CHECKOUT / "tests" / "unit" / "supervise" / "fake_writer.py"
@@ -91,16 +92,6 @@ class SupervisedStream:
         return self.airflow.log(self.dag_id, run["dag_run_id"], "write", number) if number else ""
 
 
-def eventually(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
-    """What the condition gives once it is true; fails when the deadline passes first."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    pytest.fail(f"not within {seconds} s")
-
-
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
     """One Airflow with a Dag for each stream under test; it ends with every writer that it launched."""
@@ -138,7 +129,7 @@ def stream(airflow: EmbeddedAirflow, client: AirflowClient) -> Callable[[str], S
 
     def running(name: str) -> SupervisedStream:
         found = SupervisedStream(name, home=root / "frazil", streams=root / "streams", airflow=client)
-        eventually(lambda: found.pid, seconds=120)
+        eventually(lambda: found.pid, within_s=120)
         return found
 
     return running
@@ -151,7 +142,7 @@ def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferr
     before = killed.pid
     os.kill(before, signal.SIGKILL)
     since = time.monotonic()
-    eventually(lambda: killed.pid not in {0, before}, seconds=10)
+    eventually(lambda: killed.pid not in {0, before}, within_s=10)
     print(f"\nkilled to committing again: {time.monotonic() - since:.1f} s")
     assert [r["dag_run_id"] for r in killed.runs()] == [run["dag_run_id"]]
     eventually(lambda: "signal 9" in killed.log(run))
@@ -170,7 +161,7 @@ def test_scheduler_and_triggerer_may_die_and_the_writer_does_not_notice(stream: 
     for component in ("scheduler", "triggerer"):
         airflow.start_component(component)
     airflow.wait_until_healthy()
-    eventually(lambda: restarts.log(run).count(seen) >= 2, seconds=150)
+    eventually(lambda: restarts.log(run).count(seen) >= 2, within_s=150)
     assert restarts.pid == pid
     assert len(restarts.observe().exits) == 0
     os.kill(pid, signal.SIGKILL)

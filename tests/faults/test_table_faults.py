@@ -21,14 +21,14 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import read_marker
 from frazil.commit.settle import referenced
 from frazil.errors import Fenced, RolledBack
-from frazil.home import run_folder
+from frazil.home import home, run_folder
 from frazil.stream import writer as writer_module
 from frazil.stream.batch import BatchRunner
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import state_location
 
 from .exactness import check_exact
-from .test_kafka_faults import SILENT_S, has_rows
+from .test_kafka_faults import has_rows, outages
 
 BAD = [b"not json", b"[]"]
 
@@ -196,17 +196,18 @@ def test_a_journal_of_another_stream_in_its_place_is_not_committed(stream: Any, 
     assert path.read_bytes() == foreign, "what is another stream's is left to it"
 
 
+@outages
 def test_a_catalog_that_is_out_of_reach_is_waited_for(
-    stream: Any, events: Any, frazil_home: Path, eventually: Any, throughout: Any
+    stream: Any, events: Any, eventually: Any, throughout: Any, for_s: float
 ):
     stream.produce(events(range(1000)), partitions=4)
     with stream.writing() as writer:
         eventually(lambda: has_rows(stream, 1000))
-        locked = sqlite3.connect(frazil_home / "catalog.db", isolation_level=None)
+        locked = sqlite3.connect(home() / "catalog.db", isolation_level=None)
         try:
             locked.execute("BEGIN EXCLUSIVE")
             stream.produce(events(range(1000, 2000)), partitions=4)
-            throughout(lambda: writer.runs, for_s=SILENT_S)
+            throughout(lambda: writer.runs, for_s=for_s)
             locked.execute("ROLLBACK")
         finally:
             locked.close()

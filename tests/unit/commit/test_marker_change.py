@@ -212,3 +212,21 @@ def test_a_forgotten_stream_leaves_its_rows_and_nothing_else_and_its_writer_is_f
     assert world.snapshots() == snapshots
     with pytest.raises(AdoptionRequired):
         world.take_over()
+
+
+def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(world: Any):
+    """Its expiry clears the parent of the oldest snapshot that stays: nothing but the sequence number tells."""
+    writer = world.begin()
+    world.run(writer, {0: (0, 10)})
+    for _ in range(2):
+        world.take_over()
+    kept = world.load().current_snapshot().snapshot_id
+    world.run(world.begin(), {0: (10, 30)})
+    roll_back(world, kept)
+    table = world.load()
+    with table.maintenance.expire_snapshots() as expire:
+        expire.by_ids([s.snapshot_id for s in table.snapshots() if s.snapshot_id != kept])
+    assert world.load().metadata.snapshots[0].parent_snapshot_id is None
+    seen = standing(world.tables)
+    assert seen.held == {}
+    assert "its history before that was expired" in str(seen.unknown)

@@ -178,3 +178,27 @@ def test_a_topic_made_again_while_its_batch_was_staged_is_refused_at_the_commit(
         committer.commit(journal)
 
     assert world.rows() == []
+
+
+def test_what_retention_deleted_is_skipped_once_and_named_in_the_summary(world):
+    writer = world.begin()
+    world.run(writer, {0: (0, 3)})
+    world.catalog.next_answer_is_lost()
+
+    marker = writer.skip({("events", 0): 10, ("events", 1): 0}, lost="events-0 offsets 3 to 9")
+
+    assert marker.offsets == {("events", 0): 10, ("events", 1): 0}
+    assert world.marker() == marker
+    lost = [s.summary["frazil.lost"] for s in world.load().snapshots() if s.summary.get("frazil.lost")]
+    assert lost == ["events-0 offsets 3 to 9"]
+    world.run(writer, {0: (10, 12)})
+    assert world.rows() == [(0, o) for o in (0, 1, 2, 10, 11)]
+
+
+def test_a_fenced_writer_skips_nothing(world):
+    first = world.begin()
+    world.take_over(world.view())
+    before = world.load().metadata
+    with pytest.raises(Fenced):
+        first.skip({("events", 0): 10}, lost="events-0 offsets 0 to 9")
+    assert world.load().metadata == before

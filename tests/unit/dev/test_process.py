@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
+from tests.polling import eventually
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [
@@ -31,13 +31,6 @@ PARENT = [
         " process_group=0); print('born', flush=True); time.sleep(600)"
     ),
 ]
-
-
-def until(condition: Callable[[], bool], within_s: float = 20) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def start(command: list[str], folder: Path) -> process.Server:
@@ -66,16 +59,16 @@ def test_a_server_leads_its_own_session_and_is_found_by_its_record(tmp_path: Pat
 
 def test_a_server_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     server = start(STUBBORN, tmp_path)
-    until(lambda: "deaf" in (tmp_path / "server.log").read_text())
+    eventually(lambda: "deaf" in (tmp_path / "server.log").read_text())
     process.stop(server, records=tmp_path, grace_s=0.3)
     assert not process.is_alive(server)
 
 
 def test_children_that_outlive_their_leader_are_ended_too(tmp_path: Path) -> None:
     server = start(PARENT, tmp_path)
-    until(lambda: "born" in (tmp_path / "server.log").read_text())
+    eventually(lambda: "born" in (tmp_path / "server.log").read_text())
     os.kill(server.pid, 9)
-    until(lambda: not process.is_alive(server))
+    eventually(lambda: not process.is_alive(server))
     assert len(session(server)) == 1
     assert process.find("server", tmp_path) is None
     process.stop_all(process.recorded(tmp_path), records=tmp_path)
@@ -109,7 +102,7 @@ def test_a_server_outlives_the_process_that_started_it_and_is_ended_by_another(t
 
 def test_the_end_of_a_log_is_what_the_server_said_last(tmp_path: Path) -> None:
     server = start([sys.executable, "-c", "print('one'); print('two'); print('three')"], tmp_path)
-    until(lambda: not process.is_alive(server))
+    eventually(lambda: not process.is_alive(server))
     assert process.last_lines(tmp_path / "server.log", 2) == "two\nthree"
     assert process.last_lines(tmp_path / "none.log") == ""
 

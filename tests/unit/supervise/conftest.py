@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from frazil.home import run_folder
 from frazil.supervise.heartbeat import Heartbeat
 from frazil.supervise.launcher import LaunchRequest
 from frazil.supervise.local import LocalLauncher
+from tests import polling
 
 FAKE_WRITER = Path(__file__).with_name("fake_writer.py")
 STREAM = """
@@ -25,16 +25,6 @@ table: demo.ticks
 schema: {ts: timestamptz not null}
 event-time: ts
 """
-
-
-def _eventually(condition: Callable[[], Any], *, seconds: float = 20.0) -> Any:
-    """What the condition gives once it is true; fails when the deadline passes first."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    pytest.fail(f"not within {seconds} s: {condition}")
 
 
 class WriterAtHand:
@@ -64,11 +54,6 @@ class WriterAtHand:
 
 
 @pytest.fixture
-def eventually() -> Callable[..., Any]:
-    return _eventually
-
-
-@pytest.fixture
 def streams(tmp_path: Path) -> Path:
     folder = tmp_path / "streams"
     folder.mkdir()
@@ -83,4 +68,4 @@ def at_hand(tmp_path: Path, streams: Path, monkeypatch: pytest.MonkeyPatch) -> I
     writer = WriterAtHand(home, streams)
     yield writer
     writer.launcher.stop(force=True)
-    _eventually(lambda: not writer.launcher.observe().process.is_alive)
+    polling.eventually(lambda: not writer.launcher.observe().process.is_alive)

@@ -1,0 +1,189 @@
+"""One writer process of the protocol's model, step by step: the real planner, batch and committer, without Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+from pyiceberg.schema import Schema
+
+from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.settle import Settled, highest_epoch, settle, sweep_batch
+from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
+from frazil.spec.model import StreamSpec
+from frazil.stream.batch import BatchRunner
+from frazil.stream.plan import Policy
+from frazil.stream.planner import Planner, PlannerSettings, Position, check_no_gap, lost_ranges
+
+from .protocol_faults import Faults, ProcessStore
+from .protocol_kafka import TOPIC, ProcessKafka, Record
+from .protocol_world import MAIN, STREAM, World
+
+IDLE_S = 30.0
+SPEC = StreamSpec.model_validate(
+    {
+        "name": STREAM,
+        "source": {"bootstrap-servers": "nowhere:9092", "topics": TOPIC},
+        "table": MAIN,
+        "schema": {"n": "timestamptz"},
+        "event-time": "n",
+    }
+)
+
+
+class ModelRunner(BatchRunner):
+    """The real batch, whose stage makes empty files that stand for records."""
+
+    world: World
+    leftover: bool
+
+    def _stage(self, ranges: Any, context: StageContext) -> list[dict[str, Any]]:
+        tasks, position = ranges
+        return [
+            {"position": position, "result": self._task(StageTask.from_json(task), context).to_json(), "task_s": 0.0}
+            for task in tasks
+        ]
+
+    def _task(self, task: StageTask, context: StageContext) -> StageResult:
+        """One file of good records and one of bad ones; with leftovers, those of an attempt that failed beside them."""
+        good: list[Record] = []
+        bad: list[Record] = []
+        progress = []
+        for r in task.ranges:
+            read = self.world.topic.read(r.partition, r.start, r.end)
+            floor = context.dead_letter_floor.get((r.topic, r.partition), 0)
+            good += [record for record, fine in read if fine]
+            bad += [record for record, fine in read if not fine and record[1] >= floor]
+            fine = sum(fine for _, fine in read)
+            newest = r.end if fine else None
+            progress.append(RangeProgress(r.topic, r.partition, r.start, r.end, fine, len(read) - fine, newest))
+        for _ in range(2 if self.leftover else 1):
+            files = self._files(context, tuple(good), tuple(bad))
+        return StageResult(files, tuple(progress))
+
+    def _files(
+        self, context: StageContext, good: tuple[Record, ...], bad: tuple[Record, ...]
+    ) -> tuple[StagedFile, ...]:
+        made = []
+        if good:
+            schema_id = Schema.model_validate_json(context.main.schema_json).schema_id
+            made.append(self.world.new_file(context.main.folder, "main", good, schema_id=schema_id))
+        if bad:
+            made.append(self.world.new_file(context.dead_letters.folder, "dead-letters", bad))
+        return tuple(made)
+
+
+class Writer:
+    """What `frazil.stream.writer` does around planner, batch and committer; it may be paused between any two steps."""
+
+    def __init__(self, world: World, *, skips_gaps: bool = False) -> None:
+        self.world, self.skips_gaps = world, skips_gaps
+        self.faults = Faults(self._others)
+        self.tables: StreamTables = world.tables(self.faults)
+        self.store = ProcessStore(self.faults)
+        self.kafka: Any = ProcessKafka(world.topic, self.faults)
+        self.committer: Committer | None = None
+        self.planner: Planner | None = None
+        self.runner: ModelRunner | None = None
+        self.staged: Journal | None = None
+        self.journaled = False
+
+    def _others(self) -> None:
+        self.world.foreign_append()
+        self.world.expire(MAIN)
+
+    @property
+    def epoch(self) -> int | None:
+        return self.committer.epoch if self.committer else None
+
+    @property
+    def began(self) -> bool:
+        return self.planner is not None
+
+    def begin(self) -> Settled:
+        """Take over, settle, go past what retention deleted (or refuse to), and open a planner at the marker."""
+        topics = self.kafka.describe()
+        committer = Committer.take_over(
+            self.tables,
+            source=topics.identity,
+            initial=lambda: self.kafka.earliest(topics.partitions),
+            first_epoch=1 + highest_epoch(self.tables, self.store),
+        )
+        settled = settle(self.tables, committer, self.store)
+        marker = self.tables.marker()
+        assert marker is not None
+        self.committer, marker = committer, self._after_gaps(committer, marker, topics.partitions)
+        self.runner = self._open(committer, marker)
+        self.planner = self._plan_from(marker)
+        return settled
+
+    def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
+        available = self.kafka.earliest(partitions)
+        if not self.skips_gaps:
+            check_no_gap(marker.offsets, available, stream=STREAM)
+        elif lost := lost_ranges(marker.offsets, available):
+            return committer.skip(available, lost=lost)
+        return marker
+
+    def _open(self, committer: Committer, marker: Marker) -> ModelRunner:
+        runner = ModelRunner(
+            spec=SPEC,
+            kafka=self.kafka,
+            kafka_properties={},
+            tables=self.tables,
+            store=self.store,
+            committer=committer,
+            marker=marker,
+            reporter=cast(Any, None),
+            run_folder=self.world.folder,
+            progress=cast(Any, None),
+        )
+        runner.world = self.world
+        return runner
+
+    def _plan_from(self, marker: Marker) -> Planner:
+        policy = Policy(interval_s=1.0, size_bytes=1, max_records=1, target_file_bytes=100, parallelism=2, drain=True)
+        folder = Path(self.world.folder, f"run-{self.epoch}")
+        folder.mkdir(exist_ok=True)
+        return Planner(
+            settings=PlannerSettings(STREAM, (TOPIC,), policy, IDLE_S, folder),
+            kafka=self.kafka,
+            source=marker.source,
+            position=Position(marker.offsets, marker.idle),
+            clock=self.world.clock,
+        )
+
+    def stage(self, most: int, *, leftover: bool) -> bool:
+        """Plan up to `most` records, or a tick, and stage them; False where no batch is due."""
+        planner, runner = self.planner, self.runner
+        assert planner is not None
+        assert runner is not None
+        policy = dataclasses.replace(planner.settings.policy, max_records=most)
+        planner.settings = dataclasses.replace(planner.settings, policy=policy)
+        self.world.clock.wait(1)  # a planner looks once a second
+        start = planner.position
+        position = planner.next_position()
+        if position == start:
+            return False
+        tasks = planner.tasks(start.to_json(), position.to_json()) or ({"index": 0, "ranges": ()},)
+        runner.leftover = leftover
+        key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
+        _, self.staged = runner._staged(cast(Any, (tasks, position.to_json())), key)
+        self.journaled = False
+        return True
+
+    def journal(self) -> bool:
+        assert self.staged is not None
+        self.journaled = self.tables.journals.put(self.staged)
+        return self.journaled
+
+    def commit(self) -> Marker:
+        assert self.runner is not None
+        assert self.staged is not None
+        self.runner.marker = self.runner.committer.commit(self.staged)
+        sweep_batch(self.tables, self.store, self.staged)
+        self.staged, self.journaled = None, False
+        return self.runner.marker

@@ -1,0 +1,26 @@
+"""Waiting without a fixed time: a condition is looked at again and again until a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+POLL_S = 0.05
+
+
+def eventually(look: Callable[[], Any], *, within_s: float = 120) -> Any:
+    """Poll until `look()` is true, and return what it answered."""
+    deadline = time.monotonic() + within_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"
+        time.sleep(POLL_S)
+    return seen
+
+
+def throughout(look: Callable[[], Any], *, for_s: float) -> None:
+    """Assert that `look()` is true all the time."""
+    deadline = time.monotonic() + for_s
+    while time.monotonic() < deadline:
+        assert look(), f"not true for {for_s:.0f} s"
+        time.sleep(POLL_S)

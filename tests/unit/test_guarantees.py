@@ -1,0 +1,23 @@
+"""`docs/guarantees.md` promises nothing without a test, and every test of a fault with real parts stands in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PAGE = Path("docs/guarantees.md")
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text())
+
+
+def test_each_row_names_a_test_that_exists() -> None:
+    rows = [row for row in PAGE.read_text().splitlines() if row.startswith("| ") and not row.startswith("| fault |")]
+    assert rows
+    assert [row for row in rows if "`tests/" not in row] == []
+    missing = [f"{file}::{name}" for file, name in NAMED if f"def {name}" not in Path(file).read_text()]
+    assert missing == []
+
+
+def test_each_test_of_a_fault_stands_in_a_row() -> None:
+    for file in ("test_kafka_faults.py", "test_table_faults.py"):
+        names = re.findall(r"^def (test_\w+)", Path("tests/faults", file).read_text(), re.MULTILINE)
+        assert set(names) <= {name for _, name in NAMED}
