@@ -170,6 +170,18 @@ def test_a_topic_made_again_and_filled_past_the_marker_is_refused_while_it_runs(
     check_exact(stream, range(100))
 
 
+def test_an_event_time_of_a_bad_clock_lands_and_does_not_push_the_watermark(stream: Any, events: Any):
+    stream.produce(events(range(4)), partitions=4)
+    stream.produce([b'{"id": 4, "at": "2999-01-01T00:00:00Z"}'])
+    stream.catch_up()
+    check_exact(stream, range(5))
+    marker = read_marker(stream.table().properties, stream.name)
+    assert marker is not None
+    assert max(marker.max_event_times_us.values()) < 2_000_000_000_000_000
+    counted = [s.summary.get("frazil.future") for s in stream.table().snapshots() if s.summary]
+    assert "1" in counted
+
+
 def has_rows(stream: Any, count: int) -> bool:
     """By the marker's snapshot, which costs no scan; False while there is no table."""
     try:

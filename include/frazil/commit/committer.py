@@ -207,6 +207,7 @@ class Committer:
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
+            **({"frazil.future": str(journal.future)} if journal.future else {}),
             "frazil.commit-record": self._tables.journals.path(journal.key),
         }
 

@@ -49,6 +49,11 @@ class Journal:
         return sum(p.rejected for p in self.progress)
 
     @property
+    def future(self) -> int:
+        """Rows whose event time is too far ahead to push the watermark."""
+        return sum(p.future for p in self.progress)
+
+    @property
     def main_files(self) -> tuple[StagedFile, ...]:
         return tuple(f for f in self.files if f.target == "main")
 

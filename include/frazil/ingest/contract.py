@@ -75,6 +75,8 @@ class StageContext:
     main: TargetTable
     dead_letters: TargetTable
     topic_ids: Mapping[str, str]
+    max_future_us: int = 600_000_000
+    """How far an event time may be ahead of its record's Kafka timestamp and still push the watermark."""
     dead_letter_floor: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Dead letters below these offsets are in their table already, and are counted but not written again."""
 
@@ -127,7 +129,9 @@ class RangeProgress:
     records: int
     rejected: int
     max_event_time_us: int | None
-    """Microseconds since the epoch, UTC; None when no row landed."""
+    """Microseconds since the epoch, UTC; None when no row landed whose event time can be believed."""
+    future: int = 0
+    """Rows that landed with an event time too far ahead to be believed."""
 
     @property
     def topic_partition(self) -> TopicPartition:

@@ -14,12 +14,14 @@ NEVER = np.iinfo(np.int64).min
 
 
 class ProgressCounter:
-    """Adds up chunks. `event_times` are microseconds since the epoch, UTC, and may be null."""
+    """Adds up chunks."""
 
-    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+    def __init__(self, ranges: Sequence[OffsetRange], *, max_future_us: int) -> None:
         self._ranges = ranges
+        self._max_future_us = max_future_us
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
+        self._future = np.zeros(len(ranges), np.int64)
         self._max_event_time = np.full(len(ranges), NEVER)
 
     @property
@@ -27,15 +29,26 @@ class ProgressCounter:
         """Records read so far, rejected ones included."""
         return int(self._records.sum() + self._rejected.sum())
 
-    def landed(self, range_index: NDArray[np.int32], event_times: pa.Array) -> None:
-        """Rows with the range that each came from."""
+    def landed(
+        self, range_index: NDArray[np.int32], event_times: pa.Array, *, timestamps_ms: NDArray[np.int64], now_ms: int
+    ) -> None:
+        """Rows with the range that each came from, their event times and their records' Kafka timestamps.
+
+        Event times are microseconds since the epoch, UTC, and may be null. A Kafka timestamp is the producer's own
+        clock on most topics, so it is believed up to this host's; one below 0 is missing.
+        """
         if len(range_index) == 0:
             return
         self._records += np.bincount(range_index, minlength=len(self._ranges))
-        times = event_times.fill_null(NEVER) if event_times.null_count else event_times
+        times = (event_times.fill_null(NEVER) if event_times.null_count else event_times).to_numpy()
+        known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
+        ahead = times > known_ms * 1000 + self._max_future_us
+        if ahead.any():
+            self._future += np.bincount(range_index[ahead], minlength=len(self._ranges))
+            times = np.where(ahead, NEVER, times)
         # Kafka hands records over in runs of one partition: a maximum per run is a few operations, not one a record.
         starts = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
-        highest = np.maximum.reduceat(times.to_numpy(), starts)
+        highest = np.maximum.reduceat(times, starts)
         np.maximum.at(self._max_event_time, range_index[starts], highest)
 
     def rejected(self, range_index: NDArray[np.int32]) -> None:
@@ -51,6 +64,7 @@ class ProgressCounter:
                 records=int(self._records[i]),
                 rejected=int(self._rejected[i]),
                 max_event_time_us=None if self._max_event_time[i] == NEVER else int(self._max_event_time[i]),
+                future=int(self._future[i]),
             )
             for i, r in enumerate(self._ranges)
         )

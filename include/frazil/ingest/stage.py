@@ -84,13 +84,18 @@ class _Stage:
             topic_ids=context.topic_ids,
             floors=context.dead_letter_floor,
         )
-        self.progress = ProgressCounter(task.ranges)
+        self.progress = ProgressCounter(task.ranges, max_future_us=context.max_future_us)
 
     def take(self, chunk: Chunk) -> None:
         decoded = self._decode(chunk.values)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
         event_times = rows.column(self._context.event_time_column).combine_chunks().cast(pa.int64())
-        self.progress.landed(chunk.range_index[decoded.kept], event_times)
+        self.progress.landed(
+            chunk.range_index[decoded.kept],
+            event_times,
+            timestamps_ms=chunk.timestamps_ms[decoded.kept],
+            now_ms=self._now_us() // 1000,
+        )
         self._main.add(rows)
         if decoded.rejections:
             rejected = np.array([r.index for r in decoded.rejections])

@@ -249,6 +249,11 @@ class Watermark(Model):
         default=timedelta(minutes=5),
         description="A topic-partition with nothing unread for this long no longer holds the watermark back.",
     )
+    max_future: PositiveDuration = Field(
+        default=timedelta(minutes=10),
+        description="An event time further ahead of its record's Kafka timestamp, or of the clock, does not push the "
+        "watermark. The row lands as it is, and is counted.",
+    )
 
 
 class DeadLetters(Model):

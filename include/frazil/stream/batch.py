@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ class BatchRunner:
             "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
             key, journal.records, journal.rejected, len(journal.files), staged - began, time.monotonic() - staged,
         )  # fmt: skip
+        if journal.future:
+            log.warning("batch %s: %s", key, _ahead(journal, self.spec.watermark.max_future))
         sweep_batch(self.tables, self.store, journal)
 
     def _staged(self, ranges: DataFrame, key: BatchKey) -> tuple[list[dict[str, Any]], Journal]:
@@ -119,6 +122,7 @@ class BatchRunner:
             main=_target(main, self.spec.name, key),
             dead_letters=_target(dead, self.spec.name, key),
             topic_ids=dict(self.marker.source.topic_ids),
+            max_future_us=self.spec.watermark.max_future // timedelta(microseconds=1),
             dead_letter_floor=dict(self.committer.dead_letter_floor()),
         )
 
@@ -153,6 +157,15 @@ class BatchRunner:
         write_rates(self.run_folder, rates)
 
 
+def _ahead(journal: Journal, max_future: timedelta) -> str:
+    """Which topic-partition has the most event times that do not push the watermark."""
+    most = max(journal.progress, key=lambda p: p.future)
+    return (
+        f"{journal.future} rows have event times more than {max_future} ahead of their Kafka timestamps, most of them "
+        f"in {most.topic}-{most.partition}: they landed, and do not push the watermark. Look at the producers' clocks"
+    )
+
+
 def joined(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
     """One range per topic-partition: pieces that several tasks read are put together; a hole between them is a bug.
 
@@ -173,6 +186,7 @@ def joined(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
                 records=sum(p.records for p in parts),
                 rejected=sum(p.rejected for p in parts),
                 max_event_time_us=max(times, default=None),
+                future=sum(p.future for p in parts),
             )
         )
     return tuple(whole)

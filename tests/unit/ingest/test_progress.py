@@ -1,0 +1,64 @@
+"""What a task says of its ranges: rows, dead letters, how far event time got, and which of it cannot be believed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.progress import ProgressCounter
+
+RANGES = (OffsetRange("t", 0, 0, 100), OffsetRange("t", 1, 0, 100))
+MOST_US = 600_000_000
+NOW_MS = 1_700_000_000_000
+
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.none() | st.integers(-(2**40), 2**40).map(lambda us: NOW_MS * 1000 + us),
+        st.just(-1) | st.integers(-(2**30), 2**30).map(lambda ms: NOW_MS + ms),
+    ),
+    max_size=20,
+)
+
+
+def counted(*chunks: list[tuple[int, int | None, int]]) -> ProgressCounter:
+    counter = ProgressCounter(RANGES, max_future_us=MOST_US)
+    for chunk in chunks:
+        counter.landed(
+            np.array([r for r, _, _ in chunk], np.int32),
+            pa.array([t for _, t, _ in chunk], pa.int64()),
+            timestamps_ms=np.array([ms for _, _, ms in chunk], np.int64),
+            now_ms=NOW_MS,
+        )
+    return counter
+
+
+def believable(time_us: int, timestamp_ms: int) -> bool:
+    """The rule, row by row: a timestamp that is missing, or ahead of the clock, is the clock's."""
+    known_ms = NOW_MS if timestamp_ms < 0 else min(timestamp_ms, NOW_MS)
+    return time_us <= known_ms * 1000 + MOST_US
+
+
+@given(rows, rows)
+def test_an_event_time_pushes_only_as_far_as_it_can_be_believed(first, second):
+    for index, found in enumerate(counted(first, second).result()):
+        mine = [(time, stamp) for r, time, stamp in (*first, *second) if r == index]
+        times = [time for time, stamp in mine if time is not None and believable(time, stamp)]
+        assert found.records == len(mine)
+        assert found.max_event_time_us == max(times, default=None)
+        assert found.future == sum(time is not None and not believable(time, stamp) for time, stamp in mine)
+
+
+def test_exactly_max_future_ahead_is_believed_and_a_microsecond_more_is_not():
+    edge = NOW_MS * 1000 + MOST_US
+    found, _ = counted([(0, edge, NOW_MS), (0, edge + 1, NOW_MS)]).result()
+    assert (found.max_event_time_us, found.future, found.records) == (edge, 1, 2)
+
+
+def test_a_producer_whose_clock_is_ahead_sets_both_times_and_is_not_believed():
+    ahead_ms = NOW_MS + 3_600_000
+    found, _ = counted([(0, ahead_ms * 1000, ahead_ms)]).result()
+    assert (found.max_event_time_us, found.future) == (None, 1)
