@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
 from hypothesis import settings
 from pyiceberg.table import Table
 
 from frazil.dev import jars
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties
@@ -221,13 +223,19 @@ def stream(
 
 @pytest.fixture
 def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`frazil("audit", "events")` on the test's stream; nobody answers its questions."""
+    """`frazil("audit", "events")`: the command on the test's stream, in this process; nobody answers its questions."""
+    from frazil.cli.main import frazil as command  # noqa: PLC0415 - tests that need no command start without it
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("frazil")), *arguments, "--streams", str(stream.streams)]
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = CliRunner().invoke(command, [*arguments, "--streams", str(stream.streams)])
+        error = done.exception
+        if isinstance(error, FrazilError):  # as frazil.cli.main.main ends
+            return subprocess.CompletedProcess(
+                arguments, error.exit_code, done.stdout, f"{type(error).__name__}: {error}"
+            )
+        if error is not None and not isinstance(error, SystemExit):
+            raise error
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
     return call
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +15,64 @@ import psutil
 import pytest
 
 FRAZIL = str(Path(sys.executable).with_name("frazil"))
+Status = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
-def running(stream: Any, events: Any, eventually: Any) -> Iterator[subprocess.Popen[bytes]]:
+def status(stream: Any, frazil: Any) -> Status:
+    """What `frazil status --json` says of the stream."""
+
+    def ask() -> dict[str, Any]:
+        done = frazil("status", stream.name, "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout)["streams"][0])
+
+    return ask
+
+
+@pytest.fixture
+def running(stream: Any, events: Any, eventually: Any, status: Status) -> Iterator[subprocess.Popen[bytes]]:
     """A writer in the foreground that has committed once, in a process group of its own, as a shell makes one."""
     stream.declare("commit: {interval: 1s}\n")
     stream.produce(events(range(1000)), partitions=4)
     command = [FRAZIL, "run", stream.name, "--streams", str(stream.streams)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        eventually(lambda: process.poll() is not None or _status(stream)["last-commit-at-ms"], within_s=180)
+        eventually(lambda: process.poll() is not None or status()["last-commit-at-ms"], within_s=180)
         assert process.poll() is None, process.stderr and process.stderr.read().decode()[-3000:]
         yield process
     finally:
-        writer = _status(stream)["writer"]["pid"]
+        writer = status()["writer"]["pid"]
         for pid in filter(None, (writer, process.pid)):
             if psutil.pid_exists(pid):
                 os.killpg(pid, signal.SIGKILL)
         process.communicate()
 
 
-def test_ctrl_c_lets_the_batch_at_hand_commit_and_leaves_nothing_behind(
-    stream: Any, events: Any, running: subprocess.Popen[bytes]
+def test_a_writer_in_the_foreground_keeps_others_out_until_ctrl_c_lets_its_batch_commit(
+    stream: Any, events: Any, running: subprocess.Popen[bytes], status: Status
 ):
-    writer = psutil.Process(_status(stream)["writer"]["pid"])
+    seen = status()
+    check_others_are_refused(stream, seen)
+    assert running.poll() is None
+
+    writer = psutil.Process(seen["writer"]["pid"])
     family = [writer, *writer.children(recursive=True)]
     stream.produce(events(range(1000, 2000)), partitions=4)
     # A terminal sends it to the whole foreground group.
     os.killpg(running.pid, signal.SIGINT)
     _, log = running.communicate(timeout=60)
+
     assert running.returncode == 0, log.decode()[-3000:]
     assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     ids = stream.ids()
     assert len(ids) == len(set(ids))
     assert set(range(1000)) <= set(ids) <= set(range(2000))
-    after = _status(stream)
-    assert after["writer"]["state"] == "ended"
-    assert after["writer"]["exit-code"] == 0
-    assert after["writer"]["error"] is None
+    after = status()["writer"]
+    assert (after["state"], after["exit-code"], after["error"]) == ("ended", 0, None)
 
 
-def test_a_second_writer_and_forget_are_refused_while_one_runs(stream: Any, running: subprocess.Popen[bytes]):
-    seen = _status(stream)
+def check_others_are_refused(stream: Any, seen: dict[str, Any]) -> None:
     assert seen["writer"]["state"] == "running in the foreground"
     assert seen["writer"]["stale"] is False
     assert (seen["epoch"], seen["lag"], seen["rows"], seen["problems"]) == (1, 0, 1000, [])
@@ -68,12 +83,3 @@ def test_a_second_writer_and_forget_are_refused_while_one_runs(stream: Any, runn
         )  # fmt: skip
         assert refused.returncode == 9, refused.stderr
         assert str(seen["writer"]["pid"]) in refused.stderr
-    assert running.poll() is None
-
-
-def _status(stream: Any) -> dict[str, Any]:
-    done = subprocess.run(
-        [FRAZIL, "status", stream.name, "--json", "--streams", str(stream.streams)],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    return dict(json.loads(done.stdout)["streams"][0])

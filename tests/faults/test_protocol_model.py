@@ -49,11 +49,12 @@ from .protocol_kafka import TOPIC, Record
 from .protocol_world import DEAD, MAIN, World
 from .protocol_writer import Writer
 
-EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "150"))
 SEED = int(os.environ.get("FRAZIL_MODEL_SEED") or random.randrange(2**32))
 STEPS = 50
 """An example's most steps; a soak asks for more examples."""
-STEPS_AT_LEAST = 25 * EXAMPLES
+STEPS_AT_LEAST = 34 * EXAMPLES
+"""5,000 and more in `make test`; most examples use all their steps."""
 MOST_PROCESSES = 3
 FAULTS = {
     "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],

@@ -21,10 +21,12 @@ JOURNALED = {"after-journal", "after-dead-letters", "after-commit"}
 @pytest.mark.parametrize(
     "point",
     [
-        "while-staging",
         "after-journal",
         # `make test` has these in test_dag_kills.py already.
-        *(pytest.param(p, marks=pytest.mark.soak) for p in ("after-stage", "after-dead-letters", "after-commit")),
+        *(
+            pytest.param(point, marks=pytest.mark.soak)
+            for point in ("while-staging", "after-stage", "after-dead-letters", "after-commit")
+        ),
     ],
 )
 def test_a_writer_killed_anywhere_loses_and_repeats_nothing(

@@ -202,7 +202,12 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     if e.whole:
         holes = [(a[1], b[0] - 1) for a, b in pairwise(joined(current))]
         skipped = sum(last - first + 1 for first, last in holes)
-        yield _finding(e, Kind.SKIPPED, skipped, f"{skipped:,} offsets were skipped by a reset: {_spans_named(holes)}")
+        yield _finding(
+            e,
+            Kind.SKIPPED,
+            skipped,
+            f"{skipped:,} offsets were skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
+        )
     if e.kafka is not None:
         gone = len(_claimed(current) & between(0, e.kafka.first))
         yield _finding(

@@ -113,7 +113,7 @@ def audit_stream(
         )
     run = _Run(tables, table, marker, window, ask_kafka)
     claimed = run.claims()
-    before = (*_rolled_back(table, marker), *_gone(claimed, marker))
+    before = (*_rolled_back(table, marker), *_gone(claimed, marker), *_lost(claimed, marker))
     if not (coordinates and has_coordinates(table)):
         return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
     evidence, notes = run.evidence(claimed)
@@ -166,6 +166,12 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         found.append(Finding(Kind.UNCHECKED if forgotten else Kind.RECORD_GONE, 1, sentence, marker.stream))
     return tuple(found)
+
+
+def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
+    """What the stream was told to go past: said, and not wrong."""
+    sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
+    return tuple(Finding(Kind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
 def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:

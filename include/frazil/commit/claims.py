@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.audit import CommittedRange
-from frazil.commit.history import ancestors, commit_records, records
+from frazil.commit.history import ancestors, commit_records, lost_ranges, records
 from frazil.commit.journal import Journal, JournalStore, key_of
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.window import Window
@@ -29,6 +30,8 @@ class Claims:
     batches: int = 0
     gone: tuple[str, ...] = ()
     """Paths of the records that snapshots name, and that are missing or unreadable."""
+    lost: tuple[str, ...] = ()
+    """What a window's snapshots name as deleted by retention before it was read."""
 
     def beside(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """These claims without those of a part of them."""
@@ -64,7 +67,8 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
                 found.append(record)
     if _history_begins_ms(metadata) > window.from_ms:
         found += _before_history(journals, marker, oldest, window)
-    return _summed(found, gone)
+    lost = [text for snapshot, text in lost_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
+    return dataclasses.replace(_summed(found), gone=tuple(gone), lost=tuple(lost))
 
 
 def _before_history(
@@ -94,7 +98,7 @@ def _committed(key: BatchKey, marker: Marker) -> bool:
     return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
 
 
-def _summed(found: Iterable[Journal], gone: Iterable[str] = ()) -> Claims:
+def _summed(found: Iterable[Journal]) -> Claims:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     landed = rejected = batches = 0
     for record in found:
@@ -103,4 +107,4 @@ def _summed(found: Iterable[Journal], gone: Iterable[str] = ()) -> Claims:
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
             ranges[p.topic_partition].append(CommittedRange(p.start, p.end, p.records, p.rejected, topic_id))
-    return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches, tuple(gone))
+    return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches)

@@ -35,6 +35,15 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
             yield snapshot, record
 
 
+def lost_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
+    """What retention took from a stream that skips gaps, newest first: snapshots, and the ranges that each names."""
+    for snapshot in ancestors(metadata):
+        summary = snapshot.summary
+        lost = summary.get("frazil.lost") if summary else None
+        if summary and lost and summary.get("frazil.stream") == stream:
+            yield snapshot, lost
+
+
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
     """The commit record of the newest batch that the branch holds: `offsets_after` is where the table stands.
 

@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 TRIGGER_MOST_S = 0.5
 LOOK_S = 0.2
+QUIET_WITHIN_S = 2.0
+QUIET_LOOK_S = 0.02
 STALE_LIMIT = 3
 """Epochs in a row that end stale before the writer ends too: something else changes the stream under it."""
 
@@ -317,8 +319,14 @@ class Epoch:
         return error
 
     def _close(self, query: StreamingQuery) -> None:
-        """Stop the query between two batches: the lock is free only when no batch is at hand."""
+        """Stop the query between two batches: the lock is free only when no batch of ours is at hand.
+
+        Spark then still writes its checkpoint, and would be interrupted with a page of warnings.
+        """
         self.parts.reporter.phase(Phase.STOPPING)
         with self.batch_lock:
             self.ended = True
-            query.stop()
+        deadline = time.monotonic() + QUIET_WITHIN_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(QUIET_LOOK_S)
+        query.stop()

@@ -324,6 +324,15 @@ def test_a_batch_that_waited_for_its_writer_belongs_to_the_hour_it_was_committed
     assert audit_stream(made.tables, window=Window(made.now_ms, made.now_ms + HOUR_MS)).batches == 1
 
 
+def test_what_retention_took_is_said_in_its_hour_and_is_not_wrong(made: MadeStream):
+    made.now_ms = THIRD.from_ms
+    made.committer.skip({("made", 0): 700}, lost="made-0 offsets 600 to 699")
+    found = audit_stream(made.tables, window=THIRD)
+    assert found.clean
+    assert ["made-0 offsets 600 to 699" in f.sentence for f in found.findings] == [True]
+    assert audit_stream(made.tables, window=SECOND).findings == ()
+
+
 def test_a_commit_record_that_is_gone_is_said(made: MadeStream):
     made.tables.journals.delete([BatchKey(1, 3)])
     found = audit_stream(made.tables, window=SECOND)
