@@ -79,15 +79,20 @@ def committed_since(stream: Any, since_s: float) -> bool:
     return bool(found and found.last_commit_at_ms and found.last_commit_at_ms > since_s * 1000)
 
 
+def is_worker(process: psutil.Process) -> bool:
+    """A live worker: the daemon that forks them has children, and one that just ended has no command line."""
+    try:
+        return "pyspark.daemon" in " ".join(process.cmdline()) and not process.children()
+    except psutil.Error:
+        return False
+
+
 def victims(stream: Any) -> dict[str, psutil.Process]:
     """The driver, and a Python worker under its JVM if one is alive."""
     found = beat(stream)
     assert found is not None
     driver = psutil.Process(found.pid)
-    workers = [
-        p for p in driver.children(recursive=True) if "pyspark.daemon" in " ".join(p.cmdline()) and p.ppid() != 1
-    ]
-    leaves = [p for p in workers if not p.children()]
+    leaves = [p for p in driver.children(recursive=True) if is_worker(p)]
     return {"driver": driver, **({"worker": random.choice(leaves)} if leaves else {})}
 
 
