@@ -85,6 +85,8 @@ def spark(spark_home: Path) -> Iterator[Any]:
     """One Spark for the whole run: a writer's session, with Iceberg's runtime and an embedded catalog."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - tests that need no Spark start without it
 
+    from frazil.stream.class_archive import java_options  # noqa: PLC0415 - as above
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRAZIL_HOME", str(spark_home))
         patch.setenv("HOME", str(spark_home))
@@ -92,6 +94,7 @@ def spark(spark_home: Path) -> Iterator[Any]:
     builder = (
         SparkSession.builder.master("local[2,4]")
         .config("spark.jars", ",".join(str(jar) for jar in jars.ensure("spark")))
+        .config("spark.driver.extraJavaOptions", java_options())
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.ui.enabled", "false")
