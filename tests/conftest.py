@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 from hypothesis import settings
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.dev import jars
@@ -206,6 +207,14 @@ class DeclaredStream:
 
     def table(self, suffix: str = "") -> Table:
         return load_catalog(None).load_table(f"test.{self.name}{suffix}")
+
+    def has_rows(self, count: int) -> bool:
+        """By the newest snapshot's summary, which costs no scan; False while there is no table."""
+        try:
+            snapshot = self.table().current_snapshot()
+        except NoSuchTableError:
+            return False
+        return bool(snapshot and snapshot.summary and int(snapshot.summary["total-records"] or 0) >= count)
 
     def ids(self) -> list[int]:
         """The ids in the table, sorted: duplicates show."""

@@ -39,7 +39,7 @@ SCHEMA = Schema(
     t.NestedField(6, "kafka_timestamp", t.TimestamptzType()),
 )
 BY_DAY = PartitionSpec(PartitionField(2, 1000, DayTransform(), "day"))
-REJECTED_AT_US = 1_700_000_000_000_000
+REJECTED_AT_US = 1_790_000_000_000_000
 
 
 def target(folder: Path, schema: Schema, spec: PartitionSpec) -> TargetTable:

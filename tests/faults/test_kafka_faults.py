@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,7 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 
 from .exactness import check_exact
-
-outages = pytest.mark.parametrize("for_s", [8, pytest.param(60, marks=pytest.mark.soak)])
-"""How long a part is out of reach."""
+from .outages import for_a_while, silent
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +44,26 @@ def test_a_broker_that_is_killed_and_started_again_costs_nothing(
 ):
     faulty.produce(events(range(1000)), partitions=4)
     with faulty.writing() as writer:
-        eventually(lambda: has_rows(faulty, 1000))
+        eventually(lambda: faulty.has_rows(1000))
         own_kafka.kill()
         own_kafka.start()
         faulty.produce(events(range(1000, 2000)), partitions=4)
-        eventually(lambda: has_rows(faulty, 2000) or not writer.runs)
+        eventually(lambda: faulty.has_rows(2000) or not writer.runs)
     check_exact(faulty, range(2000))
 
 
-@outages
+@for_a_while
 def test_a_writer_sits_out_brokers_that_are_silent(
     faulty: Any, events: Any, eventually: Any, throughout: Any, for_s: float
 ):
     faulty.produce(events(range(1000)), partitions=4)
     with faulty.writing() as writer:
-        eventually(lambda: has_rows(faulty, 1000))
+        eventually(lambda: faulty.has_rows(1000))
         faulty.produce(events(range(1000, 2000)), partitions=4)
-        with stopped(faulty.broker):
+        with silent(faulty.broker):
             throughout(lambda: writer.runs, for_s=for_s)
         faulty.produce(events(range(2000, 3000)), partitions=4)
-        eventually(lambda: has_rows(faulty, 3000) or not writer.runs)
+        eventually(lambda: faulty.has_rows(3000) or not writer.runs)
     check_exact(faulty, range(3000))
 
 
@@ -76,7 +71,7 @@ def test_a_writer_that_starts_without_brokers_says_so_and_may_be_restarted(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any
 ):
     faulty.produce(events(range(100)), partitions=4)
-    with stopped(own_kafka), pytest.raises(KafkaUnavailable, match=r"Check source\.bootstrap-servers"):
+    with silent(own_kafka), pytest.raises(KafkaUnavailable, match=r"Check source\.bootstrap-servers"):
         faulty.catch_up()
     faulty.catch_up()
     check_exact(faulty, range(100))
@@ -87,11 +82,11 @@ def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(
 ):
     stream.produce(events(range(1000)), partitions=4)
     with stream.writing() as writer:
-        eventually(lambda: has_rows(stream, 1000))
+        eventually(lambda: stream.has_rows(1000))
         admin = kafka.admin()
         admin.create_partitions([NewPartitions(stream.topic, 6)])[stream.topic].result(30)
         stream.produce(events(range(1000, 2000)), partitions=6)
-        eventually(lambda: has_rows(stream, 2000) or not writer.runs)
+        eventually(lambda: stream.has_rows(2000) or not writer.runs)
     check_exact(stream, range(2000))
 
 
@@ -161,7 +156,7 @@ def test_a_topic_made_again_and_filled_past_the_marker_is_refused_while_it_runs(
 ):
     stream.produce(events(range(100)), partitions=4)
     with stream.writing() as writer:
-        eventually(lambda: has_rows(stream, 100))
+        eventually(lambda: stream.has_rows(100))
         admin = kafka.admin()
         admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
         eventually(lambda: made_again(kafka, stream.topic))
@@ -180,30 +175,6 @@ def test_an_event_time_of_a_bad_clock_lands_and_does_not_push_the_watermark(stre
     assert max(marker.max_event_times_us.values()) < 2_000_000_000_000_000
     counted = [s.summary.get("frazil.future") for s in stream.table().snapshots() if s.summary]
     assert "1" in counted
-
-
-def has_rows(stream: Any, count: int) -> bool:
-    """By the marker's snapshot, which costs no scan; False while there is no table."""
-    try:
-        table = stream.table()
-    except Exception:
-        return False
-    snapshot = table.current_snapshot()
-    assert snapshot is None or read_marker(table.properties, stream.name) is not None
-    return bool(snapshot and snapshot.summary and int(snapshot.summary["total-records"] or 0) >= count)
-
-
-@contextmanager
-def stopped(broker: EmbeddedKafka) -> Iterator[None]:
-    """The broker's process does nothing meanwhile: it accepts connections and answers none."""
-    server = broker.server()
-    assert server is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-        broker.start()  # runs already: waits until it answers
 
 
 def delete_before(kafka: EmbeddedKafka, topic: str, offset: int) -> None:

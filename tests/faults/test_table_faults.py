@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from frazil.table.catalogs import load_catalog
 from frazil.table.tables import state_location
 
 from .exactness import check_exact
-from .test_kafka_faults import has_rows, outages
+from .outages import for_a_while, locked
 
 BAD = [b"not json", b"[]"]
 
@@ -88,11 +87,11 @@ def test_a_checkpoint_that_is_deleted_under_a_running_writer_costs_a_restart_at_
 ):
     stream.produce(events(range(1000)), partitions=4)
     with stream.writing() as writer:
-        eventually(lambda: has_rows(stream, 1000))
+        eventually(lambda: stream.has_rows(1000))
         for folder in run_folder(stream.name).glob("checkpoint-*"):
             shutil.rmtree(folder, ignore_errors=True)
         stream.produce(events(range(1000, 2000)), partitions=4)
-        eventually(lambda: not writer.runs or has_rows(stream, 2000))
+        eventually(lambda: not writer.runs or stream.has_rows(2000))
         if not writer.runs:
             writer.outcome()
     stream.catch_up()
@@ -196,22 +195,17 @@ def test_a_journal_of_another_stream_in_its_place_is_not_committed(stream: Any, 
     assert path.read_bytes() == foreign, "what is another stream's is left to it"
 
 
-@outages
+@for_a_while
 def test_a_catalog_that_is_out_of_reach_is_waited_for(
     stream: Any, events: Any, eventually: Any, throughout: Any, for_s: float
 ):
     stream.produce(events(range(1000)), partitions=4)
     with stream.writing() as writer:
-        eventually(lambda: has_rows(stream, 1000))
-        locked = sqlite3.connect(home() / "catalog.db", isolation_level=None)
-        try:
-            locked.execute("BEGIN EXCLUSIVE")
+        eventually(lambda: stream.has_rows(1000))
+        with locked(home() / "catalog.db"):
             stream.produce(events(range(1000, 2000)), partitions=4)
             throughout(lambda: writer.runs, for_s=for_s)
-            locked.execute("ROLLBACK")
-        finally:
-            locked.close()
-        eventually(lambda: has_rows(stream, 2000) or not writer.runs)
+        eventually(lambda: stream.has_rows(2000) or not writer.runs)
     check_exact(stream, range(2000))
 
 
@@ -243,13 +237,13 @@ def test_compaction_and_expiry_without_pause_take_nothing_from_a_writer(
     stream.produce(events(range(500)), partitions=4)
     rounds = 0
     with stream.writing() as writer:
-        eventually(lambda: has_rows(stream, 500))
+        eventually(lambda: stream.has_rows(500))
         for start in range(500, 4500, 500):
             stream.produce(events(range(start, start + 500)), partitions=4)
             maintain(spark, "test.maintained")
             rounds += 1
             assert writer.runs
-        eventually(lambda: has_rows(stream, 4500) or not writer.runs)
+        eventually(lambda: stream.has_rows(4500) or not writer.runs)
     assert stream.ids() == list(range(4500))
     assert rounds == 8
     assert not {path for path in referenced(stream.table()) if not Path(path).exists()}
@@ -283,16 +277,16 @@ def test_of_two_writers_of_one_stream_the_older_is_fenced_and_says_so(
     stream.produce(events(range(1000)), partitions=4)
     older = subprocess.Popen(stream.command(), env=other_host, stderr=subprocess.PIPE, text=True)
     try:
-        eventually(lambda: has_rows(stream, 1000) or older.poll() is not None)
+        eventually(lambda: stream.has_rows(1000) or older.poll() is not None)
         if signal_ == "SIGSTOP":
             older.send_signal(signal.SIGSTOP)
         with stream.writing() as newer:
             stream.produce(events(range(1000, 2000)), partitions=4)
-            eventually(lambda: has_rows(stream, 2000) and epoch(stream) == 2)
+            eventually(lambda: stream.has_rows(2000) and epoch(stream) == 2)
             older.send_signal(signal.SIGCONT)
             stream.produce(events(range(2000, 3000)), partitions=4)
             _, said = older.communicate(timeout=120)
-            eventually(lambda: has_rows(stream, 3000) or not newer.runs)
+            eventually(lambda: stream.has_rows(3000) or not newer.runs)
     finally:
         older.kill()
     assert older.returncode == Fenced.exit_code, said[-3000:]
