@@ -15,7 +15,7 @@ from frazil.commit.marker import read_marker
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 
-from .exactness import check_exact
+from .exactness import check_exact, parquet_files, referenced_files
 from .outages import for_a_while, silent
 
 
@@ -132,6 +132,7 @@ def test_a_compacted_topic_has_gaps_and_nothing_is_missing(
     assert ids == sorted(set(ids))
     assert set(ids) >= {int(re.findall(rb"\d+", value)[0]) for value in read_all(kafka, stream.topic)}
     assert len(ids) < sent[0]
+    assert parquet_files(stream) == referenced_files(stream)
 
 
 def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
