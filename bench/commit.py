@@ -18,14 +18,13 @@ from pyiceberg.conversions import to_bytes
 from pyiceberg.types import DateType
 
 from frazil.commit.committer import Committer, StreamTables
-from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, SourceIdentity
-from frazil.commit.swap import TableHandle
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.spec.load import find_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import open_store
-from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
+from frazil.table.tables import ensure_dead_letters, ensure_table
 
 MARKS = (20, 50, 100, 200, 500, 1000, 1500, 2000)
 PARTITIONS = [("flights", number) for number in range(32)]
@@ -42,13 +41,8 @@ def open_tables() -> tuple[StreamTables, Committer]:
     catalog = load_catalog(None)
     main = ensure_table(catalog, spec)
     dead_letters = ensure_dead_letters(catalog, spec)
-    tables = StreamTables(
-        stream=spec.name,
-        main=TableHandle(catalog, ".".join(main.name())),
-        dead_letters=TableHandle(catalog, ".".join(dead_letters.name())),
-        journals=JournalStore(open_store(main.location(), main.io.properties), state_location(main, spec.name)),
-        clock_ms=lambda: time.time_ns() // 1_000_000,
-    )
+    store = open_store(main.location(), main.io.properties)
+    tables = StreamTables.of(spec.name, main, dead_letters, store=store, clock_ms=lambda: time.time_ns() // 1_000_000)
     return tables, Committer.take_over(tables, source=SOURCE, initial=lambda: dict.fromkeys(PARTITIONS, 0))
 
 

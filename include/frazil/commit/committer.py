@@ -42,6 +42,8 @@ from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, TopicPartition
 from frazil.partitions.watermark import watermark_us
+from frazil.table.storage import ObjectStore
+from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,19 @@ class StreamTables:
     journals: JournalStore
     clock_ms: Callable[[], int]
     patience: Patience = field(default_factory=Patience)
+
+    @classmethod
+    def of(
+        cls, stream: str, main: Table, dead_letters: Table, *, store: ObjectStore, clock_ms: Callable[[], int]
+    ) -> StreamTables:
+        """The two tables in the catalogs that loaded them, and the journals beside the main one, in its storage."""
+        return cls(
+            stream=stream,
+            main=TableHandle(main.catalog, ".".join(main.name())),
+            dead_letters=TableHandle(dead_letters.catalog, ".".join(dead_letters.name())),
+            journals=JournalStore(store, state_location(main, stream)),
+            clock_ms=clock_ms,
+        )
 
     def marker(self) -> Marker | None:
         """The marker as the catalog has it now."""

@@ -200,16 +200,17 @@ def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
 
 def sweep_batch(tables: StreamTables, store: ObjectStore, journal: Journal) -> int:
     """Delete what failed attempts of a committed batch left in its folders; the number deleted."""
-    return sum(
-        _delete_others(store, batch_folder(handle.current(), journal.stream, journal.key), _files_of(journal))
-        for handle in (tables.main, tables.dead_letters)
-    )
+    return _sweep_folders(tables, store, journal.key, kept=_files_of(journal))
 
 
 def discard_batch(tables: StreamTables, store: ObjectStore, key: BatchKey) -> int:
     """Delete what a batch staged that its own writer gave up before journaling it; the number deleted."""
+    return _sweep_folders(tables, store, key, kept=frozenset())
+
+
+def _sweep_folders(tables: StreamTables, store: ObjectStore, key: BatchKey, *, kept: Set[str]) -> int:
     return sum(
-        _delete_others(store, batch_folder(handle.current(), tables.stream, key), frozenset())
+        _delete_others(store, batch_folder(handle.current(), tables.stream, key), kept)
         for handle in (tables.main, tables.dead_letters)
     )
 

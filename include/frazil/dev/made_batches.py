@@ -15,18 +15,17 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer, StreamTables
-from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, SourceIdentity
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.settle import batch_folder
-from frazil.commit.swap import TableHandle
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, TargetTable
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import open_store
-from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
+from frazil.table.tables import ensure_dead_letters, ensure_table
 
 FETCHED = 500
 
@@ -55,15 +54,8 @@ class MadeStream:
     def tables(self) -> StreamTables:
         catalog = load_catalog(self.spec.table.catalog)
         main, dead_letters = ensure_table(catalog, self.spec), ensure_dead_letters(catalog, self.spec)
-        return StreamTables(
-            stream=self.spec.name,
-            main=TableHandle(catalog, ".".join(main.name())),
-            dead_letters=TableHandle(catalog, ".".join(dead_letters.name())),
-            journals=JournalStore(
-                open_store(main.location(), main.io.properties), state_location(main, self.spec.name)
-            ),
-            clock_ms=lambda: self.now_ms,
-        )
+        store = open_store(main.location(), main.io.properties)
+        return StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=lambda: self.now_ms)
 
     @property
     def source(self) -> SourceIdentity:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from dataclasses import dataclass
 
 from frazil.commit.committer import StreamTables
-from frazil.commit.journal import JournalStore
-from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.swap import Patience
 from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
@@ -43,15 +43,8 @@ def open_stream(spec: StreamSpec) -> OpenStream:
     dead_letters = ensure_dead_letters(table.catalog, spec)
     state = state_location(table, spec.name)
     store = open_store(table.location(), table.io.properties)
-    tables = StreamTables(
-        stream=spec.name,
-        main=TableHandle(table.catalog, ".".join(table.name())),
-        dead_letters=TableHandle(table.catalog, ".".join(dead_letters.name())),
-        journals=JournalStore(store, state),
-        clock_ms=lambda: time.time_ns() // 1_000_000,
-        patience=Patience(total_s=PATIENCE_S),
-    )
-    return OpenStream(spec, tables, store, state)
+    tables = StreamTables.of(spec.name, table, dead_letters, store=store, clock_ms=lambda: time.time_ns() // 1_000_000)
+    return OpenStream(spec, dataclasses.replace(tables, patience=Patience(total_s=PATIENCE_S)), store, state)
 
 
 def open_kafka(spec: StreamSpec) -> KafkaOffsets:

@@ -23,10 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
-from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker
 from frazil.commit.settle import highest_epoch, settle
-from frazil.commit.swap import TableHandle
 from frazil.errors import FrazilError, OffsetGap, StaleBatch
 from frazil.home import run_folder
 from frazil.ingest.contract import TopicPartition
@@ -142,13 +140,7 @@ class Writer:
         store = open_store(main.location(), main.io.properties)
         progress = ProgressFolder(f"{state}/progress", dict(main.io.properties))
         reporter.table(main.location(), progress)
-        tables = StreamTables(
-            stream=self.spec.name,
-            main=TableHandle(catalog, ".".join(main.name())),
-            dead_letters=TableHandle(catalog, ".".join(dead_letters.name())),
-            journals=JournalStore(store, state),
-            clock_ms=now_ms,
-        )
+        tables = StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=now_ms)
         return tables, store, progress
 
 
