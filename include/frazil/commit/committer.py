@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.late_rows import late_summary
 from frazil.commit.marker import (
     BatchKey,
     Fate,
@@ -37,7 +38,7 @@ from frazil.commit.rules import (
     dead_letter_continuity,
     files_fit,
 )
-from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.snapshot import TEXT_MOST, SnapshotWriter
 from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, TopicPartition
@@ -46,9 +47,6 @@ from frazil.table.storage import ObjectStore
 from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
-
-SUMMARY_TEXT_MOST = 2_000
-"""Characters of a sentence in a snapshot's summary: every metadata file carries it while the snapshot lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +208,7 @@ class Committer:
             at = BatchKey(self.epoch, marker.at.batch + 1)
             return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead})
 
-        summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:SUMMARY_TEXT_MOST]}
+        summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:TEXT_MOST]}
         return append(self._tables, self._tables.main, decide, files=(), summary=summary)
 
     def dead_letter_floor(self) -> Mapping[TopicPartition, int]:
@@ -223,6 +221,7 @@ class Committer:
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
             **({"frazil.future": str(journal.future)} if journal.future else {}),
+            **late_summary(journal.late),
             "frazil.commit-record": self._tables.journals.path(journal.key),
         }
 

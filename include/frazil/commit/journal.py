@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -39,6 +39,8 @@ class Journal:
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
     """Where the whole stream stands once this batch is committed."""
+    late: Mapping[int, int] = field(default_factory=dict)
+    """Rows of windows that had ended by the watermark, by the window's start in microseconds since the epoch."""
 
     @property
     def records(self) -> int:
@@ -77,6 +79,7 @@ class Journal:
                 "dead-letter-floor": nested(self.dead_letter_floor),
                 "idle": nested(dict.fromkeys(self.idle, 1)),
                 "offsets-after": nested(self.offsets_after),
+                "late": dict(sorted(self.late.items())),
             },
             separators=(",", ":"),
         ).encode()
@@ -105,6 +108,8 @@ class Journal:
             dead_letter_floor=flat(raw["dead-letter-floor"]),
             idle=frozenset(flat(raw["idle"])),
             offsets_after=flat(raw["offsets-after"]),
+            # Journals of a writer before the one that counts late rows have none.
+            late={int(start): rows for start, rows in raw.get("late", {}).items()},
         )
 
 

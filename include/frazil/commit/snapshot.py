@@ -51,6 +51,9 @@ from frazil.ingest.contract import StagedFile
 
 FORMAT_VERSION: Literal[2] = 2
 
+TEXT_MOST = 2_000
+"""Characters of a text in a snapshot's summary: every metadata file carries it while the snapshot lives."""
+
 _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
     "gzip": "deflate",
     "deflate": "deflate",

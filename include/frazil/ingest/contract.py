@@ -77,6 +77,10 @@ class StageContext:
     topic_ids: Mapping[str, str]
     max_future_us: int = 600_000_000
     """How far an event time may be ahead of its record's Kafka timestamp and still push the watermark."""
+    window_us: int = 3_600_000_000
+    """How long a window of event time is."""
+    closed_before_us: int | None = None
+    """Windows that began before this moment had ended by the watermark when the batch began: their rows are late."""
     dead_letter_floor: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Dead letters below these offsets are in their table already, and are counted but not written again."""
 
@@ -142,12 +146,20 @@ class RangeProgress:
 class StageResult:
     files: tuple[StagedFile, ...]
     progress: tuple[RangeProgress, ...]
+    late: Mapping[int, int] = field(default_factory=dict)
+    """Late rows by the start of their window, in microseconds since the epoch."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"files": [f.to_json() for f in self.files], "progress": [dataclasses.asdict(p) for p in self.progress]}
+        return {
+            "files": [f.to_json() for f in self.files],
+            "progress": [dataclasses.asdict(p) for p in self.progress],
+            "late": dict(self.late),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StageResult:
         return cls(
-            tuple(StagedFile.from_json(f) for f in value["files"]), tuple(RangeProgress(**p) for p in value["progress"])
+            tuple(StagedFile.from_json(f) for f in value["files"]),
+            tuple(RangeProgress(**p) for p in value["progress"]),
+            {int(start): rows for start, rows in value["late"].items()},
         )

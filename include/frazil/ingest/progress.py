@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,9 +17,15 @@ NEVER = np.iinfo(np.int64).min
 class ProgressCounter:
     """Adds up chunks."""
 
-    def __init__(self, ranges: Sequence[OffsetRange], *, max_future_us: int) -> None:
+    def __init__(
+        self, ranges: Sequence[OffsetRange], *, max_future_us: int, window_us: int, closed_before_us: int | None
+    ) -> None:
         self._ranges = ranges
         self._max_future_us = max_future_us
+        self._window_us = window_us
+        self._closed_before_us = NEVER if closed_before_us is None else closed_before_us
+        self.late: Counter[int] = Counter()
+        """Rows of windows that had ended by the watermark, by the window's start."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
@@ -46,10 +53,14 @@ class ProgressCounter:
         if ahead.any():
             self._future += np.bincount(range_index[ahead], minlength=len(self._ranges))
             times = np.where(ahead, NEVER, times)
+        late = (times < self._closed_before_us) & (times != NEVER)
+        if late.any():
+            starts, counts = np.unique(times[late] // self._window_us * self._window_us, return_counts=True)
+            self.late.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
         # Kafka hands records over in runs of one partition: a maximum per run is a few operations, not one a record.
-        starts = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
-        highest = np.maximum.reduceat(times, starts)
-        np.maximum.at(self._max_event_time, range_index[starts], highest)
+        runs = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
+        highest = np.maximum.reduceat(times, runs)
+        np.maximum.at(self._max_event_time, range_index[runs], highest)
 
     def rejected(self, range_index: NDArray[np.int32]) -> None:
         self._rejected += np.bincount(range_index, minlength=len(self._ranges))

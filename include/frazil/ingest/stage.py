@@ -84,7 +84,12 @@ class _Stage:
             topic_ids=context.topic_ids,
             floors=context.dead_letter_floor,
         )
-        self.progress = ProgressCounter(task.ranges, max_future_us=context.max_future_us)
+        self.progress = ProgressCounter(
+            task.ranges,
+            max_future_us=context.max_future_us,
+            window_us=context.window_us,
+            closed_before_us=context.closed_before_us,
+        )
 
     def take(self, chunk: Chunk) -> None:
         decoded = self._decode(chunk.values)
@@ -103,7 +108,8 @@ class _Stage:
             self._dead.add(self._dead_letters.rows(chunk, decoded.rejections, self._now_us()))
 
     def finish(self) -> StageResult:
-        return StageResult((*self._main.finish(), *self._dead.finish()), self.progress.result())
+        files = (*self._main.finish(), *self._dead.finish())
+        return StageResult(files, self.progress.result(), dict(self.progress.late))
 
     def close(self) -> None:
         if isinstance(self._decode, IsolatedDecoder):

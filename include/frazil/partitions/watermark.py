@@ -29,3 +29,20 @@ def watermark_us(
     if candidate is None:
         return previous_us
     return candidate if previous_us is None else max(candidate, previous_us)
+
+
+def holding_back(
+    max_event_times_us: Mapping[TopicPartition, int],
+    *,
+    partitions: Collection[TopicPartition],
+    idle: Collection[TopicPartition],
+) -> TopicPartition | None:
+    """The topic-partition that the watermark waits for: one without a record first, else the one that is furthest back.
+
+    None where all are idle: then nothing but new records moves it.
+    """
+    active = sorted(tp for tp in partitions if tp not in idle)
+    silent = [tp for tp in active if tp not in max_event_times_us]
+    if silent:
+        return silent[0]
+    return min(active, key=lambda tp: max_event_times_us[tp], default=None)

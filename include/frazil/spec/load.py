@@ -88,11 +88,18 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     """Where streams that are each sound get in each other's way, a sentence each."""
     found: list[str] = []
     names: dict[str, Path] = {}
+    windows: dict[tuple[str | None, str], tuple[Path, tuple[str, str]]] = {}
     main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
     for path, spec in streams.items():
         if spec.name in names:
             found.append(f"{path}: name: {spec.name!r} is the name of {names[spec.name]} too; rename one")
         names.setdefault(spec.name, path)
+        first = windows.setdefault((spec.table.catalog, spec.table.identifier), (path, _completeness(spec)))
+        if first[1] != _completeness(spec):
+            found.append(
+                f"{path}: complete, complete-from: are {' from '.join(_completeness(spec))}, and the stream in "
+                f"{first[0]}, which feeds {spec.table.identifier} too, has {' from '.join(first[1])}; declare the same"
+            )
         owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
         if owner is not None and owner != path:
             found.append(
@@ -100,6 +107,10 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
                 f"in {owner}; name another one"
             )
     return found
+
+
+def _completeness(spec: StreamSpec) -> tuple[str, str]:
+    return spec.window or "none", str(spec.complete_from)
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,13 +55,15 @@ def _positive_bytes(value: object) -> int:
 
 
 def _start(value: object) -> object:
+    return value if value in {"earliest", "latest"} else _moment(value, besides="earliest, latest or ")
+
+
+def _moment(value: object, besides: str = "") -> datetime:
     """A moment needs its zone: without one it would mean something else on every machine."""
-    if value in {"earliest", "latest"}:
-        return value
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     except ValueError:
-        raise ValueError("is not earliest, latest or an ISO 8601 time with a zone: 2013-12-30T00:00:00Z") from None
+        raise ValueError(f"is not {besides}an ISO 8601 time with a zone: 2013-12-30T00:00:00Z") from None
     if moment.tzinfo is None:
         raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
     return moment
@@ -123,6 +125,7 @@ Start = Annotated[
     BeforeValidator(_start),
     Written("`earliest`, `latest`, or a time with a zone"),
 ]
+Moment = Annotated[datetime, BeforeValidator(_moment), Written("time with a zone: `2013-12-30T00:00:00Z`")]
 Properties = Annotated[
     dict[str, str],
     BeforeValidator(_texts),
@@ -294,6 +297,16 @@ class StreamSpec(Model):
         default=timedelta(0), description="How long after its end a window still waits for records."
     )
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
+    complete: Literal["hour", "day", "none"] | None = Field(
+        default=None,
+        description="Which windows of event time are signalled when they are complete; the table's own partition by "
+        "hour or day of the event time if not named, and none without such a partition.",
+    )
+    complete_from: Moment | None = Field(
+        default=None,
+        description="The first window to signal, a time with a zone; if not named, the one that was open when the "
+        "table was first looked at, so that no history is signalled.",
+    )
     coordinates: bool = Field(
         default=True,
         description="Keep `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns.",
@@ -335,6 +348,15 @@ class StreamSpec(Model):
     def dead_letter_table(self) -> str:
         """The identifier of the table that takes this stream's dead letters."""
         return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
+
+    @property
+    def window(self) -> Literal["hour", "day"] | None:
+        """What completes: as declared, else the table's partition by time of the event."""
+        if self.complete is not None:
+            return None if self.complete == "none" else self.complete
+        terms = [layout.parse_term(text) for text in self.partition_by]
+        by_time = {term.transform for term in terms if term.column == self.event_time.column}
+        return "hour" if "hour" in by_time else "day" if "day" in by_time else None
 
     def fingerprint(self) -> str:
         """A digest of everything declared: it changes exactly when a running writer must be restarted."""

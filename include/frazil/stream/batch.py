@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,7 @@ from frazil.commit.rules import check_same_source
 from frazil.commit.settle import batch_folder, discard_batch, sweep_batch
 from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress, StageContext, StageResult, TargetTable
+from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.stream.kafka import KafkaOffsets
 from frazil.stream.plan import learned
@@ -123,6 +125,7 @@ class BatchRunner:
             dead_letters=_target(dead, self.spec.name, key),
             topic_ids=dict(self.marker.source.topic_ids),
             max_future_us=self.spec.watermark.max_future // timedelta(microseconds=1),
+            **_windows(self.spec, self.marker),
             dead_letter_floor=dict(self.committer.dead_letter_floor()),
         )
 
@@ -143,6 +146,7 @@ class BatchRunner:
             dead_letter_floor=context.dead_letter_floor,
             idle=position.idle,
             offsets_after=position.offsets,
+            late=_summed(result.late for result in results),
         )
 
     def _learn(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float) -> None:
@@ -155,6 +159,22 @@ class BatchRunner:
             overhead_s=batch_s - max(task_s),
         )
         write_rates(self.run_folder, rates)
+
+
+def _windows(spec: StreamSpec, marker: Marker) -> dict[str, Any]:
+    """What staging needs to count late rows: nothing where no window ever completes."""
+    if spec.window is None:
+        return {}
+    grain = Grain(spec.window)
+    closed = None if marker.watermark_us is None else grain.floor(marker.watermark_us)
+    return {"window_us": grain.us, "closed_before_us": closed}
+
+
+def _summed(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    total: Counter[int] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)
 
 
 def _ahead(journal: Journal, max_future: timedelta) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -24,8 +26,13 @@ rows = st.lists(
 )
 
 
+HOUR_US = 3_600_000_000
+CLOSED_US = NOW_MS * 1000 // HOUR_US * HOUR_US
+"""The watermark stands in the hour that is now."""
+
+
 def counted(*chunks: list[tuple[int, int | None, int]]) -> ProgressCounter:
-    counter = ProgressCounter(RANGES, max_future_us=MOST_US)
+    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=HOUR_US, closed_before_us=CLOSED_US)
     for chunk in chunks:
         counter.landed(
             np.array([r for r, _, _ in chunk], np.int32),
@@ -50,6 +57,19 @@ def test_an_event_time_pushes_only_as_far_as_it_can_be_believed(first, second):
         assert found.records == len(mine)
         assert found.max_event_time_us == max(times, default=None)
         assert found.future == sum(time is not None and not believable(time, stamp) for time, stamp in mine)
+
+
+@given(rows, rows)
+def test_rows_of_windows_that_the_watermark_had_passed_are_counted_by_window(first, second):
+    times = [time for _, time, stamp in (*first, *second) if time is not None and believable(time, stamp)]
+    late = Counter(time // HOUR_US * HOUR_US for time in times if time < CLOSED_US)
+    assert counted(first, second).late == late
+
+
+def test_no_row_is_late_while_the_watermark_is_unknown():
+    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=HOUR_US, closed_before_us=None)
+    counter.landed(np.array([0], np.int32), pa.array([0]), timestamps_ms=np.array([0]), now_ms=NOW_MS)
+    assert not counter.late
 
 
 def test_exactly_max_future_ahead_is_believed_and_a_microsecond_more_is_not():

@@ -1,0 +1,75 @@
+"""Windows of event time, the hours or days that become complete. Pure; times are microseconds since 1970, UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
+
+
+class Grain(StrEnum):
+    """How long a window is."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+    @property
+    def us(self) -> int:
+        return timedelta(hours=1 if self is Grain.HOUR else 24) // timedelta(microseconds=1)
+
+    @property
+    def key_format(self) -> str:
+        """Of a window's key, in strftime's terms."""
+        return _FORMATS[self]
+
+    def floor(self, us: int) -> int:
+        """The start of the window that a moment lies in; before 1970 as well."""
+        return us - us % self.us
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Window:
+    """`[start, start + grain)`."""
+
+    start_us: int
+    grain: Grain
+
+    @classmethod
+    def of(cls, us: int, grain: Grain) -> Window:
+        """The window that a moment lies in."""
+        return cls(grain.floor(us), grain)
+
+    @classmethod
+    def parse(cls, key: str) -> Window:
+        """From a key such as `2013-01-01T05` or `2013-01-01`; raises ValueError, a half sentence, for another text."""
+        for grain in Grain:
+            try:
+                moment = datetime.strptime(key, grain.key_format).replace(tzinfo=UTC)
+            except ValueError:
+                continue
+            return cls((moment - EPOCH) // timedelta(microseconds=1), grain)
+        raise ValueError(f"{key!r} is neither an hour, such as 2013-01-01T05, nor a day, such as 2013-01-01")
+
+    @property
+    def end_us(self) -> int:
+        return self.start_us + self.grain.us
+
+    @property
+    def key(self) -> str:
+        """The partition key: `2013-01-01T05` for an hour, `2013-01-01` for a day."""
+        # Years have four digits here as everywhere in ISO 8601, which strftime does not promise below 1000.
+        text = (EPOCH + timedelta(microseconds=self.start_us)).isoformat()
+        return text[:13] if self.grain is Grain.HOUR else text[:10]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:
+    """The windows that begin at or after the start of `from_us`'s own, and end at or before `to_us`; in order."""
+    for start in range(grain.floor(from_us), to_us - grain.us + 1, grain.us):
+        yield Window(start, grain)
