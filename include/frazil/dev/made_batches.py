@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ from frazil.commit.marker import BatchKey, Marker, SourceIdentity
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.settle import batch_folder
-from frazil.ingest.contract import RangeProgress, StagedFile, Target, TargetTable
+from frazil.commit.target import target_table
+from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -81,11 +83,14 @@ class MadeStream:
         records: Offsets | None = None,
         rejected: Offsets | None = None,
         written: Offsets | None = None,
+        newest_us: Mapping[int, int] | None = None,
+        late: Mapping[int, int] | None = None,
     ) -> Marker:
         """Write, journal and commit the next batch.
 
         `records` are the offsets that Kafka had of the ranges: all, unless given. `rejected` of them are dead
-        letters. `written` are those whose rows are in the files, should that be others than the records.
+        letters. `written` are those whose rows are in the files, should that be others than the records. `newest_us`
+        is the newest event time of each partition, and `late` how many rows are, by their window's start.
         """
         committer = self.committer or self.begin()
         bad = {p: np.asarray(of, np.int64) for p, of in (rejected or {}).items()}
@@ -94,11 +99,19 @@ class MadeStream:
             for p, r in ranges.items()
         }
         progress = [
-            RangeProgress(self.topic, p, *r, len(good[p]), len(bad.get(p, ())), None) for p, r in ranges.items()
+            RangeProgress(self.topic, p, *r, len(good[p]), len(bad.get(p, ())), (newest_us or {}).get(p))
+            for p, r in ranges.items()
         ]
-        return committer.commit(self.stage(progress, good if written is None else written, bad))
+        return committer.commit(self.stage(progress, good if written is None else written, bad, late=late or {}))
 
-    def stage(self, progress: Sequence[RangeProgress], rows: Offsets, dead_letters: Offsets) -> Journal:
+    def stage(
+        self,
+        progress: Sequence[RangeProgress],
+        rows: Offsets,
+        dead_letters: Offsets,
+        *,
+        late: Mapping[int, int] = MappingProxyType({}),
+    ) -> Journal:
         """Write and journal the next batch; `Committer.commit` makes it land."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
         key = BatchKey(committer.epoch, 1 + (marker.at.batch if marker else 0))
@@ -117,6 +130,7 @@ class MadeStream:
             dead_letter_floor=committer.dead_letter_floor(),
             idle=frozenset(),
             offsets_after={p.topic_partition: p.end for p in progress},
+            late=late,
         )
         if not self.tables.journals.put(journal):
             raise RuntimeError(f"batch {key} was journaled already")
@@ -124,18 +138,10 @@ class MadeStream:
 
     def write(self, table: Table, key: BatchKey, target: Target, offsets: Offsets) -> tuple[StagedFile, ...]:
         """One task's files with these rows, as fetches bring them: some hundred of each partition at a time."""
-        metadata = table.metadata
         if not any(np.size(of) for of in offsets.values()):
             return ()
         writer = TableWriter(
-            TargetTable(
-                schema_json=metadata.schema().model_dump_json(),
-                spec_json=metadata.spec().model_dump_json(),
-                sort_order_json=metadata.sort_order().model_dump_json(),
-                properties={},
-                folder=batch_folder(table, self.spec.name, key),
-                target_file_bytes=512 * 2**20,
-            ),
+            target_table(table, folder=batch_folder(table, self.spec.name, key)),
             target,
             io=table.io,
             file_name=file_namer(0, 0),

@@ -51,7 +51,7 @@ class Window:
                 moment = datetime.strptime(key, grain.key_format).replace(tzinfo=UTC)
             except ValueError:
                 continue
-            return cls((moment - EPOCH) // timedelta(microseconds=1), grain)
+            return cls(microseconds(moment), grain)
         raise ValueError(f"{key!r} is neither an hour, such as 2013-01-01T05, nor a day, such as 2013-01-01")
 
     @property
@@ -67,6 +67,11 @@ class Window:
 
     def __str__(self) -> str:
         return self.key
+
+
+def microseconds(moment: datetime) -> int:
+    """Since 1970, of a moment with a zone."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:

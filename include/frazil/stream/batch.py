@@ -13,17 +13,17 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from pyiceberg.table import Table, TableProperties
 from pyspark.sql import DataFrame
 
 from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
-from frazil.commit.marker import PROPERTY_PREFIX, BatchKey, Marker
+from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_same_source
 from frazil.commit.settle import batch_folder, discard_batch, sweep_batch
+from frazil.commit.target import target_table
 from frazil.errors import Fenced, StaleBatch
-from frazil.ingest.contract import RangeProgress, StageContext, StageResult, TargetTable
+from frazil.ingest.contract import RangeProgress, StageContext, StageResult
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.stream.kafka import KafkaOffsets
@@ -36,9 +36,6 @@ from frazil.supervise.heartbeat import Phase
 from frazil.table.storage import ObjectStore
 
 log = logging.getLogger(__name__)
-
-TARGET_FILE_BYTES = 512 * 2**20
-"""Iceberg's own default of `write.target-file-size-bytes`."""
 
 
 @dataclass(slots=True)
@@ -121,8 +118,8 @@ class BatchRunner:
             event_time_column=self.spec.event_time.column,
             event_time_unit=self.spec.event_time.unit,
             coordinates=self.spec.coordinates,
-            main=_target(main, self.spec.name, key),
-            dead_letters=_target(dead, self.spec.name, key),
+            main=target_table(main, folder=batch_folder(main, self.spec.name, key)),
+            dead_letters=target_table(dead, folder=batch_folder(dead, self.spec.name, key)),
             topic_ids=dict(self.marker.source.topic_ids),
             max_future_us=self.spec.watermark.max_future // timedelta(microseconds=1),
             **_windows(self.spec, self.marker),
@@ -214,20 +211,3 @@ def joined(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
 
 def _by_offset(piece: RangeProgress) -> tuple[str, int, int]:
     return (piece.topic, piece.partition, piece.start)
-
-
-def target_file_bytes(table: Table) -> int:
-    """The size that the table asks of its files, or Iceberg's default."""
-    return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))
-
-
-def _target(table: Table, stream: str, key: BatchKey) -> TargetTable:
-    metadata = table.metadata
-    return TargetTable(
-        schema_json=metadata.schema().model_dump_json(),
-        spec_json=metadata.spec().model_dump_json(),
-        sort_order_json=metadata.sort_order().model_dump_json(),
-        properties={k: v for k, v in metadata.properties.items() if not k.startswith(PROPERTY_PREFIX)},
-        folder=batch_folder(table, stream, key),
-        target_file_bytes=target_file_bytes(table),
-    )

@@ -25,13 +25,14 @@ from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.marker import Marker
 from frazil.commit.settle import highest_epoch, settle
+from frazil.commit.target import target_file_bytes
 from frazil.errors import FrazilError, OffsetGap, StaleBatch
 from frazil.home import run_folder
 from frazil.ingest.contract import TopicPartition
 from frazil.ingest.decode import check_supported
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.batch import BatchRunner, target_file_bytes
+from frazil.stream.batch import BatchRunner
 from frazil.stream.kafka import KafkaOffsets, Topics
 from frazil.stream.plan import Policy
 from frazil.stream.planner import (

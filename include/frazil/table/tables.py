@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
@@ -40,14 +40,14 @@ EVOLUTION_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Declared:
+class Declared:
     """A table as it would be made."""
 
     identifier: str
     schema: Schema
     partitioning: PartitionSpec
-    order: SortOrder
-    properties: dict[str, str]
+    order: SortOrder = field(default_factory=lambda: SortOrder(order_id=0))
+    properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
 
 
@@ -58,7 +58,7 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     Raises SchemaIncompatible, AccessDenied, CommitUnavailable.
     """
     schema = iceberg.schema(spec)
-    declared = _Declared(
+    declared = Declared(
         identifier=spec.table.identifier,
         schema=schema,
         partitioning=iceberg.partition_spec(spec, schema),
@@ -66,21 +66,19 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
         properties=DEFAULT_PROPERTIES | spec.table.properties,
         location=spec.table.location,
     )
-    table = _ensure(catalog, declared, spec.name)
+    table = ensure_declared(catalog, declared, spec.name)
     _warn_of_another_layout(table, declared, spec.name)
     return table
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
     """The table of the stream's dead letters, made if missing. Raises as `ensure_table` does."""
-    declared = _Declared(
+    declared = Declared(
         identifier=dead_letter_identifier(spec),
         schema=iceberg.DEAD_LETTER_SCHEMA,
         partitioning=iceberg.DEAD_LETTER_PARTITION_SPEC,
-        order=SortOrder(order_id=0),
-        properties=DEFAULT_PROPERTIES,
     )
-    return _ensure(catalog, declared, spec.name)
+    return ensure_declared(catalog, declared, spec.name)
 
 
 def dead_letter_identifier(spec: StreamSpec) -> str:
@@ -101,7 +99,8 @@ def state_location(table: Table, stream: str) -> str:
     return f"{table.location().rstrip('/')}/_frazil/{stream}"
 
 
-def _ensure(catalog: Catalog, declared: _Declared, stream: str) -> Table:
+def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:
+    """A table as it is declared, on behalf of a stream. Raises as `ensure_table` does."""
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
@@ -111,7 +110,7 @@ def _ensure(catalog: Catalog, declared: _Declared, stream: str) -> Table:
         return _evolve(table, declared.schema, stream)
 
 
-def _create(catalog: Catalog, declared: _Declared) -> Table:
+def _create(catalog: Catalog, declared: Declared) -> Table:
     """Make the namespace and the table; another process may do the same at this moment, and either may win."""
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -188,7 +187,7 @@ def _refusal(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
     return f"stream {stream}: the declared schema does not fit the table {_name(table)}: " + "; ".join(lines)
 
 
-def _warn_of_another_layout(table: Table, declared: _Declared, stream: str) -> None:
+def _warn_of_another_layout(table: Table, declared: Declared, stream: str) -> None:
     """What is declared is for a new table; evolving an existing one's layout is a person's decision."""
     for word, wanted, found in (
         (

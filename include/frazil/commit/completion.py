@@ -1,0 +1,188 @@
+"""From a table as it stands to its signals: who feeds it, what is complete, how many rows that is, and the append.
+
+A look reads metadata alone: the markers among the table's properties, and the summaries of the commits since the look
+that last signalled. Rows are counted, and gates run, only for windows that are signalled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.commit.history import ancestors
+from frazil.commit.late_rows import late_since
+from frazil.commit.marker import PROPERTY_PREFIX, Marker
+from frazil.commit.rules import head_of
+from frazil.commit.signal import Signal, State
+from frazil.commit.signals import TableSignals, append_signals
+from frazil.commit.window_rows import window_rows
+from frazil.errors import SpecError
+from frazil.partitions.completeness import Cursor, Decision, Feed, complete_to, decide
+from frazil.partitions.watermark import holding_back
+from frazil.partitions.windows import Grain, Window, microseconds
+from frazil.spec.model import StreamSpec
+from frazil.table.storage import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a quality gate says of a window."""
+
+    passed: bool
+    note: str | None = None
+
+
+RunGate = Callable[[Table, Window, int], Gate]
+"""Of a table, a window and the snapshot to read. Called only where the window has rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A table whose windows are signalled, at one moment."""
+
+    table: Table
+    specs: tuple[StreamSpec, ...]
+    """The declared streams that feed it."""
+    grain: Grain
+    feeds: tuple[Feed, ...]
+    signals: TableSignals
+    late: dict[int, int]
+    """Rows behind the watermark since the cursor, by their window's start."""
+    decision: Decision
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the decision leads; None while that is unknown."""
+        made, before = self.decision, self.signals.cursor
+        head = head_of(self.table.metadata)
+        if made.from_us is None or made.through_us is None or head is None:
+            return before
+        held = before.held if before and before.grain is self.grain else frozenset()
+        return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held)
+
+
+def look(catalog: Catalog, specs: Sequence[StreamSpec]) -> Look | None:
+    """Look at the table that these streams feed; None where it does not exist, or nothing of it ever completes.
+
+    `specs` are all declared streams of one table, which declare the same windows. Raises `MarkerUnreadable`.
+    """
+    spec = specs[0]
+    if spec.window is None:
+        return None
+    try:
+        table = catalog.load_table(spec.table.identifier)
+    except NoSuchTableError:
+        return None
+    grain = Grain(spec.window)
+    feeds = feeds_of(table, specs)
+    signals = TableSignals.load(catalog, spec.table.identifier)
+    # What came before anybody looked is history.
+    since = signals.cursor.sequence_number if signals.cursor else table.metadata.next_sequence_number()
+    late = late_since(table.metadata, open_store(table.location(), table.io.properties), sequence_number=since)
+    begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
+    decision = decide(feeds, signals.cursor, late, grain=grain, complete_from_us=begin_us)
+    return Look(table, tuple(specs), grain, feeds, signals, late, decision)
+
+
+def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
+    """The streams that feed a table: those with a marker in it, and those that are declared and have not begun."""
+    declared = {spec.name: spec for spec in specs}
+    properties = table.metadata.properties
+    begun = {
+        name.removeprefix(PROPERTY_PREFIX): text
+        for name, text in properties.items()
+        if name.startswith(PROPERTY_PREFIX)
+    }
+    markers = {stream: Marker.from_property(stream, text) for stream, text in begun.items()}
+    return tuple(_feed(stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers}))
+
+
+def _feed(stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
+    lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
+    if marker is None:
+        return Feed(stream, None, lateness_us)
+    holder = holding_back(marker.max_event_times_us, partitions=marker.offsets, idle=marker.idle)
+    return Feed(stream, marker.watermark_us, lateness_us, holder)
+
+
+def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gate: RunGate | None = None) -> tuple[Signal, ...]:
+    """Append what a look found to `frazil.signals`, each window once; nothing where somebody else was faster."""
+    cursor = seen.cursor
+    head = head_of(seen.table.metadata)
+    if cursor is None or head is None:
+        return ()
+    windows = seen.decision.windows
+    if not windows and seen.signals.cursor is not None:
+        return ()
+    rows = window_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
+    revisions = _revisions(seen)
+    rejected = _rejected_since(seen)
+    made = []
+    for window in windows:
+        verdict = gate(seen.table, window, head.snapshot_id) if gate and rows[window] else Gate(passed=True)
+        made.append(
+            Signal(
+                table=seen.signals.table,
+                partition=window.key,
+                start_us=window.start_us,
+                end_us=window.end_us,
+                revision=revisions.get(window, 1),
+                state=State.COMPLETE if verdict.passed else State.HELD,
+                rows=rows[window],
+                dead_letters=rejected,
+                late_rows=seen.late.get(window.start_us, 0),
+                watermark_us=complete_to(seen.feeds) or 0,
+                snapshot_id=head.snapshot_id,
+                sequence_number=head.sequence_number or 0,
+                signalled_at_ms=clock_ms,
+                note=verdict.note,
+            )
+        )
+    held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
+    moved = dataclasses.replace(cursor, held=held)
+    return tuple(made) if append_signals(catalog, seen.signals, made, moved, clock_ms=clock_ms) else ()
+
+
+def _revisions(seen: Look) -> dict[Window, int]:
+    """Of windows that are decided again: the next one, or the same where nobody was told of it."""
+    again = seen.decision.again
+    if not again:
+        return {}
+    last = seen.signals.newest(from_us=min(again).start_us, to_us=max(again).end_us)
+    return {w: last[w].revision + last[w].sent for w in again if w in last}
+
+
+def _rejected_since(seen: Look) -> int:
+    """Dead letters of the feeding streams' commits since the last signal."""
+    since = seen.signals.cursor.sequence_number if seen.signals.cursor else 0
+    total = 0
+    for snapshot in ancestors(seen.table.metadata):
+        if (snapshot.sequence_number or 0) <= since:
+            break
+        total += int((snapshot.summary.get("frazil.rejected") if snapshot.summary else None) or 0)
+    return total
+
+
+def release(catalog: Catalog, table: str, window: Window, *, note: str, clock_ms: int) -> Signal:
+    """Signal a window that its gate holds, as it stands; `note` says who wants it and why.
+
+    Raises SpecError where it is not held.
+    """
+    while True:
+        signals = TableSignals.load(catalog, table)
+        cursor = signals.cursor
+        held = signals.newest(from_us=window.start_us, to_us=window.end_us).get(window)
+        if cursor is None or held is None or held.sent:
+            raise SpecError(
+                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists those that are"
+            )
+        freed = dataclasses.replace(held, state=State.RELEASED, note=note, signalled_at_ms=clock_ms)
+        moved = dataclasses.replace(cursor, held=cursor.held - {window.start_us})
+        if append_signals(catalog, signals, [freed], moved, clock_ms=clock_ms):
+            return freed

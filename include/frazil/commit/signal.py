@@ -1,0 +1,109 @@
+"""One row of `frazil.signals`: a window of a table that is complete, at one revision; and its form in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from frazil.partitions.windows import Window, microseconds
+
+
+class State(StrEnum):
+    COMPLETE = "complete"
+    HELD = "held"
+    """Its quality gate failed: nobody is told until it is released, or passes after late rows."""
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One window of a table, at one revision. Times are since 1970, UTC."""
+
+    table: str
+    partition: str
+    """The window's key: `2013-12-30T15`, or `2013-12-30`."""
+    start_us: int
+    end_us: int
+    revision: int
+    """1, and one more each time that late rows reopened it."""
+    state: State
+    rows: int
+    dead_letters: int
+    """Committed since the signal before: a dead letter has no event time, so these may belong to this window."""
+    late_rows: int
+    """That came since the signal before, behind the watermark."""
+    watermark_us: int
+    """The least of the feeding streams', each less its lateness."""
+    snapshot_id: int
+    sequence_number: int
+    """Of the table's snapshot in which the rows were counted."""
+    signalled_at_ms: int
+    note: str | None = None
+    """What the gate found, or who released it and why."""
+    number: int = 0
+    """Counts the table's signals; given by `append_signals`."""
+
+    @property
+    def window(self) -> Window:
+        return Window.parse(self.partition)
+
+    @property
+    def sent(self) -> bool:
+        """Whether it is to be told: one that is held is not."""
+        return self.state is not State.HELD
+
+
+_TYPES: Mapping[str, Any] = {
+    "table": StringType(),
+    "partition": StringType(),
+    "start": TimestamptzType(),
+    "end": TimestamptzType(),
+    "revision": IntegerType(),
+    "state": StringType(),
+    "rows": LongType(),
+    "dead_letters": LongType(),
+    "late_rows": LongType(),
+    "watermark": TimestamptzType(),
+    "snapshot_id": LongType(),
+    "sequence_number": LongType(),
+    "signalled_at": TimestamptzType(),
+    "note": StringType(),
+    "number": LongType(),
+}
+SCHEMA = Schema(
+    *(NestedField(i, name, kind, required=name != "note") for i, (name, kind) in enumerate(_TYPES.items(), 1))
+)
+SPEC = PartitionSpec(
+    PartitionField(source_id=1, field_id=1000, transform=IdentityTransform(), name="table"),
+    PartitionField(source_id=3, field_id=1001, transform=DayTransform(), name="start_day"),
+)
+_MICROSECONDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
+"""Columns that hold times, and the fields that hold their numbers."""
+
+
+def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
+    """Rows of the table's Arrow schema."""
+    cells = [{name: getattr(s, _MICROSECONDS.get(name, name), None) for name in _TYPES} for s in signals]
+    for cell, signal in zip(cells, signals, strict=True):
+        cell["signalled_at"] = signal.signalled_at_ms * 1000
+    return pa.table([pa.array([c[f.name] for c in cells]).cast(f.type) for f in schema], schema=schema)
+
+
+def from_row(row: Mapping[str, Any]) -> Signal:
+    """A row as Arrow hands it over in Python."""
+    plain = {_MICROSECONDS.get(name, name): _plain(value) for name, value in row.items()}
+    plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000
+    return Signal(**{**plain, "state": State(plain["state"])})
+
+
+def _plain(value: Any) -> Any:
+    return microseconds(value) if isinstance(value, datetime) else value

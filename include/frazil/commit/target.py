@@ -1,0 +1,29 @@
+"""A table as staging needs it, from its metadata as it stands."""
+
+from __future__ import annotations
+
+from pyiceberg.table import Table, TableProperties
+
+from frazil.commit.marker import PROPERTY_PREFIX
+from frazil.ingest.contract import TargetTable
+
+TARGET_FILE_BYTES = 512 * 2**20
+"""Iceberg's own default of `write.target-file-size-bytes`."""
+
+
+def target_table(table: Table, *, folder: str) -> TargetTable:
+    """To write files for the table into a folder; the streams' markers stay out."""
+    metadata = table.metadata
+    return TargetTable(
+        schema_json=metadata.schema().model_dump_json(),
+        spec_json=metadata.spec().model_dump_json(),
+        sort_order_json=metadata.sort_order().model_dump_json(),
+        properties={k: v for k, v in metadata.properties.items() if not k.startswith(PROPERTY_PREFIX)},
+        folder=folder,
+        target_file_bytes=target_file_bytes(table),
+    )
+
+
+def target_file_bytes(table: Table) -> int:
+    """The size that the table asks of its files, or Iceberg's default."""
+    return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))

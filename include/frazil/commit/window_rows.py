@@ -1,0 +1,92 @@
+"""How many rows a snapshot holds in given windows of event time: what a reader of that snapshot would count.
+
+A file that lies in one window is counted by its manifest entry. Only a file that spans windows, or has rows deleted
+from it, is read, and of it the event time alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import And, BooleanExpression, GreaterThanOrEqual, LessThan
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.types import NestedField, PrimitiveType
+
+from frazil.partitions.windows import Grain, Window
+
+
+def window_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
+    """Rows by window, 0 for an empty one. `column` is the event time's; the windows are all of one grain."""
+    counts: Counter[int] = Counter()
+    for first, last in _runs(sorted(windows)):
+        counts.update(_count(table, first, last, column=column, snapshot_id=snapshot_id))
+    return {window: counts[window.start_us] for window in windows}
+
+
+def between(column: str, from_us: int, to_us: int) -> BooleanExpression:
+    """Rows whose time lies in `[from, to)`."""
+    return And(GreaterThanOrEqual(term=column, value=from_us), LessThan(term=column, value=to_us))
+
+
+def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
+    """The first and the last of windows that follow each other."""
+    start = 0
+    for i, window in enumerate(windows):
+        if i + 1 == len(windows) or windows[i + 1].start_us != window.end_us:
+            yield windows[start], window
+            start = i + 1
+
+
+def _count(table: Table, first: Window, last: Window, *, column: str, snapshot_id: int) -> Counter[int]:
+    within = between(column, first.start_us, last.end_us)
+    scan = table.scan(row_filter=within, selected_fields=(column,), snapshot_id=snapshot_id)
+    counts: Counter[int] = Counter()
+    unclear = []
+    for task in scan.plan_files():
+        known = _by_entry(task, table.schema().find_field(column), first.grain)
+        if known is None:
+            unclear.append(task)
+        else:
+            counts.update(known)
+    for times in _read(table, unclear, within, column):
+        starts, rows = np.unique(times // first.grain.us * first.grain.us, return_counts=True)
+        counts.update(dict(zip(starts.tolist(), rows.tolist(), strict=True)))
+    return counts
+
+
+def _by_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
+    """What the manifest says of a file, if it says enough."""
+    file = task.file
+    nulls = (file.null_value_counts or {}).get(field.field_id)
+    bounds = _bounds(file, field)
+    if task.delete_files or nulls is None or bounds is None:
+        return None
+    lower, upper = map(grain.floor, bounds)
+    return {lower: file.record_count - nulls} if lower == upper else None
+
+
+def _bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
+    lower = (file.lower_bounds or {}).get(field.field_id)
+    upper = (file.upper_bounds or {}).get(field.field_id)
+    kind = field.field_type
+    if lower is None or upper is None or not isinstance(kind, PrimitiveType):
+        return None
+    return int(from_bytes(kind, lower)), int(from_bytes(kind, upper))
+
+
+def _read(
+    table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str
+) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Event times in microseconds, file by file."""
+    if not tasks:
+        return
+    reader = ArrowScan(table.metadata, table.io, table.schema().select(column), within)
+    for batch in reader.to_record_batches(tasks):
+        times = batch.column(0).drop_null()
+        yield times.cast(pa.int64()).to_numpy(zero_copy_only=False)

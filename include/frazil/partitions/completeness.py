@@ -1,0 +1,123 @@
+"""Which windows of a table are complete, and which were reopened: pure, from the feeding streams' watermarks.
+
+A window is complete when every stream that feeds the table has a watermark at or past its end and the stream's
+lateness. Unknown stays unknown: while one stream's watermark is, nothing completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from frazil.partitions.watermark import TopicPartition
+from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
+
+MOST_AT_ONCE = 500
+"""Windows of one decision; what is over comes with the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One stream that feeds the table."""
+
+    stream: str
+    watermark_us: int | None
+    lateness_us: int = 0
+    holding_back: TopicPartition | None = None
+    """The topic-partition that the watermark waits for; None where all are idle."""
+
+    @property
+    def complete_to_us(self) -> int | None:
+        return None if self.watermark_us is None else self.watermark_us - self.lateness_us
+
+    def __str__(self) -> str:
+        held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
+        late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
+        stands = "unknown" if self.watermark_us is None else f"{moment(self.watermark_us)}{late}"
+        return f"the watermark of {self.stream} is {stands}{held}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a table's windows were decided: those that begin in `[from, through)` have at least one signal."""
+
+    grain: Grain
+    from_us: int
+    through_us: int
+    sequence_number: int
+    """Of the table's commit up to which late rows and dead letters are accounted for."""
+    held: frozenset[int] = frozenset()
+    """Starts of windows whose quality gate failed and that nobody released."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a look at a table found: `complete` for the first time, `reopened` by late rows or held and touched."""
+
+    complete: tuple[Window, ...]
+    again: Mapping[Window, int]
+    """Windows that were decided before, and got so many late rows since."""
+    from_us: int | None
+    through_us: int | None
+    reason: str
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        return (*sorted(self.again), *self.complete)
+
+
+def decide(
+    feeds: tuple[Feed, ...],
+    cursor: Cursor | None,
+    late: Mapping[int, int],
+    *,
+    grain: Grain,
+    complete_from_us: int | None = None,
+) -> Decision:
+    """What is complete now that was not at the cursor. `late` are rows by window start since the cursor's commit.
+
+    Without a cursor the first window is `complete_from_us`'s, or the one that is open now: what was complete before
+    anybody looked is history. A cursor of another grain is begun anew behind what it covered.
+    """
+    bound = complete_to(feeds)
+    if bound is None:
+        waits = next((f for f in feeds if f.watermark_us is None), None)
+        return Decision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
+    first = _first(cursor, bound, grain, complete_from_us)
+    begin = cursor.through_us if cursor and cursor.grain is grain else first
+    complete = tuple(windows_between(grain, begin, min(bound, begin + MOST_AT_ONCE * grain.us)))
+    through = complete[-1].end_us if complete else begin
+    again = {Window.of(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
+    return Decision(complete, again, first, through, _reason(feeds, Window.of(through, grain)))
+
+
+def complete_to(feeds: tuple[Feed, ...]) -> int | None:
+    """Windows that end at or before this are complete; None while any stream's watermark is unknown."""
+    ends = [feed.complete_to_us for feed in feeds]
+    known = [end for end in ends if end is not None]
+    return min(known) if known and len(known) == len(ends) else None
+
+
+def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
+    """The streams whose watermark is short of what a window needs."""
+    return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
+
+
+def moment(us: int) -> str:
+    """Microseconds since 1970 as people and other tools read them."""
+    return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
+
+
+def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: int | None) -> int:
+    if cursor is not None:
+        # Half a window of another grain is not signalled a second time.
+        return cursor.from_us if cursor.grain is grain else -(-cursor.through_us // grain.us) * grain.us
+    return grain.floor(bound if complete_from_us is None else complete_from_us)
+
+
+def _reason(feeds: tuple[Feed, ...], following: Window) -> str:
+    waiting = "; ".join(map(str, waits_for(feeds, following)))
+    return (
+        f"{following} ends at {moment(following.end_us)}: {waiting or 'it is complete, and comes with the next look'}"
+    )

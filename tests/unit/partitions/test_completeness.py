@@ -1,0 +1,122 @@
+"""Which windows are complete: laws of the decision, over streams that idle, appear, vanish and fall back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.partitions.completeness import Cursor, Feed, complete_to, decide, waits_for
+from frazil.partitions.watermark import holding_back, watermark_us
+from frazil.partitions.windows import Grain, Window
+
+HOUR = Grain.HOUR.us
+MINUTE = HOUR // 60
+NOON = 1_388_361_600_000_000 + 12 * HOUR
+
+minutes = st.integers(-300, 300).map(lambda m: NOON + m * MINUTE)
+feeds = st.lists(
+    st.builds(Feed, st.just("s"), st.none() | minutes, st.sampled_from([0, 30 * MINUTE, 2 * HOUR])), max_size=4
+).map(tuple)
+lates = st.dictionaries(st.integers(-8, 4).map(lambda h: NOON + h * HOUR), st.integers(0, 5), max_size=4)
+
+
+def at(minute: int, **changes: object) -> tuple[Feed, ...]:
+    return (replace(Feed("flights", NOON + minute * MINUTE), **changes),)
+
+
+def moved(cursor: Cursor | None, made) -> Cursor | None:
+    return cursor if made.through_us is None else Cursor(Grain.HOUR, made.from_us, made.through_us, 1)
+
+
+@given(st.lists(st.tuples(feeds, lates), max_size=12), st.none() | minutes)
+def test_every_window_completes_once_in_order_and_never_before_every_stream_has_passed_it(looks, begin):
+    cursor, done = None, []
+    for found, late in looks:
+        made = decide(found, cursor, late, grain=Grain.HOUR, complete_from_us=begin)
+        for window in made.complete:
+            assert not waits_for(found, window)
+            assert found
+        # Whatever the streams do, what was complete stays so, and only that is opened again.
+        assert all(w.start_us < done[-1].end_us and w in done for w in made.again)
+        done += made.complete
+        cursor = moved(cursor, made)
+    assert [w.start_us for w in done] == [done[0].start_us + n * HOUR for n in range(len(done))]
+    if done and begin is not None:
+        assert done[0] == Window.of(begin, Grain.HOUR)
+
+
+@given(feeds.filter(any))
+def test_one_stream_that_has_not_begun_keeps_everything_open(found):
+    made = decide((*found, Feed("new", None)), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 5 * HOUR)
+    assert (made.complete, made.through_us) == ((), None)
+
+
+def test_a_window_is_complete_at_its_end_and_lateness_and_not_a_microsecond_before():
+    cursor = Cursor(Grain.HOUR, NOON, NOON, 1)
+    for lateness in (0, 30 * MINUTE):
+        exactly = at(60, lateness_us=lateness)[0]
+        passed = replace(exactly, watermark_us=NOON + HOUR + lateness)
+        assert decide((passed,), cursor, {}, grain=Grain.HOUR).complete == (Window(NOON, Grain.HOUR),)
+        short = replace(passed, watermark_us=NOON + HOUR + lateness - 1)
+        assert decide((short,), cursor, {}, grain=Grain.HOUR).complete == ()
+
+
+def test_the_history_before_the_first_look_is_not_signalled():
+    made = decide(at(30), None, {NOON - HOUR: 3}, grain=Grain.HOUR)
+    assert (made.complete, made.again, made.from_us) == ((), {}, NOON)
+
+
+def test_complete_from_signals_what_was_complete_before_anybody_looked():
+    made = decide(at(30), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 2 * HOUR)
+    assert [w.key for w in made.complete] == ["2013-12-30T10", "2013-12-30T11"]
+
+
+def test_late_rows_open_a_complete_window_again_and_none_else():
+    cursor = Cursor(Grain.HOUR, NOON - 2 * HOUR, NOON, 1)
+    late = {NOON - 3 * HOUR: 1, NOON - HOUR: 2, NOON: 4}
+    assert decide(at(0), cursor, late, grain=Grain.HOUR).again == {Window(NOON - HOUR, Grain.HOUR): 2}
+
+
+def test_many_windows_come_in_portions():
+    far = decide(at(0), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 1200 * HOUR)
+    second = decide(at(0), moved(None, far), {}, grain=Grain.HOUR)
+    third = decide(at(0), moved(None, second), {}, grain=Grain.HOUR)
+    assert [len(x.complete) for x in (far, second, third)] == [500, 500, 200]
+
+
+def test_hours_that_become_days_go_on_after_the_last_hour():
+    cursor = Cursor(Grain.HOUR, NOON - 2 * HOUR, NOON, 1)
+    made = decide(at(24 * 60 * 2), cursor, {}, grain=Grain.DAY)
+    assert [w.key for w in made.complete] == ["2013-12-31"]
+
+
+def test_the_reason_says_what_is_waited_for():
+    made = decide(at(30, holding_back=("flights", 7), lateness_us=MINUTE), None, {}, grain=Grain.HOUR)
+    assert made.reason == (
+        "2013-12-30T12 ends at 2013-12-30T13:00:00Z: the watermark of flights is 2013-12-30T12:30:00Z less lateness "
+        "0:01:00, held back by flights-7"
+    )
+    assert decide((), None, {}, grain=Grain.HOUR).reason == "nothing is complete: no stream feeds the table yet"
+
+
+partitions = st.dictionaries(st.tuples(st.just("t"), st.integers(0, 4)), st.none() | st.integers(0, 100), min_size=1)
+
+
+@given(partitions, st.sets(st.tuples(st.just("t"), st.integers(0, 4))), st.none() | st.integers(0, 100))
+def test_whoever_holds_the_watermark_back_is_its_minimum_or_has_no_record(seen, idle, previous):
+    known = {tp: us for tp, us in seen.items() if us is not None}
+    holder = holding_back(known, partitions=seen, idle=idle)
+    watermark = watermark_us(known, partitions=seen, idle=idle, previous_us=previous)
+    if holder is None:
+        assert set(seen) <= idle
+    elif holder not in known:
+        assert watermark == previous
+    else:
+        assert watermark == max(known[holder], previous if previous is not None else known[holder])
+
+
+def test_a_table_without_streams_has_no_bound():
+    assert complete_to(()) is None
+    assert complete_to(at(5)) == NOON + 5 * MINUTE
