@@ -35,6 +35,19 @@ Offsets = Mapping[int, npt.ArrayLike]
 """Of each partition."""
 
 
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """What staging would have found of a batch's event times, in microseconds since 1970."""
+
+    newest_us: Mapping[int, int] = MappingProxyType({})
+    """By partition."""
+    late: Mapping[int, int] = MappingProxyType({})
+    """Rows behind the watermark, by their window's start."""
+
+
+NO_TIMES = EventTimes()
+
+
 @dataclass
 class MadeStream:
     """One stream over one topic, in the embedded catalog of FRAZIL_HOME."""
@@ -83,14 +96,12 @@ class MadeStream:
         records: Offsets | None = None,
         rejected: Offsets | None = None,
         written: Offsets | None = None,
-        newest_us: Mapping[int, int] | None = None,
-        late: Mapping[int, int] | None = None,
+        times: EventTimes = NO_TIMES,
     ) -> Marker:
         """Write, journal and commit the next batch.
 
         `records` are the offsets that Kafka had of the ranges: all, unless given. `rejected` of them are dead
-        letters. `written` are those whose rows are in the files, should that be others than the records. `newest_us`
-        is the newest event time of each partition, and `late` how many rows are, by their window's start.
+        letters. `written` are those whose rows are in the files, should that be others than the records.
         """
         committer = self.committer or self.begin()
         bad = {p: np.asarray(of, np.int64) for p, of in (rejected or {}).items()}
@@ -99,10 +110,10 @@ class MadeStream:
             for p, r in ranges.items()
         }
         progress = [
-            RangeProgress(self.topic, p, *r, len(good[p]), len(bad.get(p, ())), (newest_us or {}).get(p))
+            RangeProgress(self.topic, p, *r, len(good[p]), len(bad.get(p, ())), times.newest_us.get(p))
             for p, r in ranges.items()
         ]
-        return committer.commit(self.stage(progress, good if written is None else written, bad, late=late or {}))
+        return committer.commit(self.stage(progress, good if written is None else written, bad, late=times.late))
 
     def stage(
         self,

@@ -17,7 +17,7 @@ from frazil.commit.rules import head_of
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import IDENTIFIER, TableSignals, newest_signals
 from frazil.commit.window_rows import window_rows
-from frazil.dev.made_batches import MadeStream
+from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.errors import MarkerUnreadable, SpecError
 from frazil.partitions.windows import Grain, Window
 from frazil.spec.load import load_stream
@@ -58,8 +58,7 @@ class Minutes:
         self.made.land(
             {0: (begin, self.read), 1: (0, 0)},
             rejected={0: range(self.read - rejected, self.read)},
-            newest_us=dict.fromkeys((0, 1), max(times)) if times else None,
-            late=late,
+            times=EventTimes(dict.fromkeys((0, 1), max(times)), late),
         )
 
     @property
@@ -194,7 +193,7 @@ def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
     assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 60, State.RELEASED, True)
     (newest, _) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + 2 * HOUR)
     assert newest.note == "released by op: known outage"
-    with pytest.raises(SpecError, match="2013-12-30T12 of demo.minutes is not held"):
+    with pytest.raises(SpecError, match=r"window 2013-12-30T12 of demo\.minutes is not held"):
         release(minutes.catalog, "demo.minutes", noon, note="again", clock_ms=NOW_MS)
 
 
