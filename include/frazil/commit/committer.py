@@ -29,6 +29,7 @@ from frazil.commit.marker import (
     read_marker,
 )
 from frazil.commit.rules import (
+    MAIN,
     Verdict,
     check_adopted,
     check_ancestry,
@@ -235,16 +236,17 @@ def look(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | 
     )
 
 
-def append(
+def append(  # noqa: PLR0913 - what is committed, and where
     tables: StreamTables,
     handle: TableHandle,
     decide: Decide,
     *,
     files: tuple[StagedFile, ...],
     summary: Mapping[str, str],
+    branch: str = MAIN,
 ) -> Marker:
     """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind."""
-    writer = SnapshotWriter(files)
+    writer = SnapshotWriter(files, branch=branch)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
         marker = decide(table, read_marker(table.metadata.properties, tables.stream))

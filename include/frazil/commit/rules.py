@@ -29,9 +29,9 @@ class Verdict(Enum):
     STALE = "it starts elsewhere than the marker stands"
 
 
-def head_of(metadata: TableMetadata) -> Snapshot | None:
-    """The newest snapshot of the main branch."""
-    ref = metadata.refs.get(MAIN)
+def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
+    """The newest snapshot of a branch."""
+    ref = metadata.refs.get(branch)
     return metadata.snapshot_by_id(ref.snapshot_id) if ref else None
 
 

@@ -76,13 +76,16 @@ class Prepared:
 
 @dataclass(slots=True)
 class SnapshotWriter:
-    """Writes the snapshots of one commit: its manifests once, its manifest list anew for every attempt.
+    """Writes the snapshots of one commit to a branch: its manifests once, its manifest list anew for every attempt.
+
+    The first snapshot of a branch other than main has no parent: the branch holds what is committed to it, and no more.
 
     The snapshot id stays the same over all attempts, since the manifests carry it. Without files each attempt has its
     own: nothing of a snapshot that landed unnoticed stands in the way of the next.
     """
 
     files: Sequence[StagedFile]
+    branch: str = MAIN
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -90,7 +93,7 @@ class SnapshotWriter:
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """The next attempt, on the metadata that `table` holds. `summary` goes into the snapshot's summary."""
-        metadata, parent = table.metadata, head_of(table.metadata)
+        metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or not self.files:
             self.snapshot_id = metadata.new_snapshot_id()
         if not self.manifests and self.files:
@@ -110,17 +113,25 @@ class SnapshotWriter:
         prepared = Prepared(
             snapshot=snapshot,
             parent_id=snapshot.parent_snapshot_id,
-            updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot)),
+            updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot, self.branch)),
             requirements=(
                 AssertTableUUID(uuid=metadata.table_uuid),
-                AssertRefSnapshotId(ref=MAIN, snapshot_id=snapshot.parent_snapshot_id),
+                AssertRefSnapshotId(ref=self.branch, snapshot_id=snapshot.parent_snapshot_id),
                 AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
                 AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
+                *self._beside_main(metadata),
             ),
             manifest_list=path,
         )
         self.attempts.append(prepared)
         return prepared
+
+    def _beside_main(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
+        """A branch begins on the newest metadata: a snapshot without parent may set sequence numbers back."""
+        main = head_of(metadata)
+        if self.branch in metadata.refs or main is None:
+            return ()
+        return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
         """Remove what attempts wrote for nothing, as freshly loaded metadata proves.
@@ -130,7 +141,7 @@ class SnapshotWriter:
         rollback puts the branch back to where it began. A snapshot that landed and was expired is absent too: the
         manifests are waste only when no later snapshot took them over.
         """
-        waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata)]
+        waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         if len(waste) == len(self.attempts) and not self._manifests_in(table):
             waste += [m.manifest_path for m in self.manifests]
             self.manifests = []
@@ -169,12 +180,12 @@ def _not_before(metadata: TableMetadata, now_ms: int) -> int:
     return max(now_ms, metadata.last_updated_ms, logged)
 
 
-def _cannot_land(attempt: Prepared, metadata: TableMetadata) -> bool:
-    head = head_of(metadata)
+def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> bool:
+    head = head_of(metadata, branch)
     return (
         all(s.manifest_list != attempt.manifest_list for s in metadata.snapshots)
         and (attempt.snapshot.sequence_number or 0) < metadata.next_sequence_number()
-        # The first snapshot of a table is refused only for the branch that exists by now.
+        # The first snapshot of a branch is refused only for the branch that exists by now.
         and attempt.parent_id != (head.snapshot_id if head else None)
     )
 
@@ -273,11 +284,11 @@ def _summary(files: Iterable[StagedFile], *, extra: Mapping[str, str], parent: S
     )
 
 
-def _move_branch(metadata: TableMetadata, snapshot: Snapshot) -> SetSnapshotRefUpdate:
-    """Move main, and keep the retention that its owner set: the update replaces the whole reference."""
-    kept: SnapshotRef | None = metadata.refs.get(MAIN)
+def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
+    """Move the branch, and keep the retention that its owner set: the update replaces the whole reference."""
+    kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
-        ref_name=MAIN,
+        ref_name=branch,
         type=SnapshotRefType.BRANCH,
         snapshot_id=snapshot.snapshot_id,
         max_ref_age_ms=kept.max_ref_age_ms if kept else None,
