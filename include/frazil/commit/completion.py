@@ -7,7 +7,7 @@ that last signalled. Rows are counted, and gates run, only for windows that are 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -38,8 +38,8 @@ class Gate:
     note: str | None = None
 
 
-RunGate = Callable[[Table, Window, int], Gate]
-"""Of a table, a window and the snapshot to read. Called only where the window has rows."""
+RunGates = Callable[["Look", Sequence[Window]], Mapping[Window, Gate]]
+"""Of windows that have rows, at the table's head; called once a look, and only where there is such a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _feed(stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
     return Feed(stream, marker.watermark_us, lateness_us, holder)
 
 
-def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gate: RunGate | None = None) -> tuple[Signal, ...]:
+def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
     """Append what a look found to `frazil.signals`, each window once; nothing where somebody else was faster."""
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
@@ -121,29 +121,29 @@ def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gate: RunGate | None 
     if not windows and seen.signals.cursor is not None:
         return ()
     rows = window_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
-    revisions = _revisions(seen)
-    rejected = _rejected_since(seen)
-    made = []
-    for window in windows:
-        verdict = gate(seen.table, window, head.snapshot_id) if gate and rows[window] else Gate(passed=True)
-        made.append(
-            Signal(
-                table=seen.signals.table,
-                partition=window.key,
-                start_us=window.start_us,
-                end_us=window.end_us,
-                revision=revisions.get(window, 1),
-                state=State.COMPLETE if verdict.passed else State.HELD,
-                rows=rows[window],
-                dead_letters=rejected,
-                late_rows=seen.late.get(window.start_us, 0),
-                watermark_us=complete_to(seen.feeds) or 0,
-                snapshot_id=head.snapshot_id,
-                sequence_number=head.sequence_number or 0,
-                signalled_at_ms=clock_ms,
-                note=verdict.note,
-            )
+    filled = [window for window in windows if rows[window]]
+    verdicts = gates(seen, filled) if gates and filled else {}
+    revisions, rejected = _revisions(seen), _rejected_since(seen)
+    made = [
+        Signal(
+            table=seen.signals.table,
+            partition=window.key,
+            start_us=window.start_us,
+            end_us=window.end_us,
+            revision=revisions.get(window, 1),
+            state=State.COMPLETE if verdict.passed else State.HELD,
+            rows=rows[window],
+            dead_letters=rejected,
+            late_rows=seen.late.get(window.start_us, 0),
+            watermark_us=complete_to(seen.feeds) or 0,
+            snapshot_id=head.snapshot_id,
+            sequence_number=head.sequence_number or 0,
+            signalled_at_ms=clock_ms,
+            note=verdict.note,
         )
+        for window in windows
+        for verdict in [verdicts.get(window, Gate(passed=True))]
+    ]
     held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
     moved = dataclasses.replace(cursor, held=held)
     return tuple(made) if append_signals(catalog, seen.signals, made, moved, clock_ms=clock_ms) else ()
@@ -186,3 +186,24 @@ def release(catalog: Catalog, table: str, window: Window, *, note: str, clock_ms
         moved = dataclasses.replace(cursor, held=cursor.held - {window.start_us})
         if append_signals(catalog, signals, [freed], moved, clock_ms=clock_ms):
             return freed
+
+
+def send_again(
+    catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
+) -> tuple[Signal, ...]:
+    """Signal windows once more with the revision that they have, for consumers that missed it.
+
+    Raises SpecError where one of them was never signalled, or is held.
+    """
+    while True:
+        signals = TableSignals.load(catalog, table)
+        known = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
+        missing = [w.key for w in windows if w not in known or not known[w].sent]
+        if missing or signals.cursor is None:
+            raise SpecError(
+                f"{', '.join(missing)} of {table} was not signalled yet: there is nothing to send again. "
+                f"`frazil partitions {table}` says what it waits for"
+            )
+        again = [dataclasses.replace(known[w], note=note, signalled_at_ms=clock_ms) for w in sorted(windows)]
+        if append_signals(catalog, signals, again, signals.cursor, clock_ms=clock_ms):
+            return tuple(again)

@@ -39,9 +39,9 @@ Offsets = Mapping[int, npt.ArrayLike]
 class EventTimes:
     """What staging would have found of a batch's event times, in microseconds since 1970."""
 
-    newest_us: Mapping[int, int] = MappingProxyType({})
+    newest_us: Mapping[int, int] = field(default_factory=dict)
     """By partition."""
-    late: Mapping[int, int] = MappingProxyType({})
+    late: Mapping[int, int] = field(default_factory=dict)
     """Rows behind the watermark, by their window's start."""
 
 

@@ -78,6 +78,26 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
     raise SpecError("\n".join([message, *failures]))
 
 
+def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
+    """The streams that feed a table, by name; files that are not sound are passed over.
+
+    Raises SpecError where there is none: the tables that are fed, and what is wrong with the other files.
+    """
+    sound: list[StreamSpec] = []
+    failures: list[str] = []
+    for path in stream_files(folder):
+        try:
+            sound.append(load_stream(path))
+        except SpecError as error:
+            failures.append(str(error))
+    feeding = tuple(spec for spec in sorted(sound, key=lambda s: s.name) if spec.table.identifier == table)
+    if not feeding:
+        known = sorted({spec.table.identifier for spec in sound})
+        message = f"no stream in {folder} feeds the table {table!r}; fed are: {', '.join(known) or 'none'}"
+        raise SpecError("\n".join([message, *failures]))
+    return feeding
+
+
 def stream_files(folder: Path) -> list[Path]:
     """The files of a folder that declare streams, sorted by name."""
     files = (path for pattern in ("*.yaml", "*.yml") for path in folder.glob(pattern))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
 
-from frazil.commit.completion import Gate, Look, look, release, signal
+from frazil.commit.completion import Gate, Look, look, release, send_again, signal
 from frazil.commit.late_rows import MANY, late_since
 from frazil.commit.marker import read_marker
 from frazil.commit.rules import head_of
@@ -70,9 +71,9 @@ class Minutes:
         assert seen is not None
         return seen
 
-    def signal(self, gate: Any = None) -> list[tuple[str, int, int, int]]:
+    def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
         """Look and signal: the windows' keys, revisions, rows and late rows."""
-        return [facts(s) for s in signal(self.catalog, self.look(), clock_ms=NOW_MS, gate=gate)]
+        return [facts(s) for s in signal(self.catalog, self.look(), clock_ms=NOW_MS, gates=gates)]
 
     def stored(self) -> list[tuple[str, int, int, int]]:
         return [facts(s) for s in TableSignals.load(self.catalog, "demo.minutes").after(0)]
@@ -89,8 +90,8 @@ def minutes(tmp_path: Path, frazil_home: Path) -> Minutes:  # noqa: ARG001
     return stream
 
 
-def fails(*args: object) -> Gate:  # noqa: ARG001
-    return Gate(passed=False, note="carrier is null in 3 rows")
+def fails(seen: Look, windows: Sequence[Window]) -> dict[Window, Gate]:  # noqa: ARG001
+    return dict.fromkeys(windows, Gate(passed=False, note="carrier is null in 3 rows"))
 
 
 def test_each_window_is_signalled_once_with_its_rows(minutes):
@@ -215,9 +216,26 @@ def test_an_empty_window_needs_no_gate(minutes):
     minutes.send(0, 1)
     minutes.signal()
     minutes.send(130, 131)
-    assert minutes.signal(lambda *_: Gate(passed=True, note="asked")) == [("T12", 1, 1, 0), ("T13", 1, 0, 0)]
+    assert minutes.signal(lambda _, windows: dict.fromkeys(windows, Gate(passed=True, note="asked"))) == [
+        ("T12", 1, 1, 0),
+        ("T13", 1, 0, 0),
+    ]
     notes = [s.note for s in TableSignals.load(minutes.catalog, "demo.minutes").after(0)]
     assert notes == ["asked", None]
+
+
+def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    noon = Window(NOON, Grain.HOUR)
+    send_again(minutes.catalog, "demo.minutes", [noon], note="sent again", clock_ms=NOW_MS)
+    seen = TableSignals.load(minutes.catalog, "demo.minutes")
+    assert [facts(s) for s in seen.after(2)] == [("T12", 1, 60, 0)]
+    assert minutes.signal() == []
+    with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes was not signalled yet"):
+        send_again(minutes.catalog, "demo.minutes", [noon, Window.parse("2013-12-30T14")], note="", clock_ms=NOW_MS)
 
 
 def test_dead_letters_since_the_signal_before_are_told(minutes):
