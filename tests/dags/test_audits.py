@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,23 +27,6 @@ event-time: at
 """
 TEN = datetime(2033, 5, 18, 10, tzinfo=UTC)
 """Later than this machine's clock: no commit is older than its table."""
-RUN = """
-import json, sys
-from datetime import datetime
-from airflow.utils import db
-db.initdb()
-from airflow.dag_processing.dagbag import DagBag
-from airflow.models.asset import AssetEvent
-from airflow.utils.session import create_session
-from sqlalchemy import select
-
-folder, dag_id, moment = sys.argv[1:]
-run = DagBag(folder).dags[dag_id].test(logical_date=datetime.fromisoformat(moment))
-with create_session() as session:
-    events = [(e.asset.name, e.extra) for e in session.scalars(select(AssetEvent))]
-    tasks = {ti.task_id: str(ti.state) for ti in run.get_task_instances(session=session)}
-print("RAN", json.dumps({"state": str(run.state), "tasks": tasks, "events": events}))
-"""
 
 
 @pytest.fixture
@@ -139,11 +118,11 @@ def test_a_stream_that_has_not_begun_is_skipped_with_a_sentence(made: MadeStream
 
 @pytest.mark.parametrize("harmed", [False, True])
 def test_a_run_succeeds_where_all_is_well_and_fails_with_an_asset_event_where_not(
-    made: MadeStream, tmp_path: Path, harmed: bool
+    made: MadeStream, tmp_path: Path, dag_runner: Callable[[Path], Any], harmed: bool
 ) -> None:
     if harmed:
         lose_five_rows(made)
-    ran = run_dag(tmp_path, "frazil_audit_made", TEN + timedelta(hours=1, minutes=20))
+    ran = dag_runner(tmp_path / "streams").run("frazil_audit_made", moment=TEN + timedelta(hours=1, minutes=20))
     if not harmed:
         assert ran == {
             "state": "success",
@@ -153,26 +132,7 @@ def test_a_run_succeeds_where_all_is_well_and_fails_with_an_asset_event_where_no
         return
     assert ran["state"] == "failed"
     assert ran["tasks"] == {"audit": "success", "announce": "success", "verdict": "failed"}
-    ((asset, extra),) = ran["events"]
+    ((asset, _, extra),) = ran["events"]
     assert asset == "frazil.audit.made"
     assert (extra["stream"], extra["from"], extra["findings"]) == ("made", "2033-05-18T10:00:00+00:00", 1)
     assert "the table lacks 5 rows" in extra["sentences"][0]
-
-
-def run_dag(folder: Path, dag_id: str, moment: datetime) -> dict[str, Any]:
-    """One run of a Dag of the checkout, in an Airflow of its own."""
-    environment = {
-        **os.environ,
-        "AIRFLOW_HOME": str(folder / "airflow"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
-        "PYTHONPATH": str(CHECKOUT),
-        "FRAZIL_STREAMS": str(folder / "streams"),
-    }
-    command = [sys.executable, "-c", RUN, str(CHECKOUT / "dags"), dag_id, moment.isoformat()]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
-    assert "RAN " in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RAN "))
-    ran: dict[str, Any] = json.loads(line.removeprefix("RAN "))
-    return ran

@@ -9,27 +9,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits import audit_asset, audit_dag_id, audit_dags
     from frazil.airflow.dags import writer_dag_id, writer_dags
     from frazil.airflow.operators import WriterOperator
+    from frazil.airflow.partitions import partition_dags, partitions_dag_id
+    from frazil.airflow.sensors import PartitionCompleteSensor
     from frazil.airflow.triggers import WriterTrigger
 
 __all__ = [
+    "PartitionCompleteSensor",
     "WriterOperator",
     "WriterTrigger",
     "audit_asset",
     "audit_dag_id",
     "audit_dags",
+    "partition_asset",
+    "partition_dags",
+    "partitions_dag_id",
+    "reopened_asset",
     "writer_dag_id",
     "writer_dags",
 ]
 
 _HOMES = {
+    "PartitionCompleteSensor": "frazil.airflow.sensors",
     "WriterOperator": "frazil.airflow.operators",
     "WriterTrigger": "frazil.airflow.triggers",
     "audit_asset": "frazil.airflow.audits",
     "audit_dag_id": "frazil.airflow.audits",
     "audit_dags": "frazil.airflow.audits",
+    "partition_asset": "frazil.airflow.assets",
+    "partition_dags": "frazil.airflow.partitions",
+    "partitions_dag_id": "frazil.airflow.partitions",
+    "reopened_asset": "frazil.airflow.assets",
     "writer_dag_id": "frazil.airflow.dags",
     "writer_dags": "frazil.airflow.dags",
 }

@@ -1,0 +1,21 @@
+"""Complete partitions: one DAG for each table whose windows of event time complete, `frazil_partitions_<table>`.
+
+Each minute it looks at the table's metadata, runs the quality gate of what is complete (`include/expectations/`), and
+sends the events that daily aggregations start from. `frazil_release` signals a window that a gate holds. What must be
+there: the streams' YAML files (FRAZIL_STREAMS names another folder). FRAZIL_LOOK_EVERY is how often tables are looked
+at, in seconds. To be told when a gate holds a window, pass `on_failure=` a notifier.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+from frazil.airflow import partition_dags
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
+EVERY = timedelta(seconds=int(os.environ.get("FRAZIL_LOOK_EVERY") or 60))
+
+globals().update(partition_dags(STREAMS, expectations=CHECKOUT / "include" / "expectations", every=EVERY))

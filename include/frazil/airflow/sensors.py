@@ -1,0 +1,105 @@
+"""A sensor for Dags that no asset starts: it waits for a table's partition to be complete, in the triggerer.
+
+Purpose: `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
+How it works: the window's row in `frazil.signals` is looked for; meanwhile the task is deferred and holds no slot, and
+its log says what the window waits for, each time that it is something else. A day of a table whose hours complete is
+complete when its 24 hours are. What it does not do: decide completeness by itself; the table's partition Dag does, and
+must run. Known limits: a window of before the first that is signalled never comes, and fails the task at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from frazil.errors import FrazilError, SpecError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+DEFAULT_STREAMS = "include/streams"
+
+
+class PartitionCompleteSensor(BaseSensorOperator):
+    """Succeeds when a window of event time is complete; its XCom is what is known of it, by window key.
+
+    :param table: the table's identifier, such as `demo.flights`.
+    :param partition: an hour (`2013-12-30T15`) or a day (`2013-12-30`). (templated)
+    :param streams: folder of the declared streams; FRAZIL_STREAMS if not given, else `include/streams`.
+    """
+
+    template_fields: Sequence[str] = ("table", "partition")
+
+    def __init__(self, *, table: str, partition: str, streams: str | Path | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table, self.partition = table, partition
+        self.streams = str(Path(streams or os.environ.get("FRAZIL_STREAMS") or DEFAULT_STREAMS).absolute())
+
+    def execute(self, context: Context) -> Any:  # noqa: ARG002 - Airflow's signature
+        """Defer at once: looking loads PyIceberg, which the triggerer has."""
+        trigger = PartitionTrigger(
+            table=self.table, partition=self.partition, streams=self.streams, poll_seconds=self.poke_interval
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002 - as above
+        """What the trigger found. Raises AirflowFailException where the window never comes."""
+        if event["problem"]:
+            raise AirflowFailException(event["problem"])
+        return event["windows"]
+
+
+class PartitionTrigger(BaseTrigger):
+    """Looks for a window's signals every `poll_seconds`, in a thread, and fires once."""
+
+    def __init__(self, *, table: str, partition: str, streams: str, poll_seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.table, self.partition, self.streams, self.poll_seconds = table, partition, streams, poll_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        arguments = {
+            "table": self.table,
+            "partition": self.partition,
+            "streams": self.streams,
+            "poll_seconds": self.poll_seconds,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look, say what is waited for where that changed, wait; until the window is complete or never will be."""
+        said = ""
+        while True:
+            event, sentence = await asyncio.to_thread(self._look)
+            if event is not None:
+                yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+                return
+            if sentence != said:
+                self.log.info("%s %s: %s", self.table, self.partition, sentence)
+                said = sentence
+            await asyncio.sleep(self.poll_seconds)
+
+    def _look(self) -> tuple[dict[str, Any] | None, str]:
+        """The event to fire, if there is one, and what is waited for."""
+        from frazil.airflow.windows import facts  # noqa: PLC0415 - loads PyIceberg
+        from frazil.commit.waiting import look_for  # noqa: PLC0415 - as above
+        from frazil.spec.load import streams_of  # noqa: PLC0415 - as above
+
+        try:
+            found = look_for(streams_of(Path(self.streams), self.table), self.partition)
+        except SpecError as error:
+            return {"problem": str(error)}, ""
+        except FrazilError as error:
+            return None, f"the look failed, and is tried again: {error}"
+        if found.never:
+            return {"problem": found.waits_for}, ""
+        if found.signals:
+            return {"problem": None, "windows": {s.partition: facts(s) for s in found.signals}}, ""
+        return None, found.waits_for

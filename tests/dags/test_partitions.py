@@ -1,0 +1,111 @@
+"""The partition Dags: what they parse to, and what Airflow is told of complete, reopened and held windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from frazil.airflow.windows import to_send
+from frazil.commit.completion import send_again
+from frazil.commit.signal import Signal, State
+from frazil.dev.made_batches import EventTimes, MadeStream
+from frazil.partitions.windows import Grain, Window
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+
+STREAM = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: demo.made
+schema: {at: timestamptz}
+event-time: at
+complete: hour
+complete-from: 2013-12-30T12:00:00Z
+"""
+NOON = 1_388_404_800_000_000
+HOUR = Grain.HOUR.us
+TEN_MINUTES = HOUR // 6
+
+
+class World:
+    """A table whose records come by hand, ten minutes of event time apart; and an Airflow that runs a Dag at a time."""
+
+    def __init__(self, folder: Path, dag_runner: Callable[[Path], Any]) -> None:
+        (folder / "made.yaml").write_text(STREAM)
+        self.made = MadeStream(load_stream(folder / "made.yaml"), 2_000_000_000_000, partitions=1)
+        self.airflow = dag_runner(folder)
+        self.sent = 0
+
+    def land(self, first: int, last: int, *, late: dict[int, int] | None = None) -> None:
+        """Records of `[first, last)`, in tens of minutes after noon."""
+        times = [NOON + n * TEN_MINUTES for n in range(first, last)]
+        self.made.columns = lambda _: {"at": pa.array(times)}
+        begin, self.sent = self.sent, self.sent + len(times)
+        self.made.land({0: (begin, self.sent)}, times=EventTimes({0: max(times)}, late or {}))
+
+    def run(self, dag_id: str = "frazil_partitions_demo.made", **conf: str) -> dict[str, Any]:
+        return self.airflow.run(dag_id, conf=conf or None)
+
+
+@pytest.fixture
+def world(frazil_home: Path, tmp_path: Path, dag_runner: Callable[[Path], Any]) -> World:  # noqa: ARG001
+    (tmp_path / "streams").mkdir()
+    return World(tmp_path / "streams", dag_runner)
+
+
+def test_every_table_with_windows_has_a_dag_that_looks_each_minute_and_once_at_a_time(parsed: dict[str, Any]) -> None:
+    flights = parsed["dags"]["frazil_partitions_demo.flights"]
+    assert set(flights["tasks"]) == {"look", "complete", "reopened", "held"}
+    assert flights["outlets"] == {"complete": ["demo.flights"], "reopened": ["demo.flights.reopened"]}
+    assert (flights["max_active_runs"], flights["catchup"]) == (1, False)
+    assert "frazil partitions demo.flights" in flights["doc"]
+    assert parsed["dags"]["frazil_release"]["params"]["table"] == "demo.flights"
+
+
+def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(world: World) -> None:
+    world.land(0, 13)
+    first = world.run()
+    assert first["tasks"] == {"look": "success", "complete": "success", "reopened": "skipped", "held": "skipped"}
+    assert {(name, key) for name, key, _ in first["events"]} == {
+        ("demo.made", "2013-12-30T12"),
+        ("demo.made", "2013-12-30T13"),
+    }
+    assert len(first["events"]) == 2
+    facts = first["events"][0][2]["2013-12-30T12"]
+    assert (facts["revision"], facts["rows"], facts["late_rows"], facts["dead_letters"]) == (1, 6, 0, 0)
+    assert facts["watermark"] == "2013-12-30T14:00:00Z"
+    assert facts["snapshot_id"] == world.made.tables.main.refresh().current_snapshot().snapshot_id
+    assert world.run()["events"] == first["events"]
+    world.land(13, 14, late={NOON: 1})
+    reopened = world.run()["events"][2:]
+    assert [(name, key, extra[key]["revision"]) for name, key, extra in reopened] == [
+        ("demo.made.reopened", "2013-12-30T12", 2)
+    ]
+    again = world.run()
+    assert len(again["events"]) == 3
+    assert again["tasks"] == {"look": "success", "complete": "skipped", "reopened": "skipped", "held": "skipped"}
+    windows = [Window(NOON + HOUR, Grain.HOUR)]
+    send_again(load_catalog(None), "demo.made", windows, note="sent again", clock_ms=2_000_000_000_000)
+    (resent,) = world.run()["events"][3:]
+    assert (resent[:2], resent[2]["2013-12-30T13"]["revision"]) == (["demo.made", "2013-12-30T13"], 1)
+
+
+def one(number: int, **changes: Any) -> Signal:
+    window = Window(NOON + changes.pop("hour", 0) * HOUR, Grain.HOUR)
+    values = {"revision": 1, "state": State.COMPLETE, **changes}
+    return Signal(
+        table="t", partition=window.key, start_us=window.start_us, end_us=window.end_us, rows=1, dead_letters=0,
+        late_rows=0, watermark_us=0, snapshot_id=1, sequence_number=1, signalled_at_ms=0, number=number, **values,
+    )  # fmt: skip
+
+
+def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
+    signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=State.HELD)]
+    assert [s.number for s in to_send(signals, {1}, reopened=False)] == [2]
+    assert [s.number for s in to_send(signals, set(), reopened=True)] == [4]
+    assert to_send(signals, {1, 2}, reopened=False) == []
+    assert [s.number for s in to_send([*signals, one(6, hour=2, state=State.RELEASED)], {1, 2}, reopened=False)] == [6]
