@@ -1,3 +1,3 @@
-"""Great Expectations suites and gates (arrives with partition signals)."""
+"""The quality gate: Great Expectations on one complete window of event time, before its signal goes out."""
 
 from __future__ import annotations

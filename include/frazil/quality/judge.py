@@ -1,0 +1,64 @@
+"""Judges one window: finds it, chooses who reads it, has its rows validated, and writes the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from frazil.quality.gate import GateRequest, GateResult
+from frazil.quality.pages import Run, write_pages
+from frazil.quality.suite import Suite, check_columns, read_suite
+from frazil.quality.window import Window, open_window, start_spark
+
+if TYPE_CHECKING:
+    from frazil.quality.validation import Validation
+
+ARROW_ROWS_MAX = 5_000_000
+"""Up to so many rows pandas is faster than Spark, and fits into a worker's memory: bench/gate.py."""
+
+
+def judge(
+    request: GateRequest, *, now: datetime, start_session: Callable[[GateRequest], Any] = start_spark
+) -> GateResult:
+    """Judge the window and write its page. A window with no rows passes: of no rows nothing is expected.
+
+    Raises SpecError (the suite cannot be used on this table), and as `open_window` does.
+    """
+    began = time.monotonic()
+    suite = read_suite(request.suite)
+    window = open_window(request)
+    check_columns(suite, window.columns, request.table)
+    engine: str = request.engine
+    if engine == "auto":
+        engine = "arrow" if window.rows_at_most() <= ARROW_ROWS_MAX else "spark"
+    if engine == "spark":
+        rows, found = _with_spark(suite, window, start_session(request))
+    else:
+        rows, found = _with_arrow(suite, window)
+    failures = found.failures if found else ()
+    run = Run(request, now, rows, failures, engine, round(time.monotonic() - began, 1))
+    page = write_pages(run, found.html if found else "")
+    return GateResult(not failures, rows, failures, str(page), engine, round(time.monotonic() - began, 3))
+
+
+def _with_arrow(suite: Suite, window: Window) -> tuple[int, Validation | None]:
+    frame = window.to_pandas(suite.columns)
+    return len(frame), _validate(suite, frame, spark=False) if len(frame) else None
+
+
+def _with_spark(suite: Suite, window: Window, session: Any) -> tuple[int, Validation | None]:
+    frame = window.to_spark(suite.columns, session).persist()
+    rows = frame.count()
+    try:
+        return rows, _validate(suite.for_spark(), frame, spark=True) if rows else None
+    finally:
+        frame.unpersist()
+
+
+def _validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
+    # Great Expectations takes seconds to load: an empty window, or a suite that is refused, needs none of it.
+    from frazil.quality.validation import validate  # noqa: PLC0415
+
+    return validate(suite, frame, spark=spark)

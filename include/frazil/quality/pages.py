@@ -1,0 +1,80 @@
+"""The Data Docs: one page a run, and an index, that need no network.
+
+Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
+earlier run again. So its renderer makes the content, and the page around it and the index are ours.
+
+<docs>/index.html                    the newest runs, a link each
+<docs>/runs.jsonl                    a line a run, from which the index is made
+<docs>/<table>/<partition>-<time>.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+
+from frazil.quality.gate import GateRequest
+
+TEMPLATES = Path(__file__).with_name("templates")
+INDEXED_RUNS = 1000
+"""The index links the newest; the pages of the others stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a page says above the expectations."""
+
+    request: GateRequest
+    at: datetime
+    rows: int
+    failures: tuple[str, ...]
+    engine: str
+    seconds: float
+
+
+def write_pages(run: Run, expectations: str) -> Path:
+    """Write this run's page, and the index anew; the page's path. `expectations` is HTML that is safe as it is."""
+    docs = run.request.docs
+    page = docs / _safe(run.request.table) / f"{_safe(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
+    page.write_text(templates.get_template("run.html").render(run=run, expectations=expectations))
+    with (docs / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = _add(docs / "runs.jsonl", run, page.relative_to(docs).as_posix())
+        shown = [one for one in runs[:-INDEXED_RUNS - 1:-1] if (docs / one["page"]).exists()]
+        _replace(docs / "index.html", templates.get_template("index.html").render(runs=shown))
+    return page
+
+
+def _add(file: Path, run: Run, page: str) -> list[dict[str, Any]]:
+    """All runs, the newest last."""
+    said = {
+        "at": f"{run.at:%Y-%m-%d %H:%M:%S}",
+        "table": run.request.table,
+        "partition": run.request.partition,
+        "rows": run.rows,
+        "failures": len(run.failures),
+        "page": page,
+    }
+    with file.open("a") as lines:
+        lines.write(json.dumps(said) + "\n")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all: somebody may be reading."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

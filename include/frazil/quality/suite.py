@@ -1,0 +1,129 @@
+"""Reads a suite of Great Expectations, and refuses what could not be judged alike by pandas and by Spark."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frazil.errors import SpecError
+
+EXPECTATIONS = frozenset(
+    {
+        "expect_column_distinct_values_to_be_in_set",
+        "expect_column_distinct_values_to_contain_set",
+        "expect_column_distinct_values_to_equal_set",
+        "expect_column_max_to_be_between",
+        "expect_column_mean_to_be_between",
+        "expect_column_min_to_be_between",
+        "expect_column_pair_values_a_to_be_greater_than_b",
+        "expect_column_pair_values_to_be_equal",
+        "expect_column_proportion_of_non_null_values_to_be_between",
+        "expect_column_proportion_of_unique_values_to_be_between",
+        "expect_column_stdev_to_be_between",
+        "expect_column_sum_to_be_between",
+        "expect_column_unique_value_count_to_be_between",
+        "expect_column_value_lengths_to_be_between",
+        "expect_column_value_lengths_to_equal",
+        "expect_column_values_to_be_between",
+        "expect_column_values_to_be_in_set",
+        "expect_column_values_to_be_null",
+        "expect_column_values_to_be_unique",
+        "expect_column_values_to_match_regex",
+        "expect_column_values_to_not_be_in_set",
+        "expect_column_values_to_not_be_null",
+        "expect_column_values_to_not_match_regex",
+        "expect_compound_columns_to_be_unique",
+        "expect_multicolumn_sum_to_equal",
+        "expect_select_column_values_to_be_unique_within_record",
+        "expect_table_row_count_to_be_between",
+        "expect_table_row_count_to_equal",
+    }
+)
+"""Those that give one verdict on both engines, each held by tests/spark/test_quality.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite's JSON, checked as far as that goes without the table's data."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that an expectation or a row condition names, in the order of its first mention."""
+        return tuple(dict.fromkeys(name for e in self.content["expectations"] for name in _columns(e["kwargs"])))
+
+    def for_spark(self) -> Suite:
+        """The same suite for Spark, which looks for a regular expression anywhere; pandas matches from the start."""
+        content = copy.deepcopy(self.content)
+        for expectation in content["expectations"]:
+            if regex := expectation["kwargs"].get("regex"):
+                expectation["kwargs"]["regex"] = f"^(?:{regex})"
+        return Suite(self.path, content)
+
+
+def read_suite(path: Path) -> Suite:
+    """Raises SpecError, with the file and what in it cannot be used."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the suite {path} cannot be read: {error}") from error
+    found = content.get("expectations") if isinstance(content, dict) else None
+    if not (isinstance(found, list) and isinstance(content.get("name"), str)):
+        raise SpecError(f"the suite {path} is not one of Great Expectations: it needs a name and a list, expectations")
+    for number, expectation in enumerate(found, start=1):
+        if not (isinstance(expectation, dict) and isinstance(expectation.get("kwargs"), dict)):
+            raise SpecError(f"{path}: expectation {number} needs a type and kwargs")
+        kind = expectation.get("type")
+        if kind not in EXPECTATIONS:
+            raise SpecError(
+                f"{path}: expectation {number} is {kind!r}, which a gate cannot use; it knows "
+                f"{', '.join(sorted(EXPECTATIONS))}"
+            )
+        _check_condition(path, number, expectation["kwargs"].get("row_condition"))
+    return Suite(path, content)
+
+
+def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
+    """Raises SpecError for columns that the suite names and the table has not."""
+    if missing := [name for name in suite.columns if name not in columns]:
+        raise SpecError(
+            f"{suite.path}: the table {table} has no column {', '.join(missing)}; it has {', '.join(sorted(columns))}"
+        )
+
+
+def _columns(kwargs: dict[str, Any]) -> Iterator[str]:
+    for key in ("column", "column_A", "column_B"):
+        if key in kwargs:
+            yield kwargs[key]
+    yield from kwargs.get("column_list", ())
+    yield from _condition_columns(kwargs.get("row_condition"))
+
+
+def _condition_columns(condition: Any) -> Iterator[str]:
+    if condition is None:
+        return
+    if "column" in condition:
+        yield condition["column"]["name"]
+    for part in condition.get("conditions", ()):
+        yield from _condition_columns(part)
+
+
+def _check_condition(path: Path, number: int, condition: Any) -> None:
+    """A condition written as text is in one engine's language."""
+    match condition:
+        case None | {"type": "comparison" | "nullity", "column": {"name": str()}}:
+            return
+        case {"type": "and" | "or", "conditions": [*parts]}:
+            for part in parts:
+                _check_condition(path, number, part)
+        case _:
+            raise SpecError(
+                f"{path}: the row_condition of expectation {number} must be a condition on columns (type comparison, "
+                "nullity, and, or), which both engines read"
+            )

@@ -1,0 +1,86 @@
+"""Great Expectations' part of a gate: a suite's verdict on a DataFrame, and its rendering. All imports of it are here."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+import great_expectations as gx
+from great_expectations.core import ExpectationSuiteValidationResult, ExpectationValidationResult
+from great_expectations.exceptions import GreatExpectationsError
+from great_expectations.render.renderer import ValidationResultsPageRenderer
+from great_expectations.render.view import DefaultJinjaPageView
+from pydantic.v1 import ValidationError
+
+from frazil.errors import SpecError
+from frazil.quality.suite import Suite
+from frazil.quality.verdict import failure, problem
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What a suite says of rows."""
+
+    failures: tuple[str, ...]
+    html: str
+    """Every expectation and what was found, as Data Docs show them."""
+
+
+def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
+    """Every expectation of the suite on a DataFrame. Raises SpecError for one that cannot be evaluated.
+
+    Counts and examples cost Spark several jobs an expectation: they are asked for where an expectation was not met.
+    """
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    source = context.data_sources.add_spark("window") if spark else context.data_sources.add_pandas("window")
+    definition = source.add_dataframe_asset("window").add_batch_definition_whole_dataframe("window")
+    batch = definition.get_batch(batch_parameters={"dataframe": frame})
+    found = batch.validate(_expectations(suite, suite.content["expectations"]), result_format="BOOLEAN_ONLY")
+    if problems := [said for result in found.results if (said := problem(result))]:
+        raise SpecError(f"{suite.path}: {'; '.join(problems)}")
+    if not found.success:
+        unmet = [_asked(result) for result in found.results if not result.success]
+        again = batch.validate(_expectations(suite, unmet), result_format="BASIC")
+        found.results = [*(result for result in found.results if result.success), *again.results]
+    return Validation(tuple(failure(result) for result in found.results if not result.success), _rendered(found))
+
+
+def _asked(result: ExpectationValidationResult) -> dict[str, Any]:
+    """The expectation of a result: results come in an order of their own."""
+    config: dict[str, Any] = result.expectation_config.to_json_dict()
+    return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}
+
+
+def _expectations(suite: Suite, expectations: list[dict[str, Any]]) -> gx.ExpectationSuite:
+    try:
+        return gx.ExpectationSuite(name=suite.content["name"], expectations=expectations)
+    except (GreatExpectationsError, ValidationError, TypeError, ValueError) as error:
+        # Great Expectations puts its traceback into the message.
+        said = str(error).partition("\nTraceback")[0]
+        raise SpecError(f"{suite.path}: {'; '.join(said.splitlines())}") from error
+
+
+def _rendered(found: ExpectationSuiteValidationResult) -> str:
+    for result in found.results:
+        result.result = escaped(result.result)
+    # The first section is an overview, which the page's head is.
+    sections = ValidationResultsPageRenderer().render(found).to_json_dict()["sections"][1:]
+    template = DefaultJinjaPageView().env.get_template("section.j2")
+    return "".join(
+        template.render(section=section, section_loop={"index": number})
+        for number, section in enumerate(sections, start=1)
+    )
+
+
+def escaped(value: Any) -> Any:
+    """Values that came from the data, with no markup: Great Expectations escapes a suite's words and not these."""
+    match value:
+        case str():
+            return html.escape(value)
+        case dict():
+            return {key: escaped(one) for key, one in value.items()}
+        case list():
+            return [escaped(one) for one in value]
+    return value

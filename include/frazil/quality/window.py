@@ -1,0 +1,128 @@
+"""One window of event time of one snapshot, only the columns that are asked for: with PyIceberg, or with Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import And, GreaterThanOrEqual, LessThan
+from pyiceberg.schema import Schema
+from pyiceberg.table import DataScan
+from pyiceberg.types import TimestamptzType
+
+from frazil.errors import FrazilError, SpecError
+from frazil.quality.gate import GateRequest
+from frazil.table.catalogs import catalog_config, catalog_errors, load_catalog, spark_properties
+
+_NULLABLE = {
+    pa.bool_(): pd.BooleanDtype(),
+    pa.int32(): pd.Int32Dtype(),
+    pa.int64(): pd.Int64Dtype(),
+}
+"""As pandas' own kinds, a column with one null becomes a column of floats, and a long offset another number."""
+
+PARTITIONS_A_CORE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a request asks for, found in the catalog; nothing of the data is read yet."""
+
+    request: GateRequest
+    schema: Schema
+    scan: DataScan
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return frozenset(field.name for field in self.schema.fields)
+
+    def rows_at_most(self) -> int:
+        """Rows of the files that may hold rows of the window, by the snapshot's metadata."""
+        return sum(task.file.record_count for task in self.scan.plan_files())
+
+    def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
+        rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
+        return rows.to_pandas(types_mapper=_NULLABLE.get, date_as_object=False)
+
+    def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
+        """A Spark DataFrame of the same rows; as in pandas, what is not a number is missing."""
+        name = ".".join(f"`{part}`" for part in (catalog_config(self.request.catalog).name, *self.request.table.split(".")))
+        begin, end = self._bounds()
+        kind = "TIMESTAMP" if begin.tzinfo else "TIMESTAMP_NTZ"
+        rows = (
+            session.read.option("versionAsOf", str(self.request.snapshot_id))
+            .table(name)
+            .where(f"`{self.request.event_time}` >= {kind} '{begin}' AND `{self.request.event_time}` < {kind} '{end}'")
+            .select(*(f"`{column}`" for column in columns or (self.request.event_time,)))
+        )
+        present = rows.selectExpr(*(_not_a_number_is_missing(column, kind) for column, kind in rows.dtypes))
+        # A partition's files are many and small, and every expectation passes over all of them.
+        return present.coalesce(PARTITIONS_A_CORE * session.sparkContext.defaultParallelism)
+
+    def _bounds(self) -> tuple[datetime, datetime]:
+        return _bounds(self.request, self.schema)
+
+
+def open_window(request: GateRequest) -> Window:
+    """Raises SpecError (no such table or column), FrazilError (the snapshot is gone), and as the catalog does."""
+    catalog = load_catalog(request.catalog)
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(request.table)
+        except NoSuchTableError as error:
+            raise SpecError(f"{request.suite}: the catalog {catalog.name!r} has no table {request.table}") from error
+    snapshot = table.snapshot_by_id(request.snapshot_id)
+    if snapshot is None:
+        raise FrazilError(f"{request.table} has no snapshot {request.snapshot_id} any more: judge the window anew")
+    schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
+    if request.event_time not in schema.column_names:
+        raise SpecError(f"{request.table} has no column {request.event_time}, which was named as its event time")
+    begin, end = _bounds(request, schema)
+    row_filter = And(
+        GreaterThanOrEqual(request.event_time, begin.isoformat()), LessThan(request.event_time, end.isoformat())
+    )
+    return Window(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
+
+
+def start_spark(request: GateRequest) -> Any:
+    """A small, quiet session on loopback with the request's catalog; the request's own properties have the last word."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - small windows need no Spark
+
+    properties = {
+        "spark.master": "local[*]",
+        "spark.app.name": f"frazil gate {request.table}",
+        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
+        **spark_properties(request.catalog),
+        **request.spark,
+    }
+    builder = SparkSession.builder
+    for key, value in properties.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _bounds(request: GateRequest, schema: Schema) -> tuple[datetime, datetime]:
+    """With a zone where the column has one."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    begin, end = (epoch + timedelta(microseconds=us) for us in (request.from_us, request.to_us))
+    if isinstance(schema.find_type(request.event_time), TimestamptzType):
+        return begin, end
+    return begin.replace(tzinfo=None), end.replace(tzinfo=None)
+
+
+def _not_a_number_is_missing(name: str, kind: str) -> str:
+    if kind not in {"float", "double"}:
+        return f"`{name}`"
+    return f"CASE WHEN NOT isnan(`{name}`) THEN `{name}` END AS `{name}`"

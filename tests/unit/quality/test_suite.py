@@ -1,0 +1,61 @@
+"""A suite that cannot be used is refused before anything is read, with its file and what is wrong in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.errors import SpecError
+from frazil.quality.suite import check_columns, read_suite
+from frazil.spec import iceberg
+from frazil.spec.load import load_stream
+
+INCLUDE = Path(__file__).parents[3] / "include"
+
+NOT_NULL = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "carrier"}}
+
+
+def _with_condition(condition: Any) -> dict[str, Any]:
+    return {"name": "s", "expectations": [{**NOT_NULL, "kwargs": {"column": "carrier", "row_condition": condition}}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read"),
+        ([], "not one of Great Expectations"),
+        ({"name": "s"}, "not one of Great Expectations"),
+        ({"name": "s", "expectations": ["x"]}, "expectation 1 needs a type and kwargs"),
+        ({"name": "s", "expectations": [NOT_NULL, {"type": "expect_tea", "kwargs": {}}]}, "expectation 2 is 'expect_tea'"),
+        (_with_condition("delay > 5"), "row_condition of expectation 1"),
+        (_with_condition({"type": "and", "conditions": [{"type": "pass_through"}]}), "row_condition of expectation 1"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, content: Any, said: str):
+    path = tmp_path / "suite.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(SpecError, match=said) as raised:
+        read_suite(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_column_that_the_table_has_not_is_named_also_where_a_condition_has_it(tmp_path: Path):
+    path = tmp_path / "suite.json"
+    named = {"type": "nullity", "column": {"name": "delay"}, "is_null": False}
+    path.write_text(json.dumps(_with_condition({"type": "or", "conditions": [named]})))
+    suite = read_suite(path)
+    assert suite.columns == ("carrier", "delay")
+    with pytest.raises(SpecError, match=r"demo\.flights has no column delay; it has at, carrier"):
+        check_columns(suite, frozenset({"carrier", "at"}), "demo.flights")
+
+
+def test_the_suites_that_come_with_the_streams_fit_their_tables():
+    specs = [load_stream(path) for path in (INCLUDE / "streams").glob("[!_]*.yaml")]
+    columns = {spec.table.identifier: frozenset(iceberg.schema(spec).column_names) for spec in specs}
+    suites = list((INCLUDE / "expectations").glob("*.json"))
+    assert suites
+    for path in suites:
+        check_columns(read_suite(path), columns[path.stem], path.stem)
