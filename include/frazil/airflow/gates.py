@@ -10,7 +10,7 @@ from frazil.commit.completion import Gate, Look, RunGates
 from frazil.commit.rules import head_of
 from frazil.home import home
 from frazil.partitions.windows import Window
-from frazil.quality.gate import GateRequest, find_suite, run_gates
+from frazil.quality.gate import GateRequest, find_suite, run_gate
 
 TIMEOUT_S = 900.0
 """For all windows of one look: a window of 1 M rows takes less than a minute."""
@@ -40,7 +40,7 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
         )
         for window in windows
     ]
-    results = run_gates(requests, timeout_s=TIMEOUT_S)
+    results = [run_gate(request, timeout_s=TIMEOUT_S) for request in requests]
     return {
         window: Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({result.docs})")
         for window, result in zip(windows, results, strict=True)
