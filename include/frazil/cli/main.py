@@ -22,6 +22,7 @@ COMMANDS = {
     "adopt": "frazil.cli.marker:adopt",
     "forget": "frazil.cli.marker:forget",
     "audit": "frazil.cli.audit:audit",
+    "partitions": "frazil.cli.partitions:partitions",
 }
 
 

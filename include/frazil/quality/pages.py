@@ -49,7 +49,7 @@ def write_pages(run: Run, expectations: str) -> Path:
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = _add(docs / "runs.jsonl", run, page.relative_to(docs).as_posix())
-        shown = [one for one in runs[:-INDEXED_RUNS - 1:-1] if (docs / one["page"]).exists()]
+        shown = [one for one in runs[: -INDEXED_RUNS - 1 : -1] if (docs / one["page"]).exists()]
         _replace(docs / "index.html", templates.get_template("index.html").render(runs=shown))
     return page
 

@@ -50,7 +50,9 @@ class Window:
 
     def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
         """A Spark DataFrame of the same rows; as in pandas, what is not a number is missing."""
-        name = ".".join(f"`{part}`" for part in (catalog_config(self.request.catalog).name, *self.request.table.split(".")))
+        name = ".".join(
+            f"`{part}`" for part in (catalog_config(self.request.catalog).name, *self.request.table.split("."))
+        )
         begin, end = self._bounds()
         kind = "TIMESTAMP" if begin.tzinfo else "TIMESTAMP_NTZ"
         rows = (

@@ -29,7 +29,10 @@ def _with_condition(condition: Any) -> dict[str, Any]:
         ([], "not one of Great Expectations"),
         ({"name": "s"}, "not one of Great Expectations"),
         ({"name": "s", "expectations": ["x"]}, "expectation 1 needs a type and kwargs"),
-        ({"name": "s", "expectations": [NOT_NULL, {"type": "expect_tea", "kwargs": {}}]}, "expectation 2 is 'expect_tea'"),
+        (
+            {"name": "s", "expectations": [NOT_NULL, {"type": "expect_tea", "kwargs": {}}]},
+            "expectation 2 is 'expect_tea'",
+        ),
         (_with_condition("delay > 5"), "row_condition of expectation 1"),
         (_with_condition({"type": "and", "conditions": [{"type": "pass_through"}]}), "row_condition of expectation 1"),
     ],

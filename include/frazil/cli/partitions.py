@@ -1,0 +1,182 @@
+"""`frazil partitions`: which windows of a table are complete, what the next waits for, and what a person may do."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_fields, echo_json, echo_table
+from frazil.commit.completion import Look, look, release, send_again
+from frazil.commit.signal import Signal
+from frazil.errors import SpecError
+from frazil.partitions.completeness import complete_to, moment
+from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.spec.load import streams_of
+from frazil.spec.units import format_duration
+from frazil.table.catalogs import load_catalog
+
+
+@dataclass(frozen=True, slots=True)
+class Feeding:
+    """A stream that feeds the table; times are ISO 8601, UTC."""
+
+    stream: str
+    watermark: str | None
+    lateness: str
+    held_back_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """What `--json` prints."""
+
+    table: str
+    window: str
+    complete_to: str | None
+    """Windows that end at or before are complete; null while a stream's watermark is unknown."""
+    signalled_from: str | None
+    signalled_to: str | None
+    waits_for: str
+    held: tuple[str, ...]
+    streams: tuple[Feeding, ...]
+    signals: tuple[Signal, ...]
+
+
+@click.command()
+@click.argument("table")
+@streams_option
+@json_option
+@click.option("--last", default=24, show_default=True, help="How many of the windows signalled last to show.")
+@click.option(
+    "--send-again",
+    "again",
+    multiple=True,
+    metavar="PARTITION",
+    help="Signal a window once more, with the revision it has: for consumers that were paused. A day means its hours.",
+)
+@click.option("--release", "held", metavar="PARTITION", help="Signal a window that its quality gate holds.")
+@click.option("--reason", help="With --release: why; it is recorded.")
+def partitions(  # noqa: PLR0913 - a command's options
+    table: str,
+    streams_folder: Path,
+    *,
+    as_json: bool,
+    last: int,
+    again: tuple[str, ...],
+    held: str | None,
+    reason: str | None,
+) -> None:
+    """Say which windows of TABLE are complete, and what the next one waits for.
+
+    The table's partition Dag signals what is complete; this command signals nothing unless it is asked to.
+
+    \b
+    Example:
+      frazil partitions demo.flights
+      frazil partitions demo.flights --send-again 2013-12-30
+      frazil partitions demo.flights --release 2013-12-30T15 --reason "the source had an outage"
+    """
+    if bool(held) != bool(reason):
+        raise click.UsageError("--release and --reason belong together")
+    specs = streams_of(streams_folder, table)
+    catalog = load_catalog(specs[0].table.catalog)
+    now_ms = time.time_ns() // 1_000_000
+    person = f"by {getpass.getuser()}, frazil partitions"
+    if held and reason:
+        release(catalog, table, _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)
+    seen = look(catalog, specs)
+    if seen is None:
+        raise SpecError(
+            f"no window of {table} is ever complete (declare `complete: hour` or `day`)"
+            if specs[0].window is None
+            else f"there is no table {table} yet: its writer's first start makes it"
+        )
+    if again:
+        wanted = [window for key in again for window in _windows(key, seen.grain)]
+        send_again(catalog, table, wanted, note=f"sent again {person}", clock_ms=now_ms)
+        seen = look(catalog, specs) or seen
+    found = _found(seen, last)
+    if as_json:
+        echo_json(found)
+    else:
+        _show(found)
+
+
+def _window(key: str) -> Window:
+    try:
+        return Window.parse(key)
+    except ValueError as error:
+        raise click.UsageError(f"partition {error}") from error
+
+
+def _windows(key: str, grain: Grain) -> Sequence[Window]:
+    """A window, or all that a day has where the table's are hours."""
+    window = _window(key)
+    return list(windows_between(grain, window.start_us, window.end_us))
+
+
+def _found(seen: Look, last: int) -> Partitions:
+    cursor, bound = seen.signals.cursor, complete_to(seen.feeds)
+    newest: dict[Window, Signal] = {}
+    if cursor is not None:
+        since = min([cursor.through_us - last * seen.grain.us, *cursor.held])
+        newest = seen.signals.newest(from_us=since, to_us=cursor.through_us)
+    return Partitions(
+        table=seen.signals.table,
+        window=seen.grain,
+        complete_to=None if bound is None else moment(bound),
+        signalled_from=None if cursor is None else moment(cursor.from_us),
+        signalled_to=None if cursor is None else moment(cursor.through_us),
+        waits_for=seen.decision.reason,
+        held=tuple(w.key for w in sorted(newest) if not newest[w].sent),
+        streams=tuple(
+            Feeding(
+                f.stream,
+                None if f.watermark_us is None else moment(f.watermark_us),
+                format_duration(timedelta(microseconds=f.lateness_us)),
+                f"{f.holding_back[0]}-{f.holding_back[1]}" if f.holding_back else None,
+            )
+            for f in seen.feeds
+        ),
+        signals=tuple(newest[w] for w in sorted(newest)),
+    )
+
+
+def _show(found: Partitions) -> None:
+    if found.signals:
+        columns = ("partition", "revision", "state", "rows", "late", "dead letters", "snapshot", "note")
+        rows = [
+            (
+                s.partition,
+                str(s.revision),
+                s.state,
+                f"{s.rows:,}",
+                f"{s.late_rows:,}",
+                f"{s.dead_letters:,}",
+                str(s.snapshot_id),
+                s.note or "",
+            )
+            for s in found.signals
+        ]
+        echo_table(columns, rows, numbers=frozenset({"revision", "rows", "late", "dead letters"}))
+    signalled = (
+        f"from {found.signalled_from} to {found.signalled_to}"
+        if found.signalled_from
+        else "nothing yet: the table's partition Dag has not looked since its first watermark"
+    )
+    echo_fields(
+        {
+            "table": found.table,
+            "window": found.window,
+            "signalled": signalled,
+            "waits for": found.waits_for,
+            **({"held": ", ".join(found.held)} if found.held else {}),
+        }
+    )

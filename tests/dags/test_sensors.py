@@ -1,0 +1,157 @@
+"""The sensor for a complete partition: what it waits for, what it answers, and what never comes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+from frazil.airflow.sensors import PartitionCompleteSensor, PartitionTrigger
+from frazil.commit.completion import Gate, look, signal
+from frazil.dev.made_batches import EventTimes, MadeStream
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+
+STREAM = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: demo.made
+schema: {at: timestamptz}
+event-time: at
+complete: hour
+complete-from: 2013-12-30T00:00:00Z
+lateness: 30m
+"""
+DAY = 1_388_361_600_000_000
+HOUR = 3_600_000_000
+
+
+class Said:
+    """A trigger's log."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, line: str, *arguments: object) -> None:
+        self.lines.append(line % arguments)
+
+
+class Flow:
+    """One record an hour of 30 December."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "made.yaml").write_text(STREAM)
+        self.folder = folder
+        self.made = MadeStream(load_stream(folder / "made.yaml"), 2_000_000_000_000, partitions=1)
+        self.hours = 0
+
+    def land(self, hours: int) -> None:
+        first, self.hours = self.hours, self.hours + hours
+        self.made.columns = lambda _: {"at": pa.array([DAY + n * HOUR for n in range(first, self.hours)])}
+        newest = DAY + (self.hours - 1) * HOUR
+        self.made.land({0: (first, self.hours)}, times=EventTimes({0: newest}))
+
+    def signal(self, *, passed: bool = True) -> None:
+        seen = look(load_catalog(None), [self.made.spec])
+        assert seen is not None
+        verdicts = dict.fromkeys(seen.decision.windows, Gate(passed, "a rule is broken"))
+        signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: verdicts)
+
+    def trigger(self, partition: str) -> PartitionTrigger:
+        return PartitionTrigger(table="demo.made", partition=partition, streams=str(self.folder), poll_seconds=0.01)
+
+    def answer(self, partition: str) -> dict[str, Any]:
+        """What the trigger fires."""
+        trigger = self.trigger(partition)
+
+        async def first() -> Any:
+            return (await anext(trigger.run())).payload
+
+        return dict(asyncio.run(asyncio.wait_for(first(), 20)))
+
+
+@pytest.fixture
+def flow(frazil_home: Path, tmp_path: Path) -> Flow:  # noqa: ARG001
+    return Flow(tmp_path)
+
+
+def test_it_answers_with_what_is_known_of_the_window(flow: Flow) -> None:
+    flow.land(4)
+    flow.signal()
+    answer = flow.answer("2013-12-30T01")
+    assert answer["problem"] is None
+    assert answer["windows"]["2013-12-30T01"]["rows"] == 1
+
+
+def test_a_day_of_hours_is_complete_with_its_last_hour(flow: Flow) -> None:
+    flow.land(24)
+    flow.signal()
+    trigger, said = flow.trigger("2013-12-30"), Said()
+    trigger._log = said
+
+    async def wait() -> Any:
+        firing = asyncio.ensure_future(anext(trigger.run()))
+        while not said.lines:
+            await asyncio.sleep(0.01)
+        assert not firing.done()
+        await asyncio.to_thread(flow.land, 2)
+        await asyncio.to_thread(flow.signal)
+        return (await firing).payload
+
+    answer = asyncio.run(asyncio.wait_for(wait(), 30))
+    assert list(answer["windows"]) == [f"2013-12-30T{hour:02}" for hour in range(24)]
+    assert said.lines[0] == (
+        "demo.made 2013-12-30: 2013-12-30T22 waits: the watermark of made is 2013-12-30T23:00:00Z less lateness "
+        "0:30:00, held back by made-0, and 2013-12-30T23:30:00Z is needed"
+    )
+
+
+def test_it_says_that_a_gate_holds_the_window_and_goes_on_waiting(flow: Flow) -> None:
+    flow.land(2)
+    flow.land(1)
+    flow.signal(passed=False)
+    trigger, said = flow.trigger("2013-12-30T00"), Said()
+    trigger._log = said
+
+    async def wait() -> None:
+        firing = asyncio.ensure_future(anext(trigger.run()))
+        while not said.lines:
+            await asyncio.sleep(0.01)
+        firing.cancel()
+
+    asyncio.run(asyncio.wait_for(wait(), 20))
+    assert said.lines == ["demo.made 2013-12-30T00: 2013-12-30T00 is held by its quality gate: a rule is broken"]
+
+
+@pytest.mark.parametrize(
+    ("partition", "problem"),
+    [
+        ("2013-12-29T05", "2013-12-29T05 of demo.made is history: signals begin at 2013-12-30T00:00:00Z"),
+        ("yesterday", "neither an hour, such as 2013-01-01T05, nor a day"),
+    ],
+)
+def test_what_never_comes_fails_the_task_at_once(flow: Flow, partition: str, problem: str) -> None:
+    flow.land(4)
+    flow.signal()
+    answer = flow.answer(partition)
+    assert problem in answer["problem"]
+    sensor = PartitionCompleteSensor(task_id="wait", table="demo.made", partition=partition, streams=flow.folder)
+    with pytest.raises(AirflowFailException, match=r"history|neither"):
+        sensor.execute_complete({}, answer)
+
+
+def test_the_task_defers_at_once_and_its_trigger_can_be_made_again(flow: Flow) -> None:
+    sensor = PartitionCompleteSensor(
+        task_id="wait", table="demo.made", partition="2013-12-30", streams=flow.folder, poke_interval=30
+    )
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor.execute({})
+    path, arguments = deferred.value.trigger.serialize()
+    assert path == "frazil.airflow.sensors.PartitionTrigger"
+    assert arguments == {
+        "table": "demo.made", "partition": "2013-12-30", "streams": str(flow.folder), "poll_seconds": 30,
+    }  # fmt: skip

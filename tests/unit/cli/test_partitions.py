@@ -1,0 +1,104 @@
+"""`frazil partitions`: what is complete, what is waited for, and what a person may send again or release."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from frazil.cli.main import frazil
+from frazil.commit.completion import Gate, look, signal
+from frazil.dev.made_batches import EventTimes, MadeStream
+from frazil.errors import FrazilError, SpecError
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+
+STREAM = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: demo.made
+schema: {at: timestamptz}
+event-time: at
+complete: hour
+complete-from: 2013-12-30T00:00:00Z
+"""
+DAY = 1_388_361_600_000_000
+HOUR = 3_600_000_000
+
+
+@pytest.fixture
+def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
+    """A record each hour of 30 December, and one at the next midnight; the second hour is held by a gate."""
+    (tmp_path / "made.yaml").write_text(STREAM)
+    stream = MadeStream(load_stream(tmp_path / "made.yaml"), 2_000_000_000_000, partitions=1)
+    stream.columns = lambda rows: {"at": pa.array([DAY + n * HOUR for n in range(rows)])}
+    stream.land({0: (0, 25)}, times=EventTimes({0: DAY + 24 * HOUR}))
+    return stream
+
+
+def signal_all(made: MadeStream, held: str | None = None) -> None:
+    seen = look(load_catalog(None), [made.spec])
+    assert seen is not None
+    verdicts = {w: Gate(passed=w.key != held, note="a rule is broken") for w in seen.decision.complete}
+    signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: verdicts)
+
+
+def call(tmp_path: Path, *arguments: str) -> Any:
+    done = CliRunner().invoke(frazil, ["partitions", *arguments, "--streams", str(tmp_path)])
+    if isinstance(done.exception, FrazilError):
+        raise done.exception
+    return done
+
+
+def found(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    return dict(json.loads(call(tmp_path, "demo.made", "--json", *arguments).stdout))
+
+
+def test_before_the_first_look_it_says_so(made: MadeStream, tmp_path: Path) -> None:  # noqa: ARG001
+    assert "nothing yet: the table's partition Dag has not looked" in call(tmp_path, "demo.made").stdout
+
+
+def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeStream, tmp_path: Path) -> None:
+    signal_all(made)
+    said = found(tmp_path)
+    assert (said["signalled-from"], said["signalled-to"]) == ("2013-12-30T00:00:00Z", "2013-12-31T00:00:00Z")
+    assert (len(said["signals"]), said["signals"][3]["rows"], said["held"]) == (24, 1, [])
+    assert said["waits-for"] == (
+        "2013-12-31T00 ends at 2013-12-31T01:00:00Z: the watermark of made is 2013-12-31T00:00:00Z, held back by made-0"
+    )
+    assert said["streams"] == [
+        {"stream": "made", "watermark": "2013-12-31T00:00:00Z", "lateness": "0s", "held-back-by": "made-0"}
+    ]
+    shown = call(tmp_path, "demo.made", "--last", "2").stdout
+    assert "2013-12-30T23" in shown
+    assert "2013-12-30T21" not in shown
+
+
+def test_a_day_is_sent_again_hour_by_hour(made: MadeStream, tmp_path: Path) -> None:
+    signal_all(made)
+    said = found(tmp_path, "--send-again", "2013-12-30")
+    assert [s["number"] for s in said["signals"]] == list(range(25, 49))
+    assert {(s["revision"], s["note"].split(" by ")[0]) for s in said["signals"]} == {(1, "sent again")}
+    with pytest.raises(SpecError, match=r"2013-12-31T00 of demo.made was not signalled yet"):
+        call(tmp_path, "demo.made", "--send-again", "2013-12-31T00")
+
+
+def test_a_held_window_is_shown_and_released_with_a_reason(made: MadeStream, tmp_path: Path) -> None:
+    signal_all(made, held="2013-12-30T01")
+    assert found(tmp_path, "--last", "1")["held"] == ["2013-12-30T01"]
+    assert "a rule is broken" in call(tmp_path, "demo.made").stdout
+    assert call(tmp_path, "demo.made", "--release", "2013-12-30T01").exit_code == 2
+    said = found(tmp_path, "--release", "2013-12-30T01", "--reason", "known outage")
+    assert said["held"] == []
+    assert said["signals"][1]["state"] == "released"
+    assert said["signals"][1]["note"].endswith("frazil partitions: known outage")
+
+
+def test_a_table_that_no_stream_feeds_is_named_with_those_that_are_fed(tmp_path: Path, made: MadeStream) -> None:  # noqa: ARG001
+    with pytest.raises(SpecError, match=r"feeds the table 'demo.flight'; fed are: demo.made"):
+        call(tmp_path, "demo.flight")
+    assert call(tmp_path, "demo.made", "--send-again", "2013").exit_code == 2
