@@ -6,17 +6,19 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.airflow import writer_dag_id
+from frazil.airflow import daily_dag_id, partitions_dag_id, reopened_dag_id, writer_dag_id
+from frazil.dev.demo.days import HOURS, Days
 from frazil.dev.demo.interrupt import only_demo
 from frazil.dev.demo.landed import Summary, differences
 from frazil.dev.demo.publish import SECONDS_PER_HOUR, LiveHours, Publisher
-from frazil.dev.demo.run import STREAM, WRITER_DAG
+from frazil.dev.demo.run import DAY_DAGS, STREAM, WRITER_DAG
 from frazil.dev.demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
 
@@ -25,8 +27,17 @@ def table(*numbers: int) -> pa.Table:
     return pa.table({"n": pa.array(numbers, pa.int32())})
 
 
-def test_the_demo_unpauses_the_dag_that_the_factory_makes() -> None:
+def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
     assert writer_dag_id(STREAM) == WRITER_DAG
+    made = (partitions_dag_id("demo.flights"), daily_dag_id("flights_per_day"), reopened_dag_id("flights_per_day"))
+    assert made == DAY_DAGS
+
+
+@pytest.mark.parametrize("fault", [{"complete": 47}, {"reopened": ()}, {"history": 1}, {"different": 1}], ids=str)
+def test_two_days_are_right_when_all_hours_are_complete_one_reopened_and_the_aggregates_equal(fault: Any) -> None:
+    right = {"complete": 48, "reopened": HOURS[:1], "late": 5, "history": 0, "different": 0}
+    assert Days(**right).right
+    assert not Days(**{**right, **fault}).right
 
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.lists(st.floats(0, 40), max_size=10))

@@ -66,3 +66,11 @@ def test_the_live_flights_fall_into_the_49_hours_up_to_new_year_in_new_york(ever
     for hour, part in hours.items():
         age = pc.min(part["scheduled_departure"]).as_py() - flights.LIVE_FROM
         assert int(age.total_seconds() // 3600) == hour
+
+
+def test_what_is_held_back_arrives_with_a_later_hour_and_nothing_is_lost(everything: pa.Table) -> None:
+    hours = flights.by_hour(flights.split(everything)[1])
+    sent = flights.hold_back(hours, hour=15, until=38, count=5)
+    assert sent[15].num_rows == hours[15].num_rows - 5
+    assert pa.concat_tables([sent[38].slice(hours[38].num_rows), sent[15]]) == hours[15]
+    assert all(sent[hour] == hours[hour] for hour in hours if hour not in {15, 38})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import groupby
@@ -85,6 +85,12 @@ def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
         slices[hour] = flights.slice(start, count)
         start += count
     return slices
+
+
+def hold_back(hours: Mapping[int, pa.Table], *, hour: int, until: int, count: int) -> dict[int, pa.Table]:
+    """The hours with the first `count` flights of one sent with a later one, as if they had been stuck on their way."""
+    late, kept = hours[hour].slice(0, count), hours[hour].slice(count)
+    return {**hours, hour: kept, until: pa.concat_tables([hours[until], late])}
 
 
 def messages(flights: pa.Table) -> Iterator[Message]:

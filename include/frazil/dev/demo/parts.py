@@ -19,6 +19,9 @@ MARK = "FRAZIL_DEMO"
 """An environment variable that every process of a demo inherits; its value is the demo's home."""
 
 WRITER_GRACE_S = 30
+LOOK_EVERY_S = 15
+"""Five hours of the demo's event time; a minute, the default, would be twenty."""
+
 _CONFIG = """\
 # The demo keeps to the embedded catalog of its home, whatever catalogs its user has.
 legacy-current-snapshot-id: false
@@ -31,7 +34,9 @@ class DemoParts:
     def __init__(self, home: Path, checkout: Path, *, stream: str, kafka_port: int, airflow_port: int) -> None:
         self.home, self._stream = home, stream
         self.kafka = EmbeddedKafka(home / "kafka", port=kafka_port)
-        self.airflow = EmbeddedAirflow(home / "airflow", checkout, port=airflow_port)
+        self.airflow = EmbeddedAirflow(
+            home / "airflow", checkout, port=airflow_port, extra={"FRAZIL_LOOK_EVERY": str(LOOK_EVERY_S)}
+        )
         self.run_folder = home / "streams" / stream
         self._checkout = checkout
 

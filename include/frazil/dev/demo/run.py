@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
 from frazil.dev.demo import flights
+from frazil.dev.demo.days import HOURS, Days, days
 from frazil.dev.demo.landed import Summary, committed_records, summarise
 from frazil.dev.demo.parts import DemoParts
 from frazil.dev.demo.publish import LiveHours, Publisher
@@ -26,6 +27,13 @@ from frazil.table.catalogs import load_catalog
 STREAM = "flights"
 WRITER_DAG = "frazil_writer_flights"
 """What frazil.airflow makes of the stream; a test holds that, for this room does not import Airflow."""
+DAY_DAGS = ("frazil_partitions_demo.flights", "frazil_daily_flights_per_day", "frazil_reopened_flights_per_day")
+"""And of what completes, by the hour and by the day."""
+
+LATE_HOUR, LATE_UNTIL, LATE_FLIGHTS = 15, 38, 5
+"""So many flights of the 15th live hour arrive with the 38th: hours after their own day is complete."""
+DAYS_WITHIN_S = 240
+"""How long after the last flight both days must be complete, and aggregated."""
 
 PARTITIONS = 32
 STALL_S = 180
@@ -35,7 +43,12 @@ STALL_S = 180
 @dataclass(frozen=True, slots=True)
 class Outcome:
     summary: Summary
+    days: Days
     seconds: float
+
+    @property
+    def right(self) -> bool:
+        return self.summary.exact and self.days.right
 
 
 class Demo:
@@ -68,11 +81,14 @@ class Demo:
         self._watch(until=self._publisher.delivered)
         live_from_ms = int(time.time() * 1000)
         self._screen.say(f"the backlog is in {self._spec.table.identifier}; now the rest, live: an hour every 3 s")
-        self._live = LiveHours(flights.by_hour(live), started_s=time.monotonic())
+        for dag_id in DAY_DAGS:
+            self._parts.airflow.client().set_paused(dag_id, False)
+        hours = flights.hold_back(flights.by_hour(live), hour=LATE_HOUR, until=LATE_UNTIL, count=LATE_FLIGHTS)
+        self._live = LiveHours(hours, started_s=time.monotonic())
         self._watch(until=everything.num_rows)
-        self._screen.end_line()
-        summary = self._summarise(everything, live_from_ms)
-        return Outcome(summary, time.monotonic() - started)
+        self._screen.say("all flights are in the table; waiting until both days are complete, and aggregated …")
+        ended = self._wait_for_days(everything)
+        return Outcome(self._summarise(everything, live_from_ms), ended, time.monotonic() - started)
 
     def _start_kafka(self) -> None:
         self._screen.say("starting Kafka …")
@@ -83,7 +99,8 @@ class Demo:
         self._screen.say("starting Airflow …")
         self._parts.airflow.start()
         client = self._parts.airflow.client()
-        client.wait_for_dag(WRITER_DAG, within_s=180)
+        for dag_id in (WRITER_DAG, *DAY_DAGS):
+            client.wait_for_dag(dag_id, within_s=180)
         client.set_paused(WRITER_DAG, False)
         self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
 
@@ -102,6 +119,15 @@ class Demo:
             self._screen.show(self._state(committed, now_s=now_s), now_s=now_s)
             if now_s - moved_s > STALL_S:
                 raise EnvironmentUnusable(self._stalled(committed))
+
+    def _wait_for_days(self, everything: pa.Table) -> Days:
+        """Until both days are right, or the time is up: then as they are."""
+        deadline = time.monotonic() + DAYS_WITHIN_S
+        while True:
+            found = days(self._catalog, self._spec.table.identifier, everything)
+            if found.right or time.monotonic() > deadline:
+                return found
+            time.sleep(2)
 
     def _state(self, committed: int, *, now_s: float) -> State:
         beat = Heartbeat.read(self._parts.run_folder)
@@ -140,13 +166,19 @@ def checkout() -> Path:
 
 def report(outcome: Outcome, parts: DemoParts) -> str:
     """The summary as its reader sees it."""
-    s = outcome.summary
+    s, d = outcome.summary, outcome.days
     fresh = (
         f"p50 {s.live.p50_s:.1f} s, p95 {s.live.p95_s:.1f} s ({s.live.rows:,} live flights, Kafka to commit)"
         if s.live
         else "no live flight landed"
     )
     verdict = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
+    late = (
+        f"{', '.join(w.key for w in d.reopened)} reopened by {d.late} late flights" if d.reopened else "NONE reopened"
+    )
+    daily = (
+        f"DIFFERENT from the source's in {d.different:,} rows" if d.different else "equal to those of the source file"
+    )
     lines = [
         f"rows        {s.rows:,} of {s.expected:,}",
         f"files       {s.files:,} in {s.commits:,} commits",
@@ -156,6 +188,12 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     ]
     if s.different or s.dead_letters:
         lines.append(f"different   {s.different:,} rows from the source; {s.dead_letters:,} dead letters")
+    lines += [
+        f"complete    {d.complete} of {len(HOURS)} hours of 30 and 31 December signalled, {late}",
+        f"aggregates  of both days, made by Airflow when they were complete: {daily}",
+    ]
+    if d.history:
+        lines.append(f"history     {d.history:,} windows of before were signalled, and NONE should be")
     lines.append(f"verdict     {verdict}, after {outcome.seconds:.0f} s")
     lines += [
         f"table       {os.path.relpath(parts.home)}/warehouse/demo/flights",

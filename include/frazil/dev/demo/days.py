@@ -1,0 +1,53 @@
+"""What became of the demo's two live days: which of their hours were signalled, and whether their aggregates are right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+
+from frazil.commit.signals import TableSignals
+from frazil.dev.demo import aggregates
+from frazil.partitions.windows import Grain, Window, microseconds, windows_between
+
+DAYS = (date(2013, 12, 30), date(2013, 12, 31))
+_BEGIN, _END = (microseconds(datetime(*day, tzinfo=UTC)) for day in ((2013, 12, 30), (2014, 1, 1)))
+HOURS = tuple(windows_between(Grain.HOUR, _BEGIN, _END))
+
+
+@dataclass(frozen=True, slots=True)
+class Days:
+    """The two days as they stand."""
+
+    complete: int
+    """Hours that were signalled."""
+    reopened: tuple[Window, ...]
+    """Hours that late flights opened again."""
+    late: int
+    """Flights of those."""
+    history: int
+    """Windows before the two days that were signalled: none should be."""
+    different: int
+    """Rows by which the daily aggregates and those of the source file differ."""
+
+    @property
+    def right(self) -> bool:
+        return self.complete == len(HOURS) and bool(self.reopened) and not (self.history or self.different)
+
+
+def days(catalog: Catalog, table: str, flights: pa.Table) -> Days:
+    """Look at the signals of a table, and at the aggregates made from it. `flights` are the source's."""
+    signals = TableSignals.load(catalog, table)
+    newest = signals.newest(from_us=_BEGIN, to_us=_END)
+    reopened = tuple(sorted(w for w, s in newest.items() if s.revision > 1))
+    complete = sum(s.sent for s in newest.values())
+    return Days(
+        complete=complete,
+        reopened=reopened,
+        late=sum(newest[w].late_rows for w in reopened),
+        history=len(signals.newest(from_us=0, to_us=_BEGIN)) if signals.cursor else 0,
+        # Before the last hour is there, the aggregates cannot be right, and reading them costs.
+        different=aggregates.differences(catalog, flights, DAYS) if complete == len(HOURS) else len(flights),
+    )
