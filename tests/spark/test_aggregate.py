@@ -51,7 +51,7 @@ class Shop:
         self.source.append(pa.Table.from_pylist([{"at": at, "amount": amount} for amount in amounts], schema=SCHEMA))
 
     def given(self) -> Any:
-        return choose_input(self.catalog, self.spec, DAY)
+        return choose_input(self.catalog, self.spec, DAY, ())
 
     def run(self, given: Any = None, *, day: date = DAY, spec: AggregationSpec | None = None) -> Outcome:
         return aggregate_day(self.spark, self.catalog, spec or self.spec, day=day, given=given or self.given())
@@ -179,7 +179,7 @@ def flights(spark: Any) -> tuple[Callable[[date], None], Catalog, pa.Table]:
     source = catalog.create_table("demo.flights", recent.schema)
     source.append(recent.cast(schema_to_pyarrow(source.schema(), include_field_ids=False)))
     spec = load_aggregation(CHECKOUT / "include" / "aggregations" / "flights_per_day.yaml")
-    given = choose_input(catalog, spec, DAY)
+    given = choose_input(catalog, spec, DAY, ())
     return lambda day: print(aggregate_day(spark, catalog, spec, day=day, given=given)), catalog, everything
 
 

@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits import audit_asset, audit_dag_id, audit_dags
     from frazil.airflow.dags import writer_dag_id, writer_dags
+    from frazil.airflow.daily import daily_dag_id, daily_dags, reopened_dag_id
     from frazil.airflow.operators import WriterOperator
     from frazil.airflow.triggers import WriterTrigger
 
@@ -20,6 +22,11 @@ __all__ = [
     "audit_asset",
     "audit_dag_id",
     "audit_dags",
+    "daily_dag_id",
+    "daily_dags",
+    "partition_asset",
+    "reopened_asset",
+    "reopened_dag_id",
     "writer_dag_id",
     "writer_dags",
 ]
@@ -30,6 +37,11 @@ _HOMES = {
     "audit_asset": "frazil.airflow.audits",
     "audit_dag_id": "frazil.airflow.audits",
     "audit_dags": "frazil.airflow.audits",
+    "daily_dag_id": "frazil.airflow.daily",
+    "daily_dags": "frazil.airflow.daily",
+    "partition_asset": "frazil.airflow.assets",
+    "reopened_asset": "frazil.airflow.assets",
+    "reopened_dag_id": "frazil.airflow.daily",
     "writer_dag_id": "frazil.airflow.dags",
     "writer_dags": "frazil.airflow.dags",
 }

@@ -13,16 +13,17 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.history import ancestors
-from frazil.commit.signals import Signal, newest_signals
+from frazil.commit.signal import Signal
+from frazil.commit.signals import newest_signals
 from frazil.errors import SpecError
-from frazil.stream.aggregate_spec import AggregationSpec, day_us
+from frazil.partitions.windows import Window
+from frazil.stream.aggregate_spec import AggregationSpec
 from frazil.table.catalogs import catalog_errors
 
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""No signal covers the day."""
-_DAY_US = 86_400_000_000
+"""The day is not complete by its signals: it is history, or still open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +33,49 @@ class DayInput:
     snapshot_id: int
     sequence_number: int
     revisions: str
-    """`1`: every window has revision 1; `none`; or JSON of the windows that have another one, 0 where not signalled."""
+    """`1` for every window; JSON of the windows that have another one: `{"2013-12-30T15":2}`; or NO_REVISIONS."""
 
 
 def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
     """The newest signal of each of the day's windows that has one."""
-    begin_us = day_us(day)
+    whole = Window.parse(str(day))
     with catalog_errors(catalog.name):
-        return newest_signals(catalog, spec.source, from_us=begin_us, to_us=begin_us + _DAY_US)
+        return newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
 
 
-def is_complete(spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
-    """Whether every window of the day was signalled."""
-    return spec.window_starts(day).keys() <= {signal.start_us for signal in signals}
+def is_complete(day: date, signals: Sequence[Signal]) -> bool:
+    """Whether windows that were signalled, and are not held by a gate, cover the day."""
+    whole = Window.parse(str(day))
+    reached_us = whole.start_us
+    for signal in sorted(signals, key=lambda s: s.start_us):
+        if signal.start_us > reached_us or not signal.sent:
+            return False
+        reached_us = max(reached_us, signal.end_us)
+    return reached_us >= whole.end_us
 
 
-def choose_input(catalog: Catalog, spec: AggregationSpec, day: date) -> DayInput:
+def held(signals: Sequence[Signal]) -> list[str]:
+    """The windows that a quality gate holds."""
+    return [signal.partition for signal in signals if not signal.sent]
+
+
+def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
     """The snapshot that the day's signals name, which is the newest of them; the current one where that is not told.
 
-    That is: where a window was not signalled (history, or a day that is still open), and where the snapshot was
-    expired or rolled back. Raises SpecError where the source has no table or no snapshot.
+    That is: where the day is not complete (history, or still open), and where the snapshot was expired or rolled
+    back. Raises SpecError where the source has no table or no snapshot.
     """
-    signals = day_signals(catalog, spec, day)
     branch = _branch(catalog, spec.source)
     current = next(iter(branch))
-    chosen, why = current, "not every window of the day was signalled"
-    if is_complete(spec, day, signals):
-        named = max(signals, key=lambda signal: signal.sequence_number).snapshot_id
-        if named in branch:
-            chosen, why = named, "the day's signals name it"
-        else:
-            why = f"the day's signals name {named}, which was expired or rolled back"
+    if not is_complete(day, signals):
+        chosen, revisions, why = current, NO_REVISIONS, "it is the current one; not every window was signalled"
+    else:
+        named = max(signals, key=lambda s: s.sequence_number).snapshot_id
+        chosen, revisions, why = named, revisions_of(signals), "the day's signals name it"
+        if named not in branch:
+            chosen, why = current, f"the day's signals name {named}, which was expired or rolled back"
     log.info("%s of %s is read at snapshot %d: %s", day, spec.source, chosen, why)
-    return DayInput(chosen, branch[chosen], revisions(spec, day, signals))
+    return DayInput(chosen, branch[chosen], revisions)
 
 
 def given_input(catalog: Catalog, spec: AggregationSpec, *, snapshot_id: int, revisions: str) -> DayInput:
@@ -78,13 +89,9 @@ def given_input(catalog: Catalog, spec: AggregationSpec, *, snapshot_id: int, re
     return DayInput(snapshot_id, branch[snapshot_id], revisions)
 
 
-def revisions(spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> str:
+def revisions_of(signals: Sequence[Signal]) -> str:
     """The windows' revisions, as `DayInput.revisions` is written."""
-    if not signals:
-        return NO_REVISIONS
-    known = {signal.start_us: signal.revision for signal in signals}
-    windows = {key: known.get(start_us, 0) for start_us, key in spec.window_starts(day).items()}
-    others = {key: revision for key, revision in windows.items() if revision != 1}
+    others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from frazil.errors import FrazilError
 from frazil.stream.aggregate import aggregate_day
-from frazil.stream.aggregate_input import NO_REVISIONS, choose_input, given_input
+from frazil.stream.aggregate_input import NO_REVISIONS, choose_input, day_signals, given_input
 from frazil.stream.aggregate_spec import AggregationSpec, find_aggregation, parse_day
 from frazil.table.catalogs import load_catalog, spark_properties
 
@@ -39,7 +39,7 @@ def run_aggregation(
 def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
     catalog = load_catalog(spec.catalog)
     if snapshot_id is None:
-        given = choose_input(catalog, spec, day)
+        given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:
         given = given_input(catalog, spec, snapshot_id=snapshot_id, revisions=revisions)
     spark = start_session(f"frazil {spec.name} {day}", spec.catalog)

@@ -6,11 +6,10 @@ It loads neither PyIceberg nor Spark, for Airflow's DAG processor reads the fold
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -44,8 +43,6 @@ class AggregationSpec(Model):
     source: Identifier
     event_time: Text
     """A timestamptz or timestamp column of the source."""
-    windows: Literal["hour", "day"] = "hour"
-    """What completes in the source: 24 hours make a day, or the day itself."""
     target: Identifier
     """Made if missing; its partitions are this aggregation's alone."""
     catalog: str | None = None
@@ -58,19 +55,6 @@ class AggregationSpec(Model):
         if self.source == self.target:
             raise ValueError("source and target are the same table: name another target")
         return self
-
-    def window_starts(self, day: date) -> dict[int, str]:
-        """The day's windows: start in microseconds since 1970, and partition key."""
-        hours = range(24) if self.windows == "hour" else [None]
-        return {
-            day_us(day) + (hour or 0) * 3_600_000_000: f"{day}" if hour is None else f"{day}T{hour:02}"
-            for hour in hours
-        }
-
-
-def day_us(day: date) -> int:
-    """The day's begin in microseconds since 1970, UTC."""
-    return (day - date(1970, 1, 1)) // timedelta(microseconds=1)
 
 
 def parse_day(text: str | None) -> date:
@@ -108,10 +92,10 @@ def load_aggregation(path: Path) -> AggregationSpec:
     try:
         return AggregationSpec.model_validate({**declared, "name": path.stem}, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise SpecError("\n".join(f"{path}: {_sentence(d, declared)}" for d in error.errors())) from None
+        raise SpecError("\n".join(f"{path}: {_sentence(d)}" for d in error.errors())) from None
 
 
-def _sentence(details: ErrorDetails, declared: Mapping[str, Any]) -> str:
+def _sentence(details: ErrorDetails) -> str:
     key, kind = ".".join(map(str, details["loc"])), details["type"]
     if kind == "value_error":
         return str(details["ctx"]["error"])
@@ -121,7 +105,5 @@ def _sentence(details: ErrorDetails, declared: Mapping[str, Any]) -> str:
         return (
             f"{key}: is an unknown key{f'; did you mean {close[0]}?' if close else ''} (allowed: {', '.join(allowed)})"
         )
-    if kind == "literal_error":
-        return f"{key}: {declared.get(key)!r} is not allowed; write {details['ctx']['expected'].replace(chr(39), '')}"
     value = "" if kind == "missing" else f"{details['input']!r} "
     return f"{key}: {value}{_MEANINGS.get(kind, details['msg'])}"

@@ -27,7 +27,7 @@ def declare(folder: Path, text: str, name: str = "sales") -> Path:
 
 def test_four_keys_are_a_whole_aggregation_named_as_its_file(tmp_path: Path) -> None:
     spec = load_aggregation(declare(tmp_path, SALES))
-    assert (spec.name, spec.source, spec.target, spec.windows) == ("sales", "shop.sales", "shop.sales_per_day", "hour")
+    assert (spec.name, spec.source, spec.event_time, spec.target) == ("sales", "shop.sales", "at", "shop.sales_per_day")
 
 
 def test_the_demos_aggregation_is_sound() -> None:
@@ -42,7 +42,6 @@ def test_the_demos_aggregation_is_sound() -> None:
         (SALES.replace("event-time: at", ""), "event-time: is missing"),
         (SALES.replace("shop.sales_per_day", "sales"), "target: 'sales' is not a table identifier; write namespace."),
         (SALES.replace("shop.sales_per_day", "shop.sales"), "source and target are the same table"),
-        (SALES + "windows: week", "windows: 'week' is not allowed; write hour or day"),
         (SALES + "name: other", "name: is no key of an aggregation"),
         (SALES.replace("SELECT count(*) AS sales FROM source_day", "''"), "sql: '' is empty"),
         ("source: {", "line 2, column 1: "),
@@ -72,14 +71,6 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path
 def test_a_file_whose_name_cannot_name_an_aggregation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the file's name is the aggregation's"):
         load_aggregation(declare(tmp_path, SALES, name="Sales Per Day"))
-
-
-def test_a_day_has_24_hours_or_is_one_window(tmp_path: Path) -> None:
-    hours = load_aggregation(declare(tmp_path, SALES)).window_starts(date(1970, 1, 2))
-    assert len(hours) == 24
-    assert list(hours.items())[1] == (90_000_000_000, "1970-01-02T01")
-    days = load_aggregation(declare(tmp_path, SALES + "windows: day")).window_starts(date(1970, 1, 2))
-    assert days == {86_400_000_000: "1970-01-02"}
 
 
 @pytest.mark.parametrize("text", [None, "", "2013-12-30T15", "30.12.2013", "2013-02-30", "2013-12-30 "])
