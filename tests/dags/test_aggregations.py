@@ -106,11 +106,21 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
     folder = tmp_path / "aggregations"
     (folder / "typo.yaml").write_text(SALES.replace("target", "tagret"))
     (folder / "unfed.yaml").write_text(SALES.replace("shop.sales\n", "shop.returns\n"))
+    (folder / "Odd Name.yaml").write_text(SALES)
+    for name in ("one", "two"):
+        (folder / f"{name}.yaml").write_text(SALES.replace("shop.sales_per_day", "shop.both"))
     monkeypatch.setenv("FRAZIL_AGGREGATIONS", str(folder))
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
     assert found["errors"] == {}
     assert "broken" not in found["dags"]["frazil_daily_sales"]["tags"]
-    for name, problem in (("typo", "tagret"), ("unfed", "feeds the table 'shop.returns'")):
+    problems = {
+        "typo": "tagret",
+        "unfed": "feeds the table 'shop.returns'",
+        "Odd-Name": "the file's name is the aggregation's",
+        "one": "another aggregation has the target 'shop.both' too",
+        "two": "another aggregation has the target 'shop.both' too",
+    }
+    for name, problem in problems.items():
         broken = found["dags"][f"frazil_daily_{name}"]
         assert ("broken" in broken["tags"], broken["timetable"]) == (True, "NullTimetable")
         assert problem in broken["doc"]

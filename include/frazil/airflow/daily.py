@@ -8,6 +8,8 @@ was complete before. If so, it sends an event with the day as its key, for which
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -31,10 +33,9 @@ from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dags import START_DATE, OnFailure
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
-from frazil.spec.load import streams_of
+from frazil.spec.load import stream_files, streams_of
 from frazil.stream.aggregate_spec import (
     AggregationSpec,
-    aggregation_files,
     find_aggregation,
     load_aggregation,
     parse_day,
@@ -90,16 +91,27 @@ def daily_dags(
     :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
     dags = []
-    for path in aggregation_files(Path(aggregations)):
-        found = _declared(path, Path(streams))
+    for found in _one_a_target([_declared(path, Path(streams)) for path in stream_files(Path(aggregations))]):
         dags.append(_daily_dag(found, Path(application), on_failure))
-        if found.spec is not None:
+        if found.spec:
             dags.append(_reopened_dag(found, found.spec, on_failure))
     return {dag.dag_id: dag for dag in dags}
 
 
+def _one_a_target(declared: Sequence[_Declared]) -> list[_Declared]:
+    """Aggregations that would overwrite each other's days are each refused."""
+    targets = Counter(found.spec.target for found in declared if found.spec)
+    return [
+        replace(found, spec=None, problem=f"another aggregation has the target {found.spec.target!r} too")
+        if found.spec and targets[found.spec.target] > 1
+        else found
+        for found in declared
+    ]
+
+
 def _declared(path: Path, streams: Path) -> _Declared:
-    found = _Declared(path.stem, str(path.parent.absolute()))
+    # A file's odd name must not break the other files' Dags.
+    found = _Declared(re.sub(r"[^\w-]", "-", path.stem), str(path.parent.absolute()))
     try:
         spec = load_aggregation(path)
         window = streams_of(streams, spec.source)[0].window

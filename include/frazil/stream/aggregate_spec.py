@@ -65,14 +65,9 @@ def parse_day(text: str | None) -> date:
         raise SpecError(f"{text!r} is no day; write YYYY-MM-DD, such as 2013-12-30 (it is a day in UTC)") from None
 
 
-def aggregation_files(folder: Path) -> list[Path]:
-    """The files of a folder that declare aggregations, sorted by name; none where there is no such folder."""
-    return stream_files(folder)
-
-
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     """One aggregation of a folder by its name; the others need not be sound. Raises SpecError."""
-    files = {path.stem: path for path in aggregation_files(folder)}
+    files = {path.stem: path for path in stream_files(folder)}
     if name in files:
         return load_aggregation(files[name])
     close = get_close_matches(name, files, n=1)
@@ -102,8 +97,7 @@ def _sentence(details: ErrorDetails) -> str:
     if kind == "extra_forbidden":
         allowed = [str(field.alias) for name, field in AggregationSpec.model_fields.items() if name != "name"]
         close = get_close_matches(key.replace("_", "-"), allowed, n=1)
-        return (
-            f"{key}: is an unknown key{f'; did you mean {close[0]}?' if close else ''} (allowed: {', '.join(allowed)})"
-        )
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"{key}: is an unknown key{hint} (allowed: {', '.join(allowed)})"
     value = "" if kind == "missing" else f"{details['input']!r} "
     return f"{key}: {value}{_MEANINGS.get(kind, details['msg'])}"
