@@ -30,6 +30,11 @@ def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
         "audit_asset",
         "audit_dag_id",
         "audit_dags",
+        "daily_dag_id",
+        "daily_dags",
+        "partition_asset",
+        "reopened_asset",
+        "reopened_dag_id",
         "writer_dag_id",
         "writer_dags",
     ]

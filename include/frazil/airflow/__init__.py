@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits import audit_asset, audit_dag_id, audit_dags
     from frazil.airflow.dags import writer_dag_id, writer_dags
+    from frazil.airflow.daily import daily_dag_id, daily_dags, reopened_dag_id
     from frazil.airflow.operators import WriterOperator
     from frazil.airflow.partitions import partition_dags, partitions_dag_id
     from frazil.airflow.sensors import PartitionCompleteSensor
@@ -24,10 +25,13 @@ __all__ = [
     "audit_asset",
     "audit_dag_id",
     "audit_dags",
+    "daily_dag_id",
+    "daily_dags",
     "partition_asset",
     "partition_dags",
     "partitions_dag_id",
     "reopened_asset",
+    "reopened_dag_id",
     "writer_dag_id",
     "writer_dags",
 ]
@@ -43,6 +47,9 @@ _HOMES = {
     "partition_dags": "frazil.airflow.partitions",
     "partitions_dag_id": "frazil.airflow.partitions",
     "reopened_asset": "frazil.airflow.assets",
+    "daily_dag_id": "frazil.airflow.daily",
+    "daily_dags": "frazil.airflow.daily",
+    "reopened_dag_id": "frazil.airflow.daily",
     "writer_dag_id": "frazil.airflow.dags",
     "writer_dags": "frazil.airflow.dags",
 }

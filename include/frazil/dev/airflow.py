@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 from frazil import home as frazil_home
-from frazil.dev import process
+from frazil.dev import jars, process
 from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
 
@@ -95,6 +95,7 @@ class EmbeddedAirflow:
         python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
         streams = kept.get("FRAZIL_STREAMS") or self.checkout / "include" / "streams"
         return {
+            "AIRFLOW_CONN_SPARK_DEFAULT": self._spark_connection(),
             **kept,
             "PATH": path,
             "PYTHONPATH": python_path,
@@ -115,6 +116,7 @@ class EmbeddedAirflow:
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()
+        self._spark_properties.write_text(_local_spark())
         (self.home / "port").write_text(str(self.port))
         since = datetime.now(UTC)
         try:
@@ -177,6 +179,15 @@ class EmbeddedAirflow:
         """The port of the last start on that home, if there was one."""
         file = home / "port"
         return int(file.read_text()) if file.is_file() else None
+
+    @property
+    def _spark_properties(self) -> Path:
+        return self.home / "spark.conf"
+
+    def _spark_connection(self) -> str:
+        """Batch Spark applications run on this machine; a connection of that name in the environment wins."""
+        extra = {"properties-file": str(self._spark_properties)}
+        return json.dumps({"conn_type": "spark", "host": "local[2]", "extra": extra})
 
     @property
     def _secrets_file(self) -> Path:
@@ -256,6 +267,20 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
         if state.get("status") != "healthy" or stale:
             sick.append(name.replace("_", "-"))
     return sick
+
+
+def _local_spark() -> str:
+    """spark-submit's properties: Iceberg's runtime, a lean JVM, and nothing beyond the loopback."""
+    from frazil.stream.class_archive import java_options  # noqa: PLC0415 - who stops or asks Airflow needs no Spark
+
+    properties = {
+        "spark.jars": ",".join(map(str, jars.ensure("spark"))),
+        "spark.driver.extraJavaOptions": java_options(),
+        "spark.driver.host": process.LOOPBACK,
+        "spark.driver.bindAddress": process.LOOPBACK,
+        "spark.ui.enabled": "false",
+    }
+    return "".join(f"{key} {value}\n" for key, value in properties.items())
 
 
 def _write_once(path: Path, content: Mapping[str, str]) -> None:

@@ -1,0 +1,103 @@
+"""A daily aggregation as its user declares it: one YAML file, whose name is the aggregation's.
+
+It loads neither PyIceberg nor Spark, for Airflow's DAG processor reads the folder again and again.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from frazil.errors import SpecError
+from frazil.spec.load import stream_files
+from frazil.spec.model import STREAM_NAME, Model
+from frazil.spec.yaml_file import read_mapping
+
+SOURCE_VIEW = "source_day"
+"""What the SQL selects from: the source's rows of the day."""
+DAY_COLUMN = "day"
+"""The target's first column and partition; it is ours, not the SQL's."""
+
+Identifier = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)+$")]
+Text = Annotated[str, Field(min_length=1)]
+
+_MEANINGS = {
+    "missing": "is missing",
+    "string_type": "is not text",
+    "string_too_short": "is empty",
+    "string_pattern_mismatch": "is not a table identifier; write namespace.table, such as demo.flights",
+}
+
+
+class AggregationSpec(Model):
+    """One declared aggregation: a table's UTC day of event time into the partition of that day of another table."""
+
+    name: Text
+    description: str = ""
+    source: Identifier
+    event_time: Text
+    """A timestamptz or timestamp column of the source."""
+    target: Identifier
+    """Made if missing; its partitions are this aggregation's alone."""
+    catalog: str | None = None
+    """Of both tables; the default catalog if not named."""
+    sql: Text
+    """A SELECT over the view `source_day`, without the day, which is added as the first column."""
+
+    @model_validator(mode="after")
+    def _two_tables(self) -> Self:
+        if self.source == self.target:
+            raise ValueError("source and target are the same table: name another target")
+        return self
+
+
+def parse_day(text: str | None) -> date:
+    """A partition key as a day. Raises SpecError unless it is written YYYY-MM-DD."""
+    try:
+        return datetime.strptime(text or "", "%Y-%m-%d").replace(tzinfo=UTC).date()
+    except ValueError:
+        raise SpecError(f"{text!r} is no day; write YYYY-MM-DD, such as 2013-12-30 (it is a day in UTC)") from None
+
+
+def find_aggregation(folder: Path, name: str) -> AggregationSpec:
+    """One aggregation of a folder by its name; the others need not be sound. Raises SpecError."""
+    files = {path.stem: path for path in stream_files(folder)}
+    if name in files:
+        return load_aggregation(files[name])
+    close = get_close_matches(name, files, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise SpecError(f"no aggregation {name!r} in {folder}; {hint}known: {', '.join(files) or 'none'}")
+
+
+def load_aggregation(path: Path) -> AggregationSpec:
+    """The aggregation that one file declares. Raises SpecError: file, key, value and what is allowed, a line each."""
+    declared = read_mapping(path)
+    if not re.match(STREAM_NAME, path.stem):
+        raise SpecError(
+            f"{path}: the file's name is the aggregation's: lower case letters, digits, '-', '_', a letter first"
+        )
+    if "name" in declared:
+        raise SpecError(f"{path}: name: is no key of an aggregation, whose name is its file's; remove it")
+    try:
+        return AggregationSpec.model_validate({**declared, "name": path.stem}, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise SpecError("\n".join(f"{path}: {_sentence(d)}" for d in error.errors())) from None
+
+
+def _sentence(details: ErrorDetails) -> str:
+    key, kind = ".".join(map(str, details["loc"])), details["type"]
+    if kind == "value_error":
+        return str(details["ctx"]["error"])
+    if kind == "extra_forbidden":
+        allowed = [str(field.alias) for name, field in AggregationSpec.model_fields.items() if name != "name"]
+        close = get_close_matches(key.replace("_", "-"), allowed, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"{key}: is an unknown key{hint} (allowed: {', '.join(allowed)})"
+    value = "" if kind == "missing" else f"{details['input']!r} "
+    return f"{key}: {value}{_MEANINGS.get(kind, details['msg'])}"

@@ -1,0 +1,35 @@
+"""One day of a declared aggregation: `spark-submit spark_apps/aggregate_daily.py NAME --aggregations DIR --day DAY`.
+
+Started by Airflow's SparkSubmitOperator with the snapshot that its first task chose; without one it asks the day's
+signals itself. The exit codes are listed in `frazil.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from frazil.stream.aggregate_input import NO_REVISIONS
+from frazil.stream.aggregate_main import run_aggregation
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Aggregate one UTC day of a table into that day of another one.")
+    parser.add_argument("name", help="the aggregation's name")
+    parser.add_argument("--aggregations", type=Path, required=True, help="the folder of declared aggregations")
+    parser.add_argument("--day", required=True, help="YYYY-MM-DD, in UTC")
+    parser.add_argument("--snapshot-id", type=int, help="of the source; by default what the day's signals name")
+    parser.add_argument("--revisions", default=NO_REVISIONS, help="of the day's windows at that snapshot")
+    arguments = parser.parse_args()
+    return run_aggregation(
+        arguments.name,
+        folder=arguments.aggregations,
+        day=arguments.day,
+        snapshot_id=arguments.snapshot_id,
+        revisions=arguments.revisions,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

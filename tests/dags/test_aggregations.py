@@ -1,0 +1,256 @@
+"""The DAG file of the aggregations: what it parses to, when its days start, and what a run of each does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from frazil.commit.signal import Signal, State
+from frazil.commit.signals import TableSignals, append_signals
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.table.catalogs import load_catalog
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+Parse = Callable[..., dict[str, Any]]
+SALES = """
+source: shop.sales
+event-time: at
+target: shop.sales_per_day
+sql: SELECT count(*) AS sales FROM source_day
+"""
+HOURS = [f"2013-12-30T{hour:02}" for hour in range(24)]
+STREAM = """
+name: {name}
+source: {{topics: [t], bootstrap-servers: "127.0.0.1:1"}}
+table: shop.{name}
+schema: {{at: timestamptz not null}}
+event-time: at
+partition-by: [day(at)]
+complete: {complete}
+"""
+RUN = """
+import json, sys
+from unittest.mock import patch
+from airflow.utils import db
+db.initdb()
+from airflow.dag_processing.dagbag import DagBag
+from airflow.models import dagrun
+from airflow.models.asset import AssetEvent
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+made, dags = dagrun.get_or_create_dagrun, DagBag(sys.argv[1]).dags
+
+def run(dag_id, key):
+    def with_key(*arguments, **named):  # dag.test() has no argument for it
+        found = made(*arguments, **named)
+        found.partition_key = key
+        named["session"].commit()
+        return found
+
+    with patch.object(dagrun, "get_or_create_dagrun", with_key):
+        done = dags[dag_id].test()
+    with create_session() as session:
+        tasks = {ti.task_id: str(ti.state) for ti in done.get_task_instances(session=session)}
+        sent = session.scalars(select(AssetEvent).where(AssetEvent.source_run_id == done.run_id))
+        return {"tasks": tasks, "events": [[event.asset.name, event.partition_key] for event in sent]}
+
+print("RAN", json.dumps({" ".join(one): run(*one) for one in json.loads(sys.argv[2])}))
+"""
+SPARK_SUBMIT = """#!/bin/sh
+echo "$@" >> "$SUBMITTED"
+"""
+SCHEDULE = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.definitions.assets import SerializedAsset
+from airflow.serialization.serialized_objects import DagSerialization
+
+dags = DagBag(sys.argv[1]).dags
+told = {}
+for dag_id, asset, key in json.loads(sys.argv[2]):
+    timetable = DagSerialization.from_dict(DagSerialization.to_dict(dags[dag_id])).timetable
+    mapper = timetable.get_partition_mapper(name=asset)
+    day = mapper.to_downstream(key)
+    told[f"{dag_id} {asset}"] = [day, sorted(mapper.to_upstream(day)) if mapper.is_rollup else None]
+    told[dag_id] = json.dumps(timetable.asset_condition.as_expression())
+print("TOLD", json.dumps(told))
+"""
+
+
+def test_an_aggregation_has_a_dag_for_its_days_and_one_for_what_comes_late(parsed: dict[str, Any]) -> None:
+    daily, reopened = parsed["dags"]["frazil_daily_flights_per_day"], parsed["dags"]["frazil_reopened_flights_per_day"]
+    assert daily["tasks"] == {"inputs": "_PythonDecoratedOperator", "aggregate": "SparkSubmitOperator"}
+    assert reopened["tasks"] == {"again": "_PythonDecoratedOperator"}
+    assert daily["timetable"] == reopened["timetable"] == "PartitionedAssetTimetable"
+    assert daily["max_active_runs"] == 1
+    assert daily["tags"] == reopened["tags"] == ["daily", "frazil"]
+    assert daily["outlets"] == {"aggregate": ["demo.flights_per_day"]}
+    assert reopened["outlets"] == {"again": ["frazil.again.flights_per_day"]}
+    assert "demo.flights" in daily["doc"]
+
+
+def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
+    parse: Parse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(tmp_path)
+    folder = tmp_path / "aggregations"
+    (folder / "typo.yaml").write_text(SALES.replace("target", "tagret"))
+    (folder / "unfed.yaml").write_text(SALES.replace("shop.sales\n", "shop.returns\n"))
+    (folder / "Odd Name.yaml").write_text(SALES)
+    for name in ("one", "two"):
+        (folder / f"{name}.yaml").write_text(SALES.replace("shop.sales_per_day", "shop.both"))
+    monkeypatch.setenv("FRAZIL_AGGREGATIONS", str(folder))
+    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
+    assert found["errors"] == {}
+    assert "broken" not in found["dags"]["frazil_daily_sales"]["tags"]
+    problems = {
+        "typo": "tagret",
+        "unfed": "feeds the table 'shop.returns'",
+        "Odd-Name": "the file's name is the aggregation's",
+        "one": "another aggregation has the target 'shop.both' too",
+        "two": "another aggregation has the target 'shop.both' too",
+    }
+    for name, problem in problems.items():
+        broken = found["dags"][f"frazil_daily_{name}"]
+        assert ("broken" in broken["tags"], broken["timetable"]) == (True, "NullTimetable")
+        assert problem in broken["doc"]
+        assert f"frazil_reopened_{name}" not in found["dags"]
+
+
+def test_24_hours_make_a_day_and_one_that_is_asked_for_again_needs_none_of_them(tmp_path: Path) -> None:
+    declare(tmp_path)
+    asked = [
+        ("frazil_daily_sales", "shop.sales", "2013-12-30T15"),
+        ("frazil_daily_sales", "frazil.again.sales", "2013-12-30"),
+        ("frazil_reopened_sales", "shop.sales.reopened", "2013-12-30T15"),
+        ("frazil_daily_visits", "shop.visits", "2013-12-30"),
+        ("frazil_reopened_visits", "shop.visits.reopened", "2013-12-30"),
+    ]
+    told = airflow(tmp_path, SCHEDULE, json.dumps(asked), says="TOLD")
+    assert {key: value for key, value in told.items() if " " in key} == {
+        f"{dag_id} {asset}": ["2013-12-30", HOURS if (dag_id, asset) == asked[0][:2] else None]
+        for dag_id, asset, _ in asked
+    }
+    assert '"any"' in told["frazil_daily_sales"], "either is enough"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Runs for days of a real table: the 29th, of which a gate holds an hour; the 30th; the 31st, which is open.
+
+    Spark is not run here: what it would have been told is written down.
+    """
+    folder = tmp_path_factory.mktemp("aggregations")
+    declare(folder)
+    (folder / "spark-submit").write_text(SPARK_SUBMIT)
+    (folder / "spark-submit").chmod(0o755)
+    connection = {"conn_type": "spark", "host": "local[2]", "extra": {"properties-file": "/spark.conf"}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FRAZIL_HOME", str(folder / "home"))
+        patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("SUBMITTED", str(folder / "submitted"))
+        patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+        snapshot_id = sell()
+        days = [f"2013-12-{day}" for day in (29, 30, 31)]
+        asked = [("frazil_daily_sales", day) for day in days[:2]] + [("frazil_reopened_sales", day) for day in days]
+        told = airflow(folder, RUN, json.dumps(asked))
+    return {**told, "snapshot": snapshot_id, "submitted": (folder / "submitted").read_text(), "in": folder}
+
+
+def declare(folder: Path) -> None:
+    """Two aggregations: of a table whose hours complete, and of one whose days do."""
+    (folder / "streams").mkdir()
+    (folder / "aggregations").mkdir()
+    for name, complete in (("sales", "hour"), ("visits", "day")):
+        (folder / "streams" / f"{name}.yaml").write_text(STREAM.format(name=name, complete=complete))
+        (folder / "aggregations" / f"{name}.yaml").write_text(SALES.replace("shop.sales", f"shop.{name}"))
+
+
+def sell() -> int:
+    """The table and its signals: 24 hours of the 29th and 30th, 23 of the 31st; its snapshot's id."""
+    catalog, rows = load_catalog(None), pa.table({"at": [1]})
+    catalog.create_namespace("shop")
+    table = catalog.create_table("shop.sales", rows.schema)
+    table.append(rows)
+    (snapshot,) = table.snapshots()
+    begin_us = Window.parse("2013-12-29").start_us
+    windows = list(windows_between(Grain.HOUR, begin_us, begin_us + 71 * Grain.HOUR.us))
+    signals = [
+        Signal(
+            table="shop.sales",
+            partition=w.key,
+            start_us=w.start_us,
+            end_us=w.end_us,
+            revision=1,
+            rows=1,
+            dead_letters=0,
+            late_rows=0,
+            watermark_us=w.end_us,
+            snapshot_id=snapshot.snapshot_id,
+            sequence_number=1,
+            signalled_at_ms=0,
+            state=State.HELD if w.key == "2013-12-29T05" else State.COMPLETE,
+        )
+        for w in windows
+    ]
+    seen, cursor = TableSignals.load(catalog, "shop.sales"), Cursor(Grain.HOUR, begin_us, windows[-1].end_us, 1)
+    assert append_signals(catalog, seen, signals, cursor, clock_ms=0)
+    return snapshot.snapshot_id
+
+
+def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran: dict[str, Any]) -> None:
+    assert ran["submitted"] == (
+        f"--master local[2] --properties-file /spark.conf --name frazil_daily_sales "
+        f"{CHECKOUT}/spark_apps/aggregate_daily.py sales --aggregations {ran['in']}/aggregations --day 2013-12-30 "
+        f"--snapshot-id {ran['snapshot']} --revisions 1\n"
+    )
+    assert ran["frazil_daily_sales 2013-12-30"] == {
+        "tasks": {"inputs": "success", "aggregate": "success"},
+        "events": [["shop.sales_per_day", "2013-12-30"]],
+    }
+
+
+def test_a_day_that_a_gate_holds_is_skipped(ran: dict[str, Any]) -> None:
+    assert ran["frazil_daily_sales 2013-12-29"] == {
+        "tasks": {"inputs": "skipped", "aggregate": "skipped"},
+        "events": [],
+    }
+    assert ran["frazil_reopened_sales 2013-12-29"] == {"tasks": {"again": "skipped"}, "events": []}
+
+
+def test_only_a_day_that_was_complete_is_asked_for_again(ran: dict[str, Any]) -> None:
+    assert ran["frazil_reopened_sales 2013-12-30"] == {
+        "tasks": {"again": "success"},
+        "events": [["frazil.again.sales", "2013-12-30"]],
+    }
+    assert ran["frazil_reopened_sales 2013-12-31"] == {"tasks": {"again": "skipped"}, "events": []}
+
+
+def airflow(folder: Path, program: str, *arguments: str, says: str = "RAN") -> dict[str, Any]:
+    """What a program says of the checkout's DAG file, in an Airflow of its own."""
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(folder / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
+        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "include")]),
+        "FRAZIL_STREAMS": str(folder / "streams"),
+        "FRAZIL_AGGREGATIONS": str(folder / "aggregations"),
+    }
+    command = [sys.executable, "-c", program, str(CHECKOUT / "dags" / "aggregations.py"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert f"{says} " in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith(f"{says} "))
+    said: dict[str, Any] = json.loads(line.removeprefix(f"{says} "))
+    return said
