@@ -1,4 +1,4 @@
-"""What became of the demo's two live days: which of their hours were signalled, and whether their aggregates are right."""
+"""What became of the demo's two live days: which hours were signalled, and whether their aggregates are right."""
 
 from __future__ import annotations
 
