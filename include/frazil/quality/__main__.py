@@ -1,4 +1,4 @@
-"""The gate's process: a request on standard input, a result or an error on standard output, all else on standard error."""
+"""The gate's process: a request on standard input, a result or an error on standard output, and no more."""
 
 from __future__ import annotations
 
