@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -26,6 +25,7 @@ from pyiceberg.types import (
 
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.suite import EXPECTATIONS
+from frazil.quality.window import open_window
 from frazil.table.catalogs import load_catalog
 
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -119,12 +119,14 @@ def _table() -> int:
     return table.metadata.current_snapshot_id or 0
 
 
-def _judge(
-    spark: Any, folder: Path, engine: Literal["arrow", "spark"], expectations: list[dict[str, Any]], event_time: str
-) -> GateResult:
+def _request(folder: Path, engine: Literal["arrow", "spark"], event_time: str) -> GateRequest:
     suite = folder / "suite.json"
+    kwargs = [(kind, arguments) for kind, met, unmet in CASES for arguments in (met, met | unmet)]
+    conditional = {"column": "name", "value_set": ["AA"], "row_condition": FIRST}
+    asked = [*kwargs, ("column_values_to_be_in_set", conditional)]
+    expectations = [{"type": f"expect_{kind}", "kwargs": arguments} for kind, arguments in asked]
     suite.write_text(json.dumps({"name": "kinds", "expectations": expectations}))
-    request = GateRequest(
+    return GateRequest(
         suite=suite,
         catalog=None,
         table="quality.kinds",
@@ -136,15 +138,14 @@ def _judge(
         docs=folder / "docs",
         engine=engine,
     )
+
+
+def _judge(request: GateRequest, session: Any = None) -> GateResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from frazil.quality.judge import judge  # noqa: PLC0415 - Great Expectations warns when it is imported
 
-        return judge(request, now=datetime.now(UTC), start_session=lambda _: spark)
-
-
-def _expectations(*, met: bool) -> list[dict[str, Any]]:
-    return [{"type": f"expect_{kind}", "kwargs": good if met else good | bad} for kind, good, bad in CASES]
+        return judge(request, now=datetime.now(UTC), start_session=lambda _: session)
 
 
 def test_every_expectation_that_a_gate_knows_is_held_here():
@@ -152,18 +153,15 @@ def test_every_expectation_that_a_gate_knows_is_held_here():
 
 
 def test_the_same_suite_gives_the_same_verdict_and_counts_on_both_engines(spark: Any, tmp_path: Path):
-    conditional = {
-        "type": "expect_column_values_to_be_in_set",
-        "kwargs": {"column": "name", "value_set": ["AA"], "row_condition": FIRST},
-    }
-    met = [*_expectations(met=True), conditional]
-    for engine in ("arrow", "spark"):
-        found = _judge(spark, tmp_path, engine, met, "at")
-        assert (found.passed, found.rows, found.failures) == (True, 4, ()), engine
-    unmet = _expectations(met=False)
-    counts = {}
-    for engine in ("arrow", "spark"):
-        found = _judge(spark, tmp_path, engine, unmet, "local")
-        assert len(found.failures) == len(unmet), engine
-        counts[engine] = sorted(re.findall(r"^\w+|not so in .* rows", sentence) for sentence in found.failures)
-    assert counts["arrow"] == counts["spark"]
+    by_pandas = _judge(_request(tmp_path, "arrow", "local"))
+    by_spark = _judge(_request(tmp_path, "spark", "at"), spark)
+    assert by_pandas.rows == by_spark.rows == 4
+    unmet = sorted(f"expect_{kind}" for kind, _, _ in CASES)
+    for found in (by_pandas, by_spark):
+        assert sorted(sentence.partition(" ")[0] for sentence in found.failures) == unmet, found.engine
+    said = [sorted(sentence.partition(", such as")[0] for sentence in f.failures) for f in (by_pandas, by_spark)]
+    assert said[0] == said[1]
+
+
+def test_spark_finds_the_window_of_an_event_time_without_a_zone(spark: Any, tmp_path: Path):
+    assert open_window(_request(tmp_path, "spark", "local")).to_spark(("n",), spark).count() == 4

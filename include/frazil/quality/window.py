@@ -99,6 +99,8 @@ def start_spark(request: GateRequest) -> Any:
         "spark.master": "local[*]",
         "spark.app.name": f"frazil gate {request.table}",
         "spark.driver.memory": "2g",
+        # Starts in half the time, and a million rows are judged no slower.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
