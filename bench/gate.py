@@ -24,7 +24,7 @@ from pyiceberg.table import Table
 
 from frazil.dev import jars
 from frazil.dev.demo.flights import read_flights
-from frazil.quality.gate import GateRequest, run_gate
+from frazil.quality.gate import GateRequest, run_gates
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -64,7 +64,7 @@ def failing(folder: Path) -> Path:
 
 def timed(request: GateRequest) -> None:
     before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    found = run_gate(request, timeout_s=600)
+    (found,) = run_gates([request], timeout_s=600)
     seconds = time.perf_counter() - wall
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

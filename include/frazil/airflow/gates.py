@@ -6,14 +6,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+
 from frazil.commit.completion import Gate, Look, RunGates
 from frazil.commit.rules import head_of
 from frazil.home import home
 from frazil.partitions.windows import Window
-from frazil.quality.gate import GateRequest, find_suite, run_gate
+from frazil.quality.gate import GateRequest, find_suite, run_gates
 
 TIMEOUT_S = 900.0
 """For all windows of one look: a window of 1 M rows takes less than a minute."""
+
+
+SPARK_CONNECTION = "spark_default"
+"""Its properties file, if it names one, has Iceberg's runtime; else Spark's own spark-defaults.conf does."""
 
 
 def gates_of(expectations: Path | None, table: str) -> RunGates | None:
@@ -26,6 +33,7 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
     head = head_of(seen.table.metadata)
     if head is None:
         return {}
+    properties = _spark_properties()
     requests = [
         GateRequest(
             suite=suite,
@@ -37,11 +45,22 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
             to_us=window.end_us,
             partition=window.key,
             docs=home() / "data-docs",
+            spark=properties,
         )
         for window in windows
     ]
-    results = [run_gate(request, timeout_s=TIMEOUT_S) for request in requests]
+    results = run_gates(requests, timeout_s=TIMEOUT_S)
     return {
         window: Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({result.docs})")
         for window, result in zip(windows, results, strict=True)
     }
+
+
+def _spark_properties() -> dict[str, str]:
+    """For windows that are too large for one process's memory."""
+    try:
+        named = Connection.get(SPARK_CONNECTION).extra_dejson.get("properties-file")
+    except AirflowNotFoundException:
+        return {}
+    lines = Path(named).read_text().splitlines() if named else []
+    return dict(line.split(None, 1) for line in lines if line.strip() and not line.startswith("#"))

@@ -1,4 +1,4 @@
-"""The gate's process: a request on standard input, a result or an error on standard output, all else on standard error."""
+"""The gate's process: requests on standard input, a line each; results, or an error, on standard output, no more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.quality.gate import GateRequest
 
 
 def main() -> int:
-    """0 with a GateResult, or an error's exit code with its name and message."""
+    """0 with a GateResult a line, or an error's exit code with its name and message."""
     # The parent kills this process at its timeout; if the parent died first, the alarm does.
     signal.alarm(math.ceil(float(sys.argv[1])))
     # Libraries, and the JVM, print where they like: the answer alone goes to the real output.
@@ -24,12 +24,13 @@ def main() -> int:
     warnings.simplefilter("ignore")
     # Read when Great Expectations is imported.
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
-    request = GateRequest.from_json(sys.stdin.read())
+    requests = [GateRequest.from_json(line) for line in sys.stdin.read().splitlines()]
     from frazil.quality.judge import judge  # noqa: PLC0415 - after the switches above
 
     with answer:
         try:
-            answer.write(judge(request, now=datetime.now(UTC)).to_json())
+            for request in requests:
+                answer.write(f"{judge(request, now=datetime.now(UTC)).to_json()}\n")
         except FrazilError as error:
             answer.write(json.dumps({"error": type(error).__name__, "message": str(error)}))
             return error.exit_code

@@ -1,7 +1,8 @@
-"""Asks a child process whether a window of a table meets its suite: who asks never loads Great Expectations.
+"""Asks a child process whether windows of a table meet its suite: who asks never loads Great Expectations.
 
 Imported under Airflow's logging, Great Expectations logs hundreds of lines; it takes seconds to load, and its memory
-would stay. So the child (`python -m frazil.quality`) reads a request from standard input and answers on its output.
+would stay. So the child (`python -m frazil.quality`) reads requests from standard input and answers on its output, a
+line each.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -81,35 +82,39 @@ def find_suite(folder: Path, table: str) -> Path | None:
     return suite if suite.is_file() else None
 
 
-def run_gate(request: GateRequest, *, timeout_s: float) -> GateResult:
-    """Judge the window in a process of its own, which is killed at the timeout.
+def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
+    """Judge windows of one table, in their order, in one process of its own, which is killed at the timeout.
 
     Raises SpecError (the suite cannot be used on this table), AccessDenied, CommitUnavailable as the catalog does, and
-    FrazilError where the process crashed or was too slow: then nothing is known of the window.
+    FrazilError where the process crashed or was too slow: then nothing is known of any of them.
     """
-    where = f"the quality gate of {request.table}, {request.partition}"
+    if not requests:
+        return ()
+    where = f"the quality gate of {requests[0].table}, {', '.join(r.partition for r in requests)}"
     # -P: a Dag folder, which may be the current one, must not hide modules.
     command = [sys.executable, "-P", "-m", "frazil.quality", str(timeout_s)]
+    said = "\n".join(request.to_json() for request in requests)
     try:
-        done = subprocess.run(
-            command, input=request.to_json(), capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise FrazilError(
             f"{where} was not judged within {timeout_s:.0f} s and was ended; allow it more time, or give it less to do "
-            f"({request.suite})"
+            f"({requests[0].suite})"
         ) from error
-    return _answer(done, where)
+    return _answers(done, where)
 
 
-def _answer(done: subprocess.CompletedProcess[str], where: str) -> GateResult:
+def _answers(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
+    """A line for each request; or as the last line an error."""
+    lines = done.stdout.splitlines()
     if done.returncode == 0:
-        return GateResult.from_json(done.stdout)
+        return tuple(map(GateResult.from_json, lines))
     try:
-        said = json.loads(done.stdout)
-    except json.JSONDecodeError:
+        said = json.loads(lines[-1])
+        kind, message = said["error"], said["message"]
+    except (IndexError, KeyError, ValueError):
         raise FrazilError(
             f"{where} ended with code {done.returncode} before it was judged; its last words: "
             f"{done.stderr[-LAST_WORDS:].strip() or 'none'}"
         ) from None
-    raise getattr(errors, said["error"])(said["message"])
+    raise getattr(errors, kind)(message)

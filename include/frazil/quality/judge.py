@@ -52,7 +52,7 @@ def _with_spark(suite: Suite, window: Window, session: Any) -> tuple[int, Valida
     frame = window.to_spark(suite.columns, session).persist()
     rows = frame.count()
     try:
-        return rows, _validate(suite.for_spark(), frame, spark=True) if rows else None
+        return rows, _validate(suite, frame, spark=True) if rows else None
     finally:
         frame.unpersist()
 

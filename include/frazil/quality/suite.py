@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,14 +56,6 @@ class Suite:
     def columns(self) -> tuple[str, ...]:
         """Every column that an expectation or a row condition names, in the order of its first mention."""
         return tuple(dict.fromkeys(name for e in self.content["expectations"] for name in _columns(e["kwargs"])))
-
-    def for_spark(self) -> Suite:
-        """The same suite for Spark, which looks for a regular expression anywhere; pandas matches from the start."""
-        content = copy.deepcopy(self.content)
-        for expectation in content["expectations"]:
-            if regex := expectation["kwargs"].get("regex"):
-                expectation["kwargs"]["regex"] = f"^(?:{regex})"
-        return Suite(self.path, content)
 
 
 def read_suite(path: Path) -> Suite:

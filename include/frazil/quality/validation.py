@@ -1,16 +1,19 @@
-"""Great Expectations' part of a gate: a suite's verdict on a DataFrame, and its rendering. All imports of it are here."""
+"""Great Expectations' part of a gate: a suite's verdict on rows, and its rendering; only this module imports it."""
 
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import great_expectations as gx
-from great_expectations.core import ExpectationSuiteValidationResult, ExpectationValidationResult
-from great_expectations.exceptions import GreatExpectationsError
-from great_expectations.render.renderer import ValidationResultsPageRenderer
-from great_expectations.render.view import DefaultJinjaPageView
+import numpy as np
+from great_expectations.core import ExpectationSuiteValidationResult
+from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.exceptions.exceptions import GreatExpectationsError
+from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
+from great_expectations.render.view.view import DefaultJinjaPageView
 from pydantic.v1 import ValidationError
 
 from frazil.errors import SpecError
@@ -33,7 +36,7 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     Counts and examples cost Spark several jobs an expectation: they are asked for where an expectation was not met.
     """
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_spark("window") if spark else context.data_sources.add_pandas("window")
     definition = source.add_dataframe_asset("window").add_batch_definition_whole_dataframe("window")
     batch = definition.get_batch(batch_parameters={"dataframe": frame})
@@ -44,12 +47,14 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
         unmet = [_asked(result) for result in found.results if not result.success]
         again = batch.validate(_expectations(suite, unmet), result_format="BASIC")
         found.results = [*(result for result in found.results if result.success), *again.results]
+    for result in found.results:
+        result.result = plain(result.result)
     return Validation(tuple(failure(result) for result in found.results if not result.success), _rendered(found))
 
 
-def _asked(result: ExpectationValidationResult) -> dict[str, Any]:
+def _asked(result: Any) -> dict[str, Any]:
     """The expectation of a result: results come in an order of their own."""
-    config: dict[str, Any] = result.expectation_config.to_json_dict()
+    config = result.expectation_config.to_json_dict()
     return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}
 
 
@@ -65,6 +70,9 @@ def _expectations(suite: Suite, expectations: list[dict[str, Any]]) -> gx.Expect
 def _rendered(found: ExpectationSuiteValidationResult) -> str:
     for result in found.results:
         result.result = escaped(result.result)
+        if "element_count" not in result.result:
+            # Of distinct values: the renderer would ask for their share of the rows.
+            result.result = {"observed_value": result.result.get("observed_value")}
     # The first section is an overview, which the page's head is.
     sections = ValidationResultsPageRenderer().render(found).to_json_dict()["sections"][1:]
     template = DefaultJinjaPageView().env.get_template("section.j2")
@@ -72,6 +80,20 @@ def _rendered(found: ExpectationSuiteValidationResult) -> str:
         template.render(section=section, section_loop={"index": number})
         for number, section in enumerate(sections, start=1)
     )
+
+
+def plain(value: Any) -> Any:
+    """Values of pandas and of Spark as Python's own, which is what the sentences and the renderer show alike."""
+    match value:
+        case dict():
+            return {key: plain(one) for key, one in value.items()}
+        case list():
+            return [plain(one) for one in value]
+        case tuple():
+            return ", ".join(str(plain(one)) for one in value)
+        case float() if math.isnan(value):
+            return None
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def escaped(value: Any) -> Any:

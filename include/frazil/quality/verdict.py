@@ -13,14 +13,14 @@ def failure(result: Any) -> str:
     """Of an ExpectationValidationResult that did not succeed: expectation, column, how many of how many, examples."""
     config, found = result.expectation_config, result.result
     sentence = f"{config.type} {_subject(config.kwargs)}".rstrip()
-    if "unexpected_count" not in found:
-        return f"{sentence}: found {_shown(found.get('observed_value'))}"
+    # 20 are handed on at most, with repetitions.
+    examples = dict.fromkeys(_shown(value) for value in found.get("partial_unexpected_list", ()) if value is not None)
+    such_as = ", ".join(list(examples)[:EXAMPLES])
+    if "element_count" not in found:
+        observed = found.get("observed_value")
+        return f"{sentence}: found {such_as if observed is None else _shown(observed)}"
     sentence += f": not so in {found['unexpected_count']:,} of {found['element_count']:,} rows"
-    # A value may be unhashable, and 20 are handed on at most.
-    shown = dict.fromkeys(_shown(value) for value in found["partial_unexpected_list"] if value is not None)
-    if shown:
-        sentence += f", such as {', '.join(list(shown)[:EXAMPLES])}"
-    return sentence
+    return f"{sentence}, such as {such_as}" if such_as else sentence
 
 
 def problem(result: Any) -> str | None:
@@ -47,5 +47,5 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict) and not value.keys() & {"type"}:
         text = " ".join(f"{key}={one}" for key, one in value.items())
     else:
-        text = str(value)
+        text = str(value).replace("\n", "\\n")
     return text if len(text) <= EXAMPLE_CHARACTERS else f"{text[: EXAMPLE_CHARACTERS - 1]}…"

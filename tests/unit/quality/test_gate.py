@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.errors import FrazilError, SpecError
-from frazil.quality.gate import GateRequest, GateResult, find_suite, run_gate
+from frazil.quality.gate import GateRequest, GateResult, find_suite, run_gates
 
 Ask = Callable[..., GateRequest]
 
@@ -28,7 +28,7 @@ KNOWN = _expect("column_values_to_not_be_null", column="carrier")
 
 def test_a_window_that_does_not_meet_its_suite_fails_with_a_sentence_for_each_expectation_and_a_page(ask: Ask):
     request = ask(CARRIERS, DELAYS, KNOWN)
-    found = run_gate(request, timeout_s=60)
+    (found,) = run_gates([request], timeout_s=60)
     assert (found.passed, found.rows, found.engine) == (False, 3, "arrow")
     assert sorted(found.failures) == [
         "expect_column_values_to_be_between delay (max_value 1800.0): not so in 1 of 3 rows, such as 9999",
@@ -48,7 +48,7 @@ def test_an_empty_window_passes_whatever_is_expected_and_the_index_keeps_the_run
     (request.docs / "demo.flights" / "kept.html").touch()
     lines = [json.dumps(earlier | {"page": f"demo.flights/{name}.html"}) for name in ("kept", "deleted")]
     (request.docs / "runs.jsonl").write_text("\n".join(lines) + "\n")
-    found = run_gate(request, timeout_s=60)
+    (found,) = run_gates([request], timeout_s=60)
     assert (found.passed, found.rows, found.failures) == (True, 0, ())
     index = (request.docs / "index.html").read_text()
     assert "kept.html" in index
@@ -58,18 +58,18 @@ def test_an_empty_window_passes_whatever_is_expected_and_the_index_keeps_the_run
 
 def test_a_gate_that_takes_too_long_is_ended_and_says_so(ask: Ask):
     with pytest.raises(FrazilError, match=r"demo\.flights, 1970-01-01T01 was not judged within 0 s"):
-        run_gate(ask(KNOWN), timeout_s=0.05)
+        run_gates([ask(KNOWN)], timeout_s=0.05)
 
 
 def test_an_error_of_the_process_is_the_callers(ask: Ask):
     with pytest.raises(SpecError, match=r"demo\.flights\.json: the table demo\.flights has no column tea"):
-        run_gate(ask(_expect("column_values_to_not_be_null", column="tea")), timeout_s=60)
+        run_gates([ask(_expect("column_values_to_not_be_null", column="tea"))], timeout_s=60)
 
 
 def test_a_process_that_crashes_leaves_its_last_words(ask: Ask, tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(FrazilError, match=r"(?s)ended with code 1 .*NotADirectoryError"):
-        run_gate(ask(docs=tmp_path / "file" / "docs", from_us=10**15, to_us=10**15 + 1), timeout_s=60)
+        run_gates([ask(docs=tmp_path / "file" / "docs", from_us=10**15, to_us=10**15 + 1)], timeout_s=60)
 
 
 def test_who_asks_for_a_gate_loads_neither_great_expectations_nor_what_reads_tables():
