@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from frazil.commit.rules import head_of
 from frazil.home import home
 from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 900.0
 """For all windows of one look: a window of 1 M rows takes less than a minute."""
@@ -50,6 +53,9 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
         for window in windows
     ]
     results = run_gates(requests, timeout_s=TIMEOUT_S)
+    for window, result in zip(windows, results, strict=True):
+        verdict = "meets its suite" if result.passed else "does not meet its suite"
+        log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, verdict, result.docs)
     return {
         window: Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({result.docs})")
         for window, result in zip(windows, results, strict=True)
