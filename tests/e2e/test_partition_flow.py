@@ -1,4 +1,4 @@
-"""A real Airflow from the watermark to the aggregate: signal, gate, release, sensor, daily run, late rows, day again."""
+"""A real Airflow from the watermark to the aggregate: signals, gate, release, sensor, daily run, late rows."""
 
 from __future__ import annotations
 
@@ -135,8 +135,10 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     trips.land(6, 26)
     eventually(lambda: len(told(client, "demo.trips")) == 24)  # 00 to 04, 06 to 24
     assert "2013-12-30T05" not in {key for key, _ in told(client, "demo.trips")}
-    failed = [run for run in client.runs(LOOKS) if run["state"] == "failed"]
-    assert "fare" in client.log(LOOKS, failed[0]["dag_run_id"], "held")
+    failed = eventually(lambda: [run for run in client.runs(LOOKS) if run["state"] == "failed"])
+    look = client.log(LOOKS, failed[0]["dag_run_id"], "look")
+    assert "demo.trips 2013-12-30T05 is held by its quality gate: revision 1, 11 rows" in look
+    assert "fare (min_value 0.0): not so in 1 of 11 rows, such as -7" in look
     assert client.runs(DAILY) == []
     airflow.kill("scheduler")
     airflow.start_component("scheduler")
