@@ -12,6 +12,7 @@ from frazil.commit.backfill_commit import LaneCommitter, abandon
 from frazil.commit.backfill_lane import Lane, State, branch_name, read_lane
 from frazil.commit.backfill_records import Record, published
 from frazil.commit.journal import Journal
+from frazil.commit.late_rows import late_since
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import head_of
@@ -54,9 +55,9 @@ def stage(world: Any, lane: LaneCommitter) -> None:
     lane.staged()
 
 
-def publish(world: Any, lane: LaneCommitter) -> Lane:
+def publish(world: Any, lane: LaneCommitter, late: Mapping[int, int] | None = None) -> Lane:
     head = head_of(world.load().metadata)
-    return lane.publish(Record(lane.lane, {0: 11}), audited_at=head.snapshot_id)
+    return lane.publish(Record(lane.lane, late or {0: 11}), audited_at=head.snapshot_id)
 
 
 LIVE = [(p, o) for p in (0, 1) for o in range(100, 110)]
@@ -73,16 +74,20 @@ def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
         assert world.manifests(table) == world.used_manifests(table)
 
 
-def test_what_was_staged_lands_in_one_commit_of_main_and_the_live_stream_goes_on(live: Any) -> None:
+@pytest.mark.parametrize("windows", [1, 300])
+def test_what_was_staged_lands_in_one_commit_of_main_and_the_live_stream_goes_on(live: Any, windows: int) -> None:
+    late = {hour * 3_600_000_000: 1 for hour in range(windows)}
     lane = LaneCommitter.begin(live.tables, REQUEST)
     stage(live, lane)
     live.run(live.committer, {0: (110, 112)})
     before, marker = live.load().metadata, live.marker()
-    publish(live, lane)
+    publish(live, lane, late)
     assert live.marker() == marker, "the live stream's marker is untouched"
     own = [s for s in live.load().metadata.snapshots if s.sequence_number > before.last_sequence_number]
     (summary,) = [s.summary for s in own]
-    assert (summary["frazil.backfill"], summary["frazil.late"]) == (lane.lane.id, '{"0":11}')
+    assert summary["frazil.backfill"] == lane.lane.id
+    since = before.last_sequence_number
+    assert late_since(live.load().metadata, live.store, sequence_number=since) == late, "its windows reopen"
     live.run(live.committer, {0: (112, 113)})
     check_landed(live, [*LIVE, (0, 110), (0, 111), (0, 112)])
 
