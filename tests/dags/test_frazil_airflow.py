@@ -30,6 +30,7 @@ def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
         "audit_asset",
         "audit_dag_id",
         "audit_dags",
+        "backfill_dag",
         "daily_dag_id",
         "daily_dags",
         "partition_asset",

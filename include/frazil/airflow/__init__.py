@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits import audit_asset, audit_dag_id, audit_dags
+    from frazil.airflow.backfills import backfill_dag
     from frazil.airflow.dags import writer_dag_id, writer_dags
     from frazil.airflow.daily import daily_dag_id, daily_dags, reopened_dag_id
     from frazil.airflow.operators import WriterOperator
@@ -25,6 +26,7 @@ __all__ = [
     "audit_asset",
     "audit_dag_id",
     "audit_dags",
+    "backfill_dag",
     "daily_dag_id",
     "daily_dags",
     "partition_asset",
@@ -43,6 +45,7 @@ _HOMES = {
     "audit_asset": "frazil.airflow.audits",
     "audit_dag_id": "frazil.airflow.audits",
     "audit_dags": "frazil.airflow.audits",
+    "backfill_dag": "frazil.airflow.backfills",
     "partition_asset": "frazil.airflow.assets",
     "partition_dags": "frazil.airflow.partitions",
     "partitions_dag_id": "frazil.airflow.partitions",

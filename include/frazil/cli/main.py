@@ -23,6 +23,7 @@ COMMANDS = {
     "forget": "frazil.cli.marker:forget",
     "audit": "frazil.cli.audit:audit",
     "partitions": "frazil.cli.partitions:partitions",
+    "backfill": "frazil.cli.backfill:backfill",
 }
 
 

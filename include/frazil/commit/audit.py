@@ -29,6 +29,8 @@ class CommittedRange:
     records: int
     rejected: int
     topic_id: str
+    selects: bool = False
+    """A backfill's, which took some of the records by their event time: the others are not missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def missing(evidence: Evidence) -> BitMap64:
     """Offsets that Kafka has and a commit claims, and that are in neither table."""
     if evidence.kafka is None:
         return BitMap64()
-    claimed = _claimed(r for r in evidence.ranges if r.topic_id == evidence.topic_id)
+    claimed = _claimed(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
     return (evidence.kafka.offsets & claimed) - evidence.rows.seen - evidence.dead_letters.seen
 
 

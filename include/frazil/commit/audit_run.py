@@ -78,7 +78,7 @@ class _Run:
 
     def claims(self) -> Claims:
         if self.window is None:
-            return claims(self.tables.journals, self.marker)
+            return claims(self.tables.journals, self.marker, self.table.metadata)
         return window_claims(self.tables.journals, self.marker, self.table.metadata, self.window)
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
@@ -126,7 +126,7 @@ def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...])
     made again, a reset. A window that is well never reads the records of other times."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compare(e)):
         return evidence
-    return explained(evidence, claims(run.tables.journals, run.marker).beside(claimed))
+    return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata).beside(claimed))
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:

@@ -6,10 +6,12 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.audit import CommittedRange
+from frazil.commit.backfill_records import Record, chunks, published
 from frazil.commit.history import ancestors, commit_records, lost_ranges, records
 from frazil.commit.journal import Journal, JournalStore, key_of
 from frazil.commit.marker import BatchKey, Fate, Marker
@@ -41,9 +43,13 @@ class Claims:
         }
 
 
-def claims(journals: JournalStore, marker: Marker) -> Claims:
-    """Read every commit record up to the marker; journals that wait, or never were committed, claim nothing."""
-    return _summed(record for record in records(journals) if _committed(record.key, marker))
+def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
+    """Read every commit record up to the marker, and those of backfills that were published.
+
+    Journals that wait, or never were committed, claim nothing.
+    """
+    live = (record for record in records(journals) if _committed(record.key, marker))
+    return _summed(live, _of_backfills(journals, published(journals, metadata, marker.stream)))
 
 
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Window) -> Claims:
@@ -68,7 +74,8 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     if _history_begins_ms(metadata) > window.from_ms:
         found += _before_history(journals, marker, oldest, window)
     lost = [text for snapshot, text in lost_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
-    return dataclasses.replace(_summed(found), gone=tuple(gone), lost=tuple(lost))
+    backfills = _of_backfills(journals, published(journals, metadata, marker.stream, window=window))
+    return dataclasses.replace(_summed(found, backfills), gone=tuple(gone), lost=tuple(lost))
 
 
 def _before_history(
@@ -98,13 +105,17 @@ def _committed(key: BatchKey, marker: Marker) -> bool:
     return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
 
 
-def _summed(found: Iterable[Journal]) -> Claims:
+def _of_backfills(journals: JournalStore, backfills: Iterable[Record]) -> Iterator[tuple[Journal, bool]]:
+    return ((chunk, record.selects) for record in backfills for chunk in chunks(journals, record.lane))
+
+
+def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) -> Claims:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     landed = rejected = batches = 0
-    for record in found:
+    for record, selects in chain(((record, False) for record in live), backfills):
         batches += 1
         landed, rejected = landed + record.records, rejected + record.rejected
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
-            ranges[p.topic_partition].append(CommittedRange(p.start, p.end, p.records, p.rejected, topic_id))
+            ranges[p.topic_partition].append(CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects))
     return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches)

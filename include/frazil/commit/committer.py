@@ -266,14 +266,14 @@ def append(  # noqa: PLR0913 - what is committed, and where
     try:
         landed = swap(handle, propose, patience=tables.patience)
     except BaseException:
-        _clean(writer, handle)
+        clean(writer, handle)
         raise
     if len(writer.attempts) > 1:
-        _clean(writer, handle)
+        clean(writer, handle)
     return landed
 
 
-def _clean(writer: SnapshotWriter, handle: TableHandle) -> None:
+def clean(writer: SnapshotWriter, handle: TableHandle) -> None:
     """Best effort: what cannot be removed now costs storage, and must not hide how the commit ended."""
     if not writer.attempts and not writer.manifests:
         return

@@ -9,15 +9,15 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import SourceIdentity
-from frazil.commit.rules import head_of
+from frazil.commit.rules import MAIN, head_of
 from frazil.errors import RolledBack
 from frazil.ingest.contract import TopicPartition
 
 
-def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
+def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
     """The branch's snapshots, newest first, as far as its history was not expired."""
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
-    current = head_of(metadata)
+    current = head_of(metadata, branch)
     while current is not None:
         yield current
         current = snapshots.get(current.parent_snapshot_id) if current.parent_snapshot_id else None

@@ -129,7 +129,13 @@ class JournalStore:
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
         self._store = store
+        self._state = state_location
         self._folder = f"{state_location}/journal"
+
+    @property
+    def state(self) -> tuple[ObjectStore, str]:
+        """The storage, and the folder in it that holds all that is kept of the stream, journals among it."""
+        return self._store, self._state
 
     def path(self, key: BatchKey) -> str:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"

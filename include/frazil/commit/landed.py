@@ -18,6 +18,7 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 
 from frazil.commit.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
 from frazil.commit.offset_tally import OffsetTally
+from frazil.commit.rules import head_of
 from frazil.ingest.contract import TopicPartition
 
 FILES_AT_ONCE = 2
@@ -34,6 +35,8 @@ class Wanted:
     within: Within | None = None
     topic_ids: Mapping[str, str] | None = None
     """Of dead letters: those of the topics with these ids. Letters of topics that are gone are another's."""
+    branch: str | None = None
+    """None for what the table's current snapshot has."""
 
 
 def has_coordinates(table: Table) -> bool:
@@ -42,14 +45,18 @@ def has_coordinates(table: Table) -> bool:
 
 
 def tally(table: Table, wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """The offsets of the rows that are wanted, at the table's current snapshot."""
+    """The offsets of the rows that are wanted; none where the branch does not exist."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     if not wanted.topics or (wanted.within is not None and not wanted.within):
+        return found
+    head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
+    if head is None:
         return found
     columns = COORDINATES if wanted.topic_ids is None else (*COORDINATES, "topic_id")
     scan = table.scan(
         row_filter=of_topics(wanted.topics) if wanted.within is None else box(wanted.within),
         selected_fields=columns,
+        snapshot_id=head.snapshot_id,
     )
     read = partial(_read, table, scan, wanted)
     for pieces in _side_by_side(read, _files(table, scan, wanted)):

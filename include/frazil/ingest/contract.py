@@ -83,6 +83,8 @@ class StageContext:
     """Windows that began before this moment had ended by the watermark when the batch began: their rows are late."""
     dead_letter_floor: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Dead letters below these offsets are in their table already, and are counted but not written again."""
+    event_times_us: tuple[int, int] | None = None
+    """A backfill's: only rows of `[from, to)` are kept, and no dead letters, for those have no event time."""
 
 
 @dataclass(frozen=True, slots=True)

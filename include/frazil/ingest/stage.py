@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
@@ -93,16 +94,20 @@ class _Stage:
 
     def take(self, chunk: Chunk) -> None:
         decoded = self._decode(chunk.values)
-        rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
+        kept = decoded.kept
+        rows = self._coordinates.complete(decoded.rows, chunk, kept)
         event_times = rows.column(self._context.event_time_column).combine_chunks().cast(pa.int64())
+        if within := self._context.event_times_us:
+            wanted = pc.and_(pc.greater_equal(event_times, within[0]), pc.less(event_times, within[1])).fill_null(False)
+            rows, event_times, kept = rows.filter(wanted), event_times.filter(wanted), kept[wanted.to_numpy(False)]
         self.progress.landed(
-            chunk.range_index[decoded.kept],
+            chunk.range_index[kept],
             event_times,
-            timestamps_ms=chunk.timestamps_ms[decoded.kept],
+            timestamps_ms=chunk.timestamps_ms[kept],
             now_ms=self._now_us() // 1000,
         )
         self._main.add(rows)
-        if decoded.rejections:
+        if decoded.rejections and not within:
             rejected = np.array([r.index for r in decoded.rejections])
             self.progress.rejected(chunk.range_index[rejected])
             self._dead.add(self._dead_letters.rows(chunk, decoded.rejections, self._now_us()))

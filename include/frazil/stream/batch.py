@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -20,8 +21,7 @@ from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_same_source
-from frazil.commit.settle import batch_folder, discard_batch, sweep_batch
-from frazil.commit.target import target_table
+from frazil.commit.settle import discard_batch, sweep_batch
 from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress, StageContext, StageResult
 from frazil.partitions.windows import Grain
@@ -31,6 +31,7 @@ from frazil.stream.plan import learned
 from frazil.stream.planner import Position, read_rates, write_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
+from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
 from frazil.supervise.heartbeat import Phase
 from frazil.table.storage import ObjectStore
@@ -96,35 +97,17 @@ class BatchRunner:
             log.warning("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _stage(self, ranges: DataFrame, context: StageContext) -> list[dict[str, Any]]:
-        rows = StageRows(context, self.progress)
-        answers = [json.loads(row.answer) for row in ranges.mapInArrow(rows, ANSWER_SCHEMA).collect()]
-        for answer in answers:
-            if "error" in answer:
-                raise getattr(errors, answer["error_type"])(answer["error"])
+        answers = staged_answers(ranges, StageRows(context, self.progress))
         if not answers:
             raise StaleBatch(f"a batch of stream {self.spec.name!r} came without a plan; it is planned anew")
         return answers
 
     def _context(self, key: BatchKey) -> StageContext:
-        # Afresh: what other people set on the table since the last commit must hold for the next one.
-        main, dead = self.tables.main.refresh(), self.tables.dead_letters.refresh()
-        return StageContext(
-            stream=self.spec.name,
-            epoch=key.epoch,
-            batch=key.batch,
-            kafka=dict(self.kafka_properties),
-            io=dict(main.io.properties),
-            format=self.spec.source.format,
-            event_time_column=self.spec.event_time.column,
-            event_time_unit=self.spec.event_time.unit,
-            coordinates=self.spec.coordinates,
-            main=target_table(main, folder=batch_folder(main, self.spec.name, key)),
-            dead_letters=target_table(dead, folder=batch_folder(dead, self.spec.name, key)),
-            topic_ids=dict(self.marker.source.topic_ids),
-            max_future_us=self.spec.watermark.max_future // timedelta(microseconds=1),
-            **_windows(self.spec, self.marker),
-            dead_letter_floor=dict(self.committer.dead_letter_floor()),
+        context = stage_context(
+            self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self.marker.source.topic_ids
         )
+        floor = dict(self.committer.dead_letter_floor())
+        return dataclasses.replace(context, dead_letter_floor=floor, **_windows(self.spec, self.marker))
 
     def _journal(self, context: StageContext, answers: list[dict[str, Any]]) -> Journal:
         """Kafka is asked once more which topics these are: a topic made again while it was read is refused."""
@@ -156,6 +139,15 @@ class BatchRunner:
             overhead_s=batch_s - max(task_s),
         )
         write_rates(self.run_folder, rates)
+
+
+def staged_answers(ranges: DataFrame, rows: StageRows) -> list[dict[str, Any]]:
+    """What the tasks answer; raises the error of ours that one of them ended with."""
+    answers = [json.loads(row.answer) for row in ranges.mapInArrow(rows, ANSWER_SCHEMA).collect()]
+    for answer in answers:
+        if "error" in answer:
+            raise getattr(errors, answer["error_type"])(answer["error"])
+    return answers
 
 
 def _windows(spec: StreamSpec, marker: Marker) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""`frazil backfill`: what the Dag `frazil_backfill` does, from a terminal; how a backfill stands; and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import ask, echo_fields, echo_json
+from frazil.cli.positions import Moment, Offsets, OffsetsText
+from frazil.commit.backfill_commit import abandon
+from frazil.commit.backfill_lane import Lane, State, branch_name, read_lane
+from frazil.commit.marker import nested
+from frazil.partitions.backfill_request import BackfillRequest, parse_request
+from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
+from frazil.stream.backfill import open_backfill
+from frazil.stream.backfill_estimate import estimate, sentences
+from frazil.stream.opened import OpenStream, open_stream
+
+
+class Bound(click.ParamType[datetime | Offsets]):
+    """A time of Kafka's, or offsets."""
+
+    name = "time-or-offsets"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:
+        kind = OffsetsText() if str(value).lstrip().startswith("{") else Moment()
+        found: datetime | Offsets = kind.convert(value, param, ctx)
+        return found
+
+
+@click.command()
+@click.argument("stream")
+@streams_option
+@json_option
+@click.option("--from", "begin", type=Bound(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON.")
+@click.option("--to", "end", type=Bound(), help="And before; the live stream's position, unless given.")
+@click.option("--event-from", type=Moment(), help="Only rows of this event time or later.")
+@click.option("--event-to", type=Moment(), help="Only rows of an event time before.")
+@click.option("--branch", is_flag=True, help="Leave what was staged and audited on its branch.")
+@click.option("--chunk-records", type=int, help="About how many records are committed to the branch at once.")
+@click.option("--dry-run", is_flag=True, help="Say what it would touch, and change nothing.")
+@click.option("--status", is_flag=True, help="Say how the stream's last backfill stands.")
+@click.option(
+    "--abandon", "end_it", is_flag=True, help="End the backfill that is under way, and remove what it staged."
+)
+@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
+def backfill(  # noqa: PLR0913 - a command's options
+    stream: str,
+    streams_folder: Path,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    status: bool,
+    end_it: bool,
+    yes: bool,
+    **wanted: Any,
+) -> None:
+    """Land what Kafka has before STREAM's position and its table lacks, each record once.
+
+    Without bounds, all of it. Stages on a branch of the table, holds that against Kafka, and publishes it in one
+    commit; a writer may run meanwhile. Interrupted and run again with the same bounds, it goes on.
+
+    \b
+    Example:
+      frazil backfill flights --from 2013-12-30T00:00:00Z --to 2013-12-31T00:00:00Z --dry-run
+      frazil backfill flights --from '{"flights": {"0": 1200}}'
+      frazil backfill flights --status
+    """
+    spec = find_stream(streams_folder, stream)
+    if status or end_it:
+        opened = open_stream(spec)
+        lane = read_lane(opened.tables.main.refresh().metadata.properties, stream)
+        _tell(lane, spec, as_json=as_json) if status else _abandon(opened, lane, yes=yes)
+        return
+    request = _request(stream, wanted)
+    if not dry_run:
+        _run(spec, request)
+        return
+    with open_backfill(spec, request) as asked:
+        found = estimate(asked, asked.plan(asked.lane()))
+    echo_json(found) if as_json else click.echo("\n".join(sentences(found, stream=stream)))
+
+
+def _run(spec: StreamSpec, request: BackfillRequest) -> None:
+    from frazil.stream.backfill_stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
+    from frazil.stream.session import start_session  # noqa: PLC0415
+
+    small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1})})
+    session = start_session(small)
+    try:
+        with open_backfill(spec, request) as asked:
+            lane = run(asked, session)
+    finally:
+        session.stop()
+    if lane is None:
+        click.echo(f"Stream {spec.name}: nothing that is asked for is missing.")
+    else:
+        _tell(lane, spec, as_json=False)
+
+
+def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
+    raw: dict[str, Any] = {
+        "stream": stream,
+        "from-event-time": wanted["event_from"],
+        "to-event-time": wanted["event_to"],
+        "chunk-records": wanted["chunk_records"],
+        "target": "branch" if wanted["branch"] else "table",
+    }
+    for which, bound in (("from", wanted["begin"]), ("to", wanted["end"])):
+        if isinstance(bound, Mapping):
+            raw[f"{which}-offsets"] = nested(bound)
+        else:
+            raw[f"{which}-time"] = bound
+    return parse_request(raw)
+
+
+def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
+    if as_json:
+        echo_json(lane)
+    elif lane is None:
+        click.echo(f"Stream {spec.name} never had a backfill.")
+    else:
+        on_branch = f", on branch {branch_name(spec.name)}" if lane.is_open else ""
+        echo_fields(
+            {
+                "backfill": lane.id,
+                "state": f"{lane.state}{on_branch}",
+                "chunks": f"{lane.chunks:,} of {max(lane.planned, lane.chunks):,}",
+                "rows": f"{lane.records:,} in {lane.files:,} files, {lane.bytes:,} bytes",
+                "dead letters": f"{lane.rejected:,}",
+                "asked for": ", ".join(f"{k}: {v}" for k, v in lane.request.items() if k != "stream"),
+            }
+        )
+
+
+def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
+    if lane is None or lane.state in {State.PUBLISHED, State.ABANDONED}:
+        click.echo(f"Stream {opened.spec.name} has no backfill under way.")
+        return
+    click.echo(f"Backfill {lane.id} has staged {lane.records:,} rows in {lane.chunks:,} chunks; main has none of them.")
+    ask(f"Abandon it, and remove them from branch {branch_name(opened.spec.name)}?", yes=yes)
+    abandon(opened.tables, lane)
+    click.echo("Abandoned.")

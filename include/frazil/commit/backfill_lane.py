@@ -1,0 +1,121 @@
+"""Where a stream's backfill stands: the lane's own marker, the table property `frazil.backfill.<stream>`.
+
+As a stream's marker it changes only together with a snapshot, or with the end, of a branch: that is its fence. A
+stream has one lane, and so one branch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey
+from frazil.errors import MarkerUnreadable
+
+FORMAT_VERSION = 1
+PREFIX = "frazil.backfill."
+
+
+class State(StrEnum):
+    STAGING = "staging"
+    STAGED = "staged"
+    """All that was missing is on the branch."""
+    PUBLISHED = "published"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One backfill. Its chunks are keyed by the lane's own epochs: each run of the backfill is one."""
+
+    stream: str
+    id: str
+    request: Mapping[str, Any]
+    """As `BackfillRequest` has it in JSON, in kebab-case."""
+    digest: str
+    epoch: int
+    state: State = State.STAGING
+    batches: Mapping[int, int] = field(default_factory=dict)
+    """The last chunk that each epoch committed, 0 for none."""
+    planned: int = 0
+    """How many chunks the whole is, as far as the last run can tell."""
+    records: int = 0
+    rejected: int = 0
+    bytes: int = 0
+    files: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in {State.STAGING, State.STAGED}
+
+    @property
+    def chunks(self) -> int:
+        return sum(self.batches.values())
+
+    def has(self, key: BatchKey) -> bool:
+        """Whether a chunk is committed: an epoch commits its chunks in order."""
+        return key.batch <= self.batches.get(key.epoch, 0)
+
+    def owned_by(self, epoch: int) -> Lane:
+        """The lane at the beginning of a new epoch."""
+        return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0})
+
+    def with_chunk(self, journal: Journal, *, planned: int) -> Lane:
+        return dataclasses.replace(
+            self,
+            state=State.STAGING,
+            batches={**self.batches, journal.key.epoch: journal.key.batch},
+            planned=max(planned, self.chunks + 1),
+            records=self.records + journal.records,
+            rejected=self.rejected + journal.rejected,
+            bytes=self.bytes + sum(f.bytes for f in journal.main_files),
+            files=self.files + len(journal.main_files),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
+
+    def to_property(self) -> str:
+        return json.dumps(self.to_json(), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Lane:
+        if raw["format"] != FORMAT_VERSION:
+            raise ValueError(f"it has format {raw['format']}, this frazil reads {FORMAT_VERSION}")
+        names = {f.name for f in dataclasses.fields(cls)}
+        batches = {int(epoch): last for epoch, last in raw["batches"].items()}
+        known = {k: v for k, v in raw.items() if k in names}
+        return cls(**{**known, "state": State(raw["state"]), "batches": batches})
+
+
+def property_name(stream: str) -> str:
+    return PREFIX + stream
+
+
+def branch_name(stream: str) -> str:
+    """Of the table and of its dead-letter table. One a stream, so that two backfills never begin at once."""
+    return f"frazil-backfill-{stream}"
+
+
+def open_branch_name(stream: str) -> str:
+    """Where a stream keeps rows of windows that are not complete yet: below its marker, and not in main."""
+    return f"frazil-open-{stream}"
+
+
+def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
+    """The stream's last backfill, or None where it never had one. Raises `MarkerUnreadable`."""
+    text = properties.get(property_name(stream))
+    if text is None:
+        return None
+    try:
+        return Lane.from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MarkerUnreadable(
+            f"the table property {property_name(stream)!r} is not a backfill's ({error!r}): another frazil wrote it, "
+            "or it was edited by hand. Run the frazil that wrote it, or put it back"
+        ) from error

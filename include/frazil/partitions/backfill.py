@@ -1,0 +1,112 @@
+"""Which offsets a backfill reads: what is asked for below the live stream's marker, less what is held already. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from pyroaring import BitMap64
+
+TopicPartition = tuple[str, int]
+Span = tuple[int, int]
+"""Offsets `[start, end)`."""
+Spans = Mapping[TopicPartition, tuple[Span, ...]]
+"""In order, neither empty nor overlapping."""
+
+
+def asked(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    *,
+    first: Mapping[TopicPartition, int],
+    live: Mapping[TopicPartition, int],
+) -> Spans:
+    """What is asked for, between the `first` offsets that Kafka still has and the `live` stream's marker.
+
+    Bounds that are not given are those two. What lies at or past the marker is the live stream's to read, and so is a
+    topic-partition that it does not know yet: a backfill never races it.
+    """
+    bounds = {
+        tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
+        for tp in sorted(first.keys() & live.keys())
+    }
+    return {tp: (span,) for tp, span in bounds.items() if span[0] < span[1]}
+
+
+def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
+    """The offsets that are wanted and not held, as the fewest spans."""
+    left = {
+        tp: tuple(piece for span in spans for piece in _runs(_between(*span) - held.get(tp, BitMap64()), span))
+        for tp, spans in wanted.items()
+    }
+    return {tp: spans for tp, spans in left.items() if spans}
+
+
+def chunks(spans: Spans, *, most: int) -> tuple[Spans, ...]:
+    """The spans cut into chunks of about `most` offsets, each with its share of every topic-partition.
+
+    Shares keep the topic-partitions abreast, so that a chunk's records are of one time, and its files of few
+    partitions. A chunk may have one offset a topic-partition more than `most`.
+    """
+    count = math.ceil(offsets(spans) / most)
+    cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
+    return tuple(filter(None, cut))
+
+
+def layers(spans: Spans) -> Iterator[Mapping[TopicPartition, Span]]:
+    """The spans as sets that hold one of each topic-partition at most: a consumer reads no more at once."""
+    for index in range(max(map(len, spans.values()), default=0)):
+        yield {tp: of[index] for tp, of in spans.items() if index < len(of)}
+
+
+def offsets(spans: Spans) -> int:
+    """How many offsets there are; records may be fewer, where Kafka has gaps."""
+    return sum(end - start for of in spans.values() for start, end in of)
+
+
+def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
+    """Pieces in any order as spans; empty ones are left out, those that touch or overlap are put together."""
+    whole: dict[TopicPartition, list[Span]] = {}
+    for tp, (start, end) in sorted(pieces):
+        of = whole.setdefault(tp, [])
+        if of and start <= of[-1][1]:
+            of[-1] = (of[-1][0], max(of[-1][1], end))
+        elif start < end:
+            of.append((start, end))
+    return {tp: tuple(of) for tp, of in whole.items() if of}
+
+
+def overlap(some: Spans, others: Spans) -> bool:
+    return any(a < d and c < b for tp, of in some.items() for a, b in of for c, d in others.get(tp, ()))
+
+
+def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
+    """What the `index`-th of `count` equal lengths holds of spans that are laid end to end."""
+    length = sum(end - start for start, end in of)
+    low, high = length * index // count, length * (index + 1) // count
+    found, at = [], 0
+    for start, end in of:
+        a, b = max(low - at, 0), min(high - at, end - start)
+        if a < b:
+            found.append((start + a, start + b))
+        at += end - start
+    return tuple(found)
+
+
+def _runs(found: BitMap64, within: Span) -> Iterator[Span]:
+    """Runs of neighbouring offsets; what it takes grows with the runs, not with the offsets."""
+    end = within[1]
+    others = _between(*within) - found
+    for offsets_of in (found, others):
+        offsets_of.add(end)  # where every search ends
+    start = found.min()
+    while start < end:
+        after = others.next_set_bit(start)
+        yield start, after
+        start = found.next_set_bit(after)
+
+
+def _between(start: int, end: int) -> BitMap64:
+    whole = BitMap64()
+    whole.add_range(start, end)
+    return whole

@@ -1,0 +1,41 @@
+"""What all tasks of a batch, or of a backfill's chunk, have in common: taken from the tables as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from frazil.commit.committer import StreamTables
+from frazil.commit.marker import BatchKey
+from frazil.commit.settle import batch_folder
+from frazil.commit.target import target_table
+from frazil.ingest.contract import StageContext
+from frazil.spec.model import StreamSpec
+
+
+def stage_context(
+    spec: StreamSpec,
+    tables: StreamTables,
+    key: BatchKey,
+    *,
+    kafka_properties: Mapping[str, str],
+    topic_ids: Mapping[str, str],
+) -> StageContext:
+    """A context without dead-letter floor and windows; files go to folders of `tables.stream`."""
+    # Afresh: what other people set on the table since the last commit must hold for the next one.
+    main, dead = tables.main.refresh(), tables.dead_letters.refresh()
+    return StageContext(
+        stream=spec.name,
+        epoch=key.epoch,
+        batch=key.batch,
+        kafka=dict(kafka_properties),
+        io=dict(main.io.properties),
+        format=spec.source.format,
+        event_time_column=spec.event_time.column,
+        event_time_unit=spec.event_time.unit,
+        coordinates=spec.coordinates,
+        main=target_table(main, folder=batch_folder(main, tables.stream, key)),
+        dead_letters=target_table(dead, folder=batch_folder(dead, tables.stream, key)),
+        topic_ids=dict(topic_ids),
+        max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
+    )

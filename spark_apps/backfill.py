@@ -1,0 +1,49 @@
+"""Stages a backfill of one declared stream: `spark-submit spark_apps/backfill.py NAME --streams DIR --request JSON`.
+
+The request is a JSON object, as the form of the Dag `frazil_backfill` has it. Run again after any end of it, it goes on
+where it was; the audit and the publication follow without Spark. Exit codes are those of `frazil.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from frazil.errors import FrazilError
+from frazil.partitions.backfill_request import parse_request
+from frazil.spec.load import find_stream
+from frazil.stream.backfill import open_backfill
+from frazil.stream.backfill_stage import stage
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Stage what a declared stream's table lacks of its topics.")
+    parser.add_argument("name", help="the stream's name")
+    parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
+    parser.add_argument("--request", type=json.loads, required=True, help="what is asked for, as JSON")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        spec = find_stream(arguments.streams, arguments.name)
+        with open_backfill(spec, parse_request({**arguments.request, "stream": arguments.name})) as backfill:
+            session = SparkSession.builder.appName(f"frazil backfill {spec.name}").getOrCreate()
+            try:
+                stage(backfill, session)
+            finally:
+                session.stop()
+    except FrazilError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Backfills of what a stream did not read, from a real broker by real Spark: interrupted anywhere, exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.commit import backfill_commit
+from frazil.commit.audit_run import audit_stream
+from frazil.commit.backfill_commit import LaneCommitter
+from frazil.commit.backfill_lane import State, branch_name, read_lane
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import read_marker
+from frazil.commit.window import last
+from frazil.errors import WriterBusy
+from frazil.partitions.backfill import offsets
+from frazil.partitions.backfill_request import parse_request
+from frazil.stream import backfill_stage as stage_module
+from frazil.stream.audit_source import ask_kafka
+from frazil.stream.backfill import Backfill, open_backfill
+from frazil.stream.backfill_stage import run, stage
+from frazil.stream.opened import open_stream
+from tests.faults.exactness import check_exact
+
+BAD = [b"not json", None]
+BEFORE = 2000
+CHUNK = 500
+
+
+class Killed(BaseException):
+    """What nothing in the package catches: as a SIGKILL, nothing of ours runs after it."""
+
+
+@pytest.fixture
+def begun(stream: Any, events: Any) -> Any:
+    """A stream that began in the middle of its topic, and has read what comes after."""
+    stream.produce([*events(range(BEFORE)), *BAD], partitions=4)
+    path = stream.streams / "events.yaml"
+    start = datetime.now(UTC).isoformat()
+    path.write_text(path.read_text().replace("format: json", f"format: json, start: '{start}'"))
+    stream.produce(events(range(BEFORE, BEFORE + 100)), partitions=4)
+    stream.catch_up()
+    assert stream.ids() == list(range(BEFORE, BEFORE + 100))
+    return stream
+
+
+@contextmanager
+def asking(stream: Any, **asked: Any) -> Iterator[Backfill]:
+    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in asked.items()}}
+    with open_backfill(stream.spec, parse_request(raw)) as backfill:
+        yield backfill
+
+
+def is_clean(stream: Any) -> bool:
+    """By the audit of all times and by that of the last hour, both held against Kafka."""
+    tables = open_stream(stream.spec).tables
+    for window in (None, last(timedelta(hours=1), datetime.now(UTC))):
+        found = audit_stream(tables, window=window, ask_kafka=partial(ask_kafka, stream.spec))
+        assert found.clean, found.wrong
+    return sum(p.rows for p in found.partitions) == len(stream.ids())
+
+
+def lane_of(stream: Any) -> Any:
+    return read_lane(stream.table().properties, stream.name)
+
+
+def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on(
+    begun: Any, events: Any, spark: Any, eventually: Callable[..., Any]
+) -> None:
+    with begun.writing(), asking(begun, chunk_records=1001) as backfill:
+        marker = backfill.opened.tables.marker()
+        plan = backfill.plan()
+        assert (offsets(plan.spans), lane_of(begun)) == (BEFORE + 2, None)
+        begun.produce(events(range(BEFORE + 100, BEFORE + 200)), partitions=4)
+        staged = stage(backfill, spark)
+        eventually(lambda: begun.has_rows(200))
+        assert begun.ids() == list(range(BEFORE, BEFORE + 200)), "what is staged is not in main"
+        assert (staged.state, staged.records, staged.rejected, staged.chunks) == (State.STAGED, BEFORE, 2, 2)
+        done = backfill.publish()
+    assert done.state is State.PUBLISHED
+    table = begun.table()
+    assert branch_name(begun.name) not in table.metadata.refs
+    after = read_marker(table.properties, begun.name)
+    assert after.watermark_us is not None
+    assert after.watermark_us >= marker.watermark_us
+    (summary,) = [s.summary for s in table.metadata.snapshots if s.summary.get("frazil.backfill-stream")]
+    assert json.loads(summary["frazil.late"]) == {"1704067200000000": BEFORE}
+    assert (summary["frazil.records"], summary["frazil.rejected"], summary["frazil.stream"]) == (str(BEFORE), "2", None)
+    check_exact(begun, range(BEFORE + 200), rejected=BAD)
+    assert is_clean(begun)
+
+    with asking(begun) as again:
+        assert again.plan().spans == {}
+        assert run(again, spark) is None
+
+
+def kill_after(
+    patch: pytest.MonkeyPatch, owner: Any, name: str, *, when: Callable[..., bool] = lambda *_: True
+) -> None:
+    """The run dies when the method has done its work."""
+    original = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        if when(*args):
+            raise Killed(name)
+        return answer
+
+    patch.setattr(owner, name, dying)
+
+
+def letters(_: Any, handle: Any, *__: Any) -> bool:
+    return handle.identifier.endswith("_dead_letters")
+
+
+KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "after it took the lane over": (LaneCommitter, "begin", lambda *_: True),
+    "after a chunk's files": (stage_module, "_chunk", lambda *_: True),
+    "after a chunk's journal": (JournalStore, "put", lambda *_: True),
+    "after a chunk": (LaneCommitter, "commit", lambda *_: True),
+    "after a chunk's dead letters": (LaneCommitter, "_change", letters),
+    "after staging": (LaneCommitter, "staged", lambda *_: True),
+    "after the audit": (Backfill, "_audit", lambda *_: True),
+    "before its dead letters are published": (backfill_commit, "_publish", lambda *_: True),
+}
+
+
+def test_killed_at_every_point_and_run_again_it_lands_everything_once(
+    begun: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    for owner, name, when in KILLS.values():
+        with monkeypatch.context() as patch, asking(begun, chunk_records=CHUNK) as backfill:
+            kill_after(patch, owner, name, when=when)
+            with pytest.raises(Killed, match=name):
+                run(backfill, spark)
+        seen.append(lane_of(begun))
+    assert [lane.chunks for lane in seen] == [0, 0, 0, 2, 4, 5, 5, 5]
+    assert len({lane.id for lane in seen}) == 1, "the same request goes on with the same lane"
+    assert seen[-1].state is State.PUBLISHED
+
+    with asking(begun) as backfill:
+        assert run(backfill, spark) is None
+
+    check_exact(begun, range(BEFORE + 100), rejected=BAD)
+    assert is_clean(begun)
+
+
+def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_target(
+    begun: Any, spark: Any, frazil: Any
+) -> None:
+    half = {begun.topic: {str(p): BEFORE // 8 for p in range(4)}}
+    dry = json.loads(frazil("backfill", begun.name, "--to", json.dumps(half), "--dry-run", "--json").stdout)
+    assert (dry["records-at-most"], dry["records"], dry["partitions"], dry["chunks"]) == (1000, 1000, 1, 1)
+    assert (lane_of(begun), begun.ids()) == (None, list(range(BEFORE, BEFORE + 100))), "a dry run touches nothing"
+    with asking(begun, to_offsets=half, target="branch") as backfill:
+        left = run(backfill, spark)
+    assert (left.state, left.records, len(begun.ids())) == (State.STAGED, BEFORE // 2, 100)
+    branch = begun.table().metadata.refs[branch_name(begun.name)].snapshot_id
+    staged = begun.table().scan(snapshot_id=branch, selected_fields=("id",)).to_arrow()["id"].to_pylist()
+    assert sorted(staged) == list(range(BEFORE // 2)), "a branch holds what is backfilled, and no more"
+    assert "staged, on branch frazil-backfill-events" in frazil("backfill", begun.name, "--status").stdout
+
+    with asking(begun) as other, pytest.raises(WriterBusy, match="--abandon"):
+        run(other, spark)
+    with asking(begun, to_offsets=half) as backfill:
+        assert backfill.publish().id == left.id
+    with asking(begun) as other:
+        stage(other, spark)
+    assert "Abandoned" in frazil("backfill", begun.name, "--abandon", "--yes").stdout
+    check_exact(begun, [*range(BEFORE // 2), *range(BEFORE, BEFORE + 100)])
+    assert is_clean(begun)
+
+    minute = {"from_event_time": "2024-01-01T00:01:00Z", "to_event_time": "2024-01-01T00:02:00Z"}
+    with asking(begun, **minute) as backfill:
+        assert run(backfill, spark).records == 200, "rows of the minute that the table lacks, and no dead letters"
+    check_exact(begun, [*range(1200), *range(BEFORE, BEFORE + 100)])
+    assert is_clean(begun)
+    with asking(begun) as backfill:
+        assert run(backfill, spark).records == 800
+    check_exact(begun, range(BEFORE + 100), rejected=BAD)
+    assert is_clean(begun)
+
+
+@pytest.mark.soak  # two starts of spark-submit
+def test_the_application_that_is_killed_in_a_chunk_goes_on_with_the_next(begun: Any, eventually: Any) -> None:
+    request = json.dumps({"chunk-records": 100})
+    application = Path(__file__).parents[2] / "spark_apps" / "backfill.py"
+    command = ["spark-submit", "--master", "local[1]", str(application), begun.name, "--streams", str(begun.streams)]
+    command += ["--request", request]
+    first = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: (lane := lane_of(begun)) is not None and lane.chunks >= 2)
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    killed = lane_of(begun)
+    assert killed.state is State.STAGING
+    subprocess.run(command, check=True, capture_output=True, timeout=250)
+    staged = lane_of(begun)
+    assert (staged.id, staged.state, staged.epoch) == (killed.id, State.STAGED, killed.epoch + 1)
+    with asking(begun) as backfill:
+        backfill.publish()
+    check_exact(begun, range(BEFORE + 100), rejected=BAD)
+    assert is_clean(begun)

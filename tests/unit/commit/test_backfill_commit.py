@@ -1,0 +1,181 @@
+"""A backfill's commits beside a live stream's: fenced, retried, never joined to a stream that was moved under it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from frazil.commit.backfill_commit import LaneCommitter, abandon
+from frazil.commit.backfill_lane import Lane, State, branch_name, read_lane
+from frazil.commit.backfill_records import Record, published
+from frazil.commit.journal import Journal
+from frazil.commit.late_rows import late_since
+from frazil.commit.marker_change import reset
+from frazil.commit.reset import standing
+from frazil.commit.rules import head_of
+from frazil.commit.settle import batch_folder
+from frazil.errors import Fenced, StaleBatch, WriterBusy
+from frazil.ingest.contract import RangeProgress
+from frazil.partitions.backfill_request import parse_request
+
+REQUEST = parse_request({"stream": "events"})
+BRANCH = branch_name("events")
+
+
+@pytest.fixture
+def live(world: Any) -> Any:
+    """A stream that began at offset 100 of both partitions, and has read ten of each."""
+    world.starts = {("events", 0): 100, ("events", 1): 100}
+    world.committer = world.begin()
+    world.run(world.committer, {0: (100, 110), 1: (100, 110)})
+    return world
+
+
+def chunk(world: Any, lane: LaneCommitter, ranges: Mapping[int, tuple[int, int]], bad: set[tuple[int, int]]) -> Journal:
+    """A chunk that is staged and not journaled yet."""
+    key = lane.next_key()
+    good = [(p, o) for p, of in ranges.items() for o in range(*of) if (p, o) not in bad]
+    world.stream, stream = lane.own.stream, world.stream
+    files = (*world.write(key, good), *(world.write_dead_letters(key, sorted(bad)) if bad else ()))
+    world.stream = stream
+    made = world.journal(key, ranges, files, bad=bad)
+    counts = {p: sum(q == p for q, _ in bad) for p in ranges}
+    progress = tuple(
+        RangeProgress("events", p, *of, of[1] - of[0] - counts[p], counts[p], None) for p, of in ranges.items()
+    )
+    return dataclasses.replace(made, progress=progress)
+
+
+def stage(world: Any, lane: LaneCommitter) -> None:
+    lane.commit(chunk(world, lane, {0: (0, 5)}, {(0, 3)}), planned=2)
+    lane.commit(chunk(world, lane, {0: (5, 10), 1: (0, 2)}, set()), planned=2)
+    lane.staged()
+
+
+def publish(world: Any, lane: LaneCommitter, late: Mapping[int, int] | None = None) -> Lane:
+    head = head_of(world.load().metadata)
+    return lane.publish(Record(lane.lane, late or {0: 11}), audited_at=head.snapshot_id)
+
+
+LIVE = [(p, o) for p in (0, 1) for o in range(100, 110)]
+BACKFILLED = [*((0, o) for o in range(10) if o != 3), (1, 0), (1, 1)]
+
+
+def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
+    assert world.rows() == sorted([*BACKFILLED, *live])
+    assert world.dead_letters() == [(0, 3)]
+    assert [r.lane.state for r in published(world.tables.journals, world.load().metadata, "events")] == [State.STAGED]
+    for table in (world.load(), world.load_dead_letters()):
+        assert BRANCH not in table.metadata.refs
+        assert read_lane(table.properties, "events").state is State.PUBLISHED
+        assert world.manifests(table) == world.used_manifests(table)
+
+
+@pytest.mark.parametrize("windows", [1, 300])
+def test_what_was_staged_lands_in_one_commit_of_main_and_the_live_stream_goes_on(live: Any, windows: int) -> None:
+    late = {hour * 3_600_000_000: 1 for hour in range(windows)}
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    live.run(live.committer, {0: (110, 112)})
+    before, marker = live.load().metadata, live.marker()
+    publish(live, lane, late)
+    assert live.marker() == marker, "the live stream's marker is untouched"
+    own = [s for s in live.load().metadata.snapshots if s.sequence_number > before.last_sequence_number]
+    (summary,) = [s.summary for s in own]
+    assert summary["frazil.backfill"] == lane.lane.id
+    since = before.last_sequence_number
+    assert late_since(live.load().metadata, live.store, sequence_number=since) == late, "its windows reopen"
+    live.run(live.committer, {0: (112, 113)})
+    check_landed(live, [*LIVE, (0, 110), (0, 111), (0, 112)])
+
+
+@pytest.mark.parametrize("fault", ["next_answer_is_lost", "next_lands_late"])
+@pytest.mark.parametrize("first", range(3))
+def test_an_answer_that_is_lost_or_late_at_every_third_commit_changes_nothing(
+    live: Any, first: int, fault: str
+) -> None:
+    original = live.catalog.commit_table
+
+    def commit_table(*args: Any) -> Any:
+        if len(live.catalog.attempts) % 3 == first:
+            getattr(live.catalog, fault)()
+        return original(*args)
+
+    live.catalog.commit_table = commit_table
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    publish(live, lane)
+    live.catalog.land_now()
+    check_landed(live)
+
+
+def test_a_live_commit_that_overtakes_the_publication_is_met_by_a_second_attempt(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    live.catalog.next_meets(lambda: live.run(live.committer, {0: (110, 111)}), table="demo.events")
+    publish(live, lane)
+    check_landed(live, [*LIVE, (0, 110)])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_older_run_is_fenced_and_what_it_journals_late_is_never_committed(live: Any, again: bool) -> None:
+    older = LaneCommitter.begin(live.tables, REQUEST)
+    newer = LaneCommitter.begin(live.tables, REQUEST)
+    assert newer.lane.id == older.lane.id
+    late = chunk(live, older, {0: (0, 5)}, {(0, 3)})
+    with pytest.raises(Fenced, match="was replaced"):
+        older.commit(late, planned=1)
+    stage(live, newer)
+    publish(live, LaneCommitter.begin(live.tables, REQUEST) if again else newer)
+    check_landed(live)
+    folder = batch_folder(live.load(), older.own.stream, late.key).removeprefix("file://")
+    assert not [path for path in live.all_parquet_files() if path.startswith(folder)]
+
+
+def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_nothing(live: Any) -> None:
+    files = live.all_parquet_files()
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    other = parse_request({"stream": "events", "to-offsets": {"events": {"0": 5}}})
+    with pytest.raises(WriterBusy, match="frazil backfill events --abandon"):
+        LaneCommitter.begin(live.tables, other)
+    abandon(live.tables, lane.lane)
+    assert live.all_parquet_files() == files
+    for table in (live.load(), live.load_dead_letters()):
+        assert BRANCH not in table.metadata.refs
+        assert live.manifests(table) == live.used_manifests(table)
+    assert live.tables.journals.state[0].list_files(f"{live.tables.journals.state[1]}/backfills") == []
+    with pytest.raises(Fenced, match="abandoned"):
+        lane.staged()
+    assert LaneCommitter.begin(live.tables, other).lane.id != lane.lane.id
+
+
+def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stands_where_it_stood(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    audited = head_of(live.load().metadata).snapshot_id
+    back = {("events", 0): 0, ("events", 1): 0}
+    reset(live.tables, live.store, target=back, source=live.source, seen=standing(live.tables))
+    record = Record(lane.lane, {})
+    with pytest.raises(StaleBatch, match="was moved"):
+        lane.publish(record, audited_at=audited)
+    with pytest.raises(StaleBatch, match="went back behind"):
+        lane.publish(record, audited_at=head_of(live.load().metadata).snapshot_id)
+    live.run(live.begin(), {0: (0, 110), 1: (0, 110)})
+    with pytest.raises(StaleBatch, match="was moved"):
+        lane.publish(record, audited_at=audited)
+    assert list(published(live.tables.journals, live.load().metadata, "events")) == [], "an intention is no claim"
+
+
+def test_files_of_a_schema_that_the_table_gave_up_are_not_published(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    with live.load().update_schema(allow_incompatible_changes=True) as update:
+        update.make_column_optional("ts")
+    with live.load().update_schema(allow_incompatible_changes=True) as update:
+        update.add_column("needed", update._schema.find_type("name"), required=True, default_value="x")
+    with pytest.raises(StaleBatch, match="gave up"):
+        publish(live, lane)
