@@ -25,6 +25,7 @@ print(",".join(room.__all__))
 def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.splitlines()[-1].split(",") == [
+        "PartitionCompleteSensor",
         "WriterOperator",
         "WriterTrigger",
         "audit_asset",
@@ -34,6 +35,8 @@ def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
         "daily_dag_id",
         "daily_dags",
         "partition_asset",
+        "partition_dags",
+        "partitions_dag_id",
         "reopened_asset",
         "reopened_dag_id",
         "writer_dag_id",

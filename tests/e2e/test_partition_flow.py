@@ -115,6 +115,9 @@ def airflow(tmp_path: Path, frazil_home: Path) -> Iterator[EmbeddedAirflow]:
         "FRAZIL_STREAMS": str(tmp_path / "streams"),
         "FRAZIL_TEST_CHECKOUT": str(CHECKOUT),
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        # How soon a new scheduler takes up what a killed one had queued; five minutes by default.
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
     }
     with EmbeddedAirflow(tmp_path / "airflow", CHECKOUT, dags=tmp_path / "dags", extra=extra) as started:
         yield started
