@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date
@@ -76,7 +77,7 @@ class Trips:
     """Ten trips an hour, of a fare of 1 each."""
 
     def __init__(self, folder: Path) -> None:
-        self.made = MadeStream(load_stream(folder / "trips.yaml"), 2_000_000_000_000, partitions=1)
+        self.made = MadeStream(load_stream(folder / "trips.yaml"), now_ms=time.time_ns() // 1_000_000, partitions=1)
         self.sent, self.newest = 0, 0
 
     def land(self, first: int, last: int, *, count: int = 10, fare: int = 1) -> None:
