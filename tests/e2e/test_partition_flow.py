@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
@@ -143,6 +144,8 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     look = client.log(LOOKS, failed[0]["dag_run_id"], "look")
     assert "demo.trips 2013-12-30T05 is held by its quality gate: revision 1, 11 rows" in look
     assert "fare (min_value 0.0): not so in 1 of 11 rows, such as -7" in look
+    page = look.split(f"{airflow.url}/frazil/data-docs/")[-1].split(")")[0]
+    check_page(airflow, page)
     assert client.runs(DAILY) == []
     airflow.kill("scheduler")
     airflow.start_component("scheduler")
@@ -169,6 +172,17 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     times = Counter(key for key, _ in told(client, "demo.trips"))
     assert set(times.values()) == {1}, "each window once, whatever happened to the scheduler"
     assert len(times) == 25
+
+
+def check_page(airflow: EmbeddedAirflow, page: str) -> None:
+    """Whoever is signed in sees the gate's page, and nothing beside it; nobody else sees anything."""
+    url = f"{airflow.url}/frazil/data-docs"
+    signed = {"Authorization": f"Bearer {airflow.token('viewer')}"}
+    assert httpx.get(f"{url}/{page}", trust_env=False).status_code == 401
+    assert "fare" in httpx.get(f"{url}/{page}", headers=signed, trust_env=False).text
+    assert page in httpx.get(f"{url}/index.html", headers=signed, trust_env=False).text
+    for outside in ("../catalog.db", "%2e%2e/%2e%2e/airflow/passwords.json", "none.html"):
+        assert httpx.get(f"{url}/{outside}", headers=signed, trust_env=False).status_code == 404
 
 
 def told(client: Any, asset: str) -> list[tuple[str, dict[str, Any]]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from frazil.airflow.docs_address import docs_folder, docs_url
 from frazil.commit.completion import Gate, Look, RunGates
 from frazil.commit.rules import head_of
-from frazil.home import home
 from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
 
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 900.0
 """For all windows of one look: a window of 1 M rows takes less than a minute."""
-
 
 SPARK_CONNECTION = "spark_default"
 """Its properties file, if it names one, has Iceberg's runtime; else Spark's own spark-defaults.conf does."""
@@ -47,7 +46,7 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
             from_us=window.start_us,
             to_us=window.end_us,
             partition=window.key,
-            docs=home() / "data-docs",
+            docs=docs_folder(),
             spark=properties,
         )
         for window in windows
@@ -55,9 +54,11 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
     results = run_gates(requests, timeout_s=TIMEOUT_S)
     for window, result in zip(windows, results, strict=True):
         verdict = "meets its suite" if result.passed else "does not meet its suite"
-        log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, verdict, result.docs)
+        log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, verdict, docs_url(result.docs))
     return {
-        window: Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({result.docs})")
+        window: Gate(
+            result.passed, None if result.passed else f"{'; '.join(result.failures)} ({docs_url(result.docs)})"
+        )
         for window, result in zip(windows, results, strict=True)
     }
 

@@ -1,0 +1,34 @@
+"""The pages of the quality gates in Airflow's UI, for whoever is signed in there."""
+
+from __future__ import annotations
+
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import FileResponse
+
+from frazil.airflow.docs_address import PREFIX, docs_folder
+
+VIEW = {
+    "name": "Data Docs",
+    "href": f"{PREFIX}/index.html",
+    "destination": "nav",
+    "category": "browse",
+    "url_route": "frazil-data-docs",
+}
+# Values that came from the data are escaped in the pages; no script would run if one were not.
+HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"}
+
+
+def data_docs() -> FastAPI:
+    """The application that Airflow's API server mounts at PREFIX."""
+    app = FastAPI(title="frazil: Data Docs of the quality gates")
+
+    @app.get("/{page:path}")
+    def show(page: str, user: GetUserDep) -> FileResponse:  # noqa: ARG001 - whoever is signed in
+        folder = docs_folder().resolve()
+        found = (folder / page).resolve()
+        if found.suffix != ".html" or not found.is_relative_to(folder) or not found.is_file():
+            raise HTTPException(404, f"no gate has written the page {page!r}")
+        return FileResponse(found, headers=HEADERS)
+
+    return app

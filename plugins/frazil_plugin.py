@@ -1,0 +1,18 @@
+"""Registers what frazil adds to Airflow's UI: the Data Docs of the quality gates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from frazil.airflow.data_docs import VIEW, data_docs
+from frazil.airflow.docs_address import PREFIX
+
+
+class FrazilPlugin(AirflowPlugin):
+    """Loaded by the API server from `plugins/`."""
+
+    name = "frazil"
+    fastapi_apps: list[Any] = [{"app": data_docs(), "url_prefix": PREFIX, "name": "frazil data docs"}]  # noqa: RUF012
+    external_views: list[Any] = [VIEW]  # noqa: RUF012 - Airflow's own shape
