@@ -21,7 +21,7 @@ HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inl
 
 def data_docs() -> FastAPI:
     """The application that Airflow's API server mounts at PREFIX."""
-    app = FastAPI(title="frazil: Data Docs of the quality gates")
+    app = FastAPI(title="frazil: Data Docs of the quality gates", openapi_url=None)
 
     @app.get("/{page:path}")
     def show(page: str, user: GetUserDep) -> FileResponse:  # noqa: ARG001 - whoever is signed in
