@@ -1,6 +1,7 @@
 """One Dag per table whose windows complete: it looks each minute, and tells Airflow which partitions are complete.
 
-- `look` signals what is complete in `frazil.signals`, and goes on only with what there is to do. It reads metadata.
+- `look` waits in the triggerer for something to be complete, signals it in `frazil.signals`, and goes on only with what
+  there is to do.
 - `complete` and `reopened` send the asset events, each one key a window. What Airflow lacks is sent by the next run.
 - `held` fails, with the sentences of the quality gates that hold windows: that is what calls notifiers.
 """
@@ -18,9 +19,11 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dags import START_DATE, OnFailure
 from frazil.airflow.declared import declared_streams
+from frazil.airflow.looks import LookOperator
 from frazil.spec.model import StreamSpec
 
 EVERY = timedelta(minutes=1)
+RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 
 
@@ -60,20 +63,30 @@ def _dag(
     every: timedelta,
     on_failure: OnFailure | None,
 ) -> DAG:
-    streams, suites = str(folders[0]), str(folders[1]) if folders[1] else None
+    streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
         partitions_dag_id(table),
         description=f"Which {specs[0].window}s of {table} are complete",
         doc_md=_page(table, specs),
-        schedule=every,
+        schedule="@continuous",
         start_date=START_DATE,
         catchup=False,
         max_active_runs=1,
         default_args={"on_failure_callback": on_failure},
         tags={"frazil", "partitions"},
     ) as dag:
-        looked = task.branch(task_id="look", inlets=list(assets.values()))(look)(table, streams, suites)
+        looked = LookOperator(
+            task_id="look",
+            table=table,
+            streams=folders[0],
+            expectations=folders[1],
+            poll_seconds=every.total_seconds(),
+            inlets=list(assets.values()),
+            # A run that fails at once would be followed at once by the next.
+            retries=RETRIES,
+            retry_delay=RETRY_DELAY,
+        )
         for name, asset in assets.items():
             sent: Any = task(task_id=name, inlets=[asset], outlets=[asset])(send)(table, streams, name)
             looked >> sent
@@ -81,17 +94,9 @@ def _dag(
     return dag
 
 
-def look(table: str, streams: str, expectations: str | None) -> list[str]:
-    """Signal what is complete, and name the tasks that have something to do."""
-    from frazil.airflow.windows import look_at  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
-
-    suites = Path(expectations) if expectations else None
-    return look_at(table, Path(streams), get_current_context(), expectations=suites)
-
-
 def send(table: str, streams: str, name: str) -> None:
     """Send the events that Airflow lacks of one asset."""
-    from frazil.airflow import windows  # noqa: PLC0415 - as above
+    from frazil.airflow import windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
 

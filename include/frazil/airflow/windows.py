@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,24 +38,46 @@ CLOCKS_APART = timedelta(hours=1)
 """How far the clocks of a worker and of Airflow's server may be apart, when the events of a signal are looked for."""
 
 
-def look_at(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
+def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
+    """The number of the table's last signal, and the tasks that have to send what Airflow lacks."""
+    catalog = load_catalog(streams_of(streams, table)[0].table.catalog)
+    signals = TableSignals.load(catalog, table)
+    for asset in _assets(table).values():
+        store = context["asset_state_store"][asset]
+        # Before the first signal: an Airflow that meets a table is sent nothing that is older.
+        if store.get(SENT_TO) is None:
+            store.set(SENT_TO, signals.number)
+    return signals.number, _following(signals, context)
+
+
+def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
+    """Whether something is complete, or was signalled after a number; and what the next window waits for.
+
+    Metadata alone is read. Raises what `look` raises.
+    """
+    specs = streams_of(streams, table)
+    seen = look(load_catalog(specs[0].table.catalog), specs)
+    if seen is None:
+        return False, f"there is no table {table} yet: its writer never ran"
+    first = seen.signals.cursor is None and seen.cursor is not None
+    return bool(seen.decision.windows) or first or seen.signals.number > after, seen.decision.reason
+
+
+def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
     """Signal what is complete; the tasks to go on with: `complete`, `reopened`, `held`.
 
-    Raises AirflowSkipException where the table does not exist yet, and what `look` and `signal` raise.
+    Raises what `look` and `signal` raise.
     """
     specs = streams_of(streams, table)
     catalog = load_catalog(specs[0].table.catalog)
-    # Before the first signal: an Airflow that meets a table is sent nothing that is older.
-    _begin(context, [partition_asset(table), reopened_asset(table)], TableSignals.load(catalog, table).number)
     seen = look(catalog, specs)
     if seen is None:
-        raise AirflowSkipException(f"there is no table {table} yet: its writer never ran")
+        return []
     made = signal(catalog, seen, clock_ms=time.time_ns() // 1_000_000, gates=gates_of(expectations, table))
     for one in made:
         log.log(logging.INFO if one.sent else logging.ERROR, "%s", _told(one))
     log.info("%s: %s", table, seen.decision.reason)
-    signals = TableSignals.load(catalog, table)
-    following = [name for name, asset in _assets(table).items() if _unsent(signals, asset, context)]
+    following = _following(TableSignals.load(catalog, table), context)
     return [*following, *(["held"] if any(not s.sent for s in made) else [])]
 
 
@@ -112,11 +134,8 @@ def _assets(table: str) -> dict[str, Asset]:
     return {"complete": partition_asset(table), "reopened": reopened_asset(table)}
 
 
-def _begin(context: Context, assets: Sequence[Asset], number: int) -> None:
-    for asset in assets:
-        store = context["asset_state_store"][asset]
-        if store.get(SENT_TO) is None:
-            store.set(SENT_TO, number)
+def _following(signals: TableSignals, context: Context) -> list[str]:
+    return [name for name, asset in _assets(signals.table).items() if _unsent(signals, asset, context)]
 
 
 def _unsent(signals: TableSignals, asset: Asset, context: Context) -> list[Signal]:
