@@ -64,7 +64,7 @@ def reset(
         return marker
 
     def open_windows(table: Table) -> BranchChange | None:
-        return after_reset(table, tables, seen, target)
+        return after_reset(table, tables, seen, target=target, source=source)
 
     change_marker(tables, tables.main, move, operation="reset", part=open_windows)
     _reset_dead_letters(tables, epoch=epoch, target=target, source=source)

@@ -19,6 +19,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import IntegerType
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.commit.marker import Marker, open_branch
 from frazil.commit.rules import head_of
@@ -140,7 +141,9 @@ def released(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> Bra
 
 
 def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    return tuple(entry.data_file for m in manifests for entry in m.fetch_manifest_entry(io))
+    """What manifests list. A day of commits is more than a thousand of them: they are read side by side."""
+    read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
+    return tuple(entry.data_file for entries in read for entry in entries)
 
 
 def _parted(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:

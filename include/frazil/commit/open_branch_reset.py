@@ -3,7 +3,7 @@ rollback of main, or where somebody moved their branch, they are put back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
@@ -11,16 +11,19 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors
+from frazil.commit.journal import Journal
 from frazil.commit.marked_update import OPEN_SNAPSHOT
-from frazil.commit.marker import BatchKey, open_branch
+from frazil.commit.marker import BatchKey, SourceIdentity, of_same_topics, open_branch
 from frazil.commit.open_branch import BranchChange, files_of
 from frazil.commit.reset import Offsets, Standing
 from frazil.commit.rules import head_of
 from frazil.errors import RolledBack
 
 
-def after_reset(table: Table, tables: StreamTables, seen: Standing, target: Offsets) -> BranchChange | None:
-    """The open branch once the stream goes on at `target`; None where it has none.
+def after_reset(
+    table: Table, tables: StreamTables, seen: Standing, *, target: Offsets, source: SourceIdentity
+) -> BranchChange | None:
+    """The open branch once the stream goes on at `target` of `source`; None where it has none.
 
     Raises `RolledBack` where rows of open windows are gone that the stream would not read again.
     """
@@ -39,7 +42,7 @@ def after_reset(table: Table, tables: StreamTables, seen: Standing, target: Offs
     if base is None:
         return None if expected is None else BranchChange(None, ends=True)
     manifests = base.manifests(table.io)
-    again = [m for m in manifests if _read_again(m, table, tables, target)]
+    again = [m for m in manifests if _read_again(_records(m, table, tables), target, source)]
     stays = tuple(m for m in manifests if m not in again)
     return BranchChange(base, stays, files_of(again, table.io), drops=True, ends=not stays)
 
@@ -56,19 +59,21 @@ def _expected(metadata: TableMetadata, seen: Standing, *, accepted: bool) -> int
     return int(text) if text else None
 
 
-def _read_again(manifest: ManifestFile, table: Table, tables: StreamTables, target: Offsets) -> bool:
-    """Whether all records of the batch, of which its files are, come at or after the new position.
+def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
+    """The commit records of the batches whose files a manifest lists: by the folder that a batch stages them in."""
+    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
+    keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
+    return [tables.journals.get(key) for key in keys]
 
-    A batch that lies on both sides stays, and its later rows come twice, as those do that are in main.
+
+def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
+    """Whether all that these batches read comes again, as it lies at or after the new position in the same topics.
+
+    A batch that lies on both sides does not: its later rows come twice, as those do that are in main.
     """
-    records = [tables.journals.get(key) for key in _batches(f.file_path for f in files_of([manifest], table.io))]
     return bool(records) and all(
-        record is not None and all(target.get(p.topic_partition, p.end) <= p.start for p in record.progress)
+        record is not None
+        and bool(at := of_same_topics(target, source, record.source))
+        and all(at.get(p.topic_partition, p.end) <= p.start for p in record.progress)
         for record in records
     )
-
-
-def _batches(paths: Iterable[str]) -> set[BatchKey]:
-    """By the folder that a batch stages its files in (`settle.batch_folder`)."""
-    found = (path.rsplit("/", 3)[-3:-1] for path in paths)
-    return {BatchKey(int(epoch), int(batch)) for epoch, batch in found if epoch.isdigit() and batch.isdigit()}

@@ -25,11 +25,11 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from frazil.commit.audit_run import audit_stream
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, open_branch
+from frazil.commit.marker import BatchKey, Marker, SourceIdentity, open_branch
 from frazil.commit.marker_change import forget, reset
 from frazil.commit.reset import standing
 from frazil.commit.settle import bare_path, referenced, sweep
-from frazil.errors import RolledBack, SchemaIncompatible
+from frazil.errors import Fenced, RolledBack, SchemaIncompatible
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
@@ -383,6 +383,23 @@ def test_a_batch_on_both_sides_of_a_new_position_stays_whole(stream: Aligned) ->
     stream.run([10, 11], [20, 21])
     stream.reset({P0: 1, P1: 2})
     assert stream.waiting() == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_rows_of_a_topic_that_was_made_again_are_read_by_nobody_and_stay(stream: Aligned) -> None:
+    stream.run([10], [20])
+    stream.world.source = SourceIdentity("cluster-1", {TOPIC: "topic-2"})
+    stream.reset({P0: 0, P1: 0})
+    assert stream.waiting() == [(0, 0), (1, 0)]
+
+
+def test_a_writer_that_was_replaced_moves_neither_branch(stream: Aligned) -> None:
+    stream.run([10], [20])
+    old, journal = stream.committer, stream.stage([[200], [200]])
+    stream.begin()
+    heads = (stream.head("main"), stream.head())
+    with pytest.raises(Fenced):
+        old.commit(journal)
+    assert (stream.head("main"), stream.head()) == heads
 
 
 def test_after_a_rollback_of_main_the_branch_goes_back_with_it(stream: Aligned) -> None:
