@@ -23,8 +23,9 @@ from frazil.commit.committer import StreamTables
 from frazil.commit.evidence import explained, gather
 from frazil.commit.journal import key_of
 from frazil.commit.landed import Wanted, has_coordinates, tally
-from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, read_marker
+from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.reset import is_rolled_back
+from frazil.commit.rules import MAIN, head_of
 from frazil.commit.window import Window
 from frazil.errors import AdoptionRequired
 from frazil.ingest.contract import TopicPartition
@@ -89,7 +90,11 @@ class _Run:
         found = gather(
             self.marker,
             claimed,
-            rows=tally(self.table, Wanted(topics, within)),
+            rows=tally(
+                self.table,
+                Wanted(topics, within),
+                Wanted(topics, within, branch=open_branch(self.marker.stream)),
+            ),
             dead_letters=tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids)),
             kafka=kafka,
             whole=self.window is None,
@@ -183,8 +188,9 @@ def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
         )
         return (Finding(Kind.UNCHECKED, 1, sentence, stream),)
     others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
+    heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))
     return compare_counts(
-        rows=run.table.scan().count() if run.table.current_snapshot() else 0,
+        rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
         claimed=claimed.records,
         other_streams=len(others),
         stream=stream,

@@ -23,10 +23,11 @@ from pyiceberg.table.update import (
 
 from frazil.commit.backfill_lane import Lane, State, branch_name, property_name, read_lane
 from frazil.commit.backfill_records import Record, chunks, lane_folder, lane_journals, record_path
-from frazil.commit.committer import StreamTables, clean
+from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.late_rows import late_summary
+from frazil.commit.marked_update import clean
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.rules import check_same_source, files_fit, head_of
 from frazil.commit.settle import batch_folders, discard_batch, sweep_batch

@@ -102,11 +102,6 @@ def branch_name(stream: str) -> str:
     return f"frazil-backfill-{stream}"
 
 
-def open_branch_name(stream: str) -> str:
-    """Where a stream keeps rows of windows that are not complete yet: below its marker, and not in main."""
-    return f"frazil-open-{stream}"
-
-
 def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
     """The stream's last backfill, or None where it never had one. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))

@@ -8,16 +8,15 @@ on clocks, on Spark's checkpoint, or on a lock.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from pyiceberg.table import Table
-from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.late_rows import late_summary
+from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import (
     BatchKey,
     Fate,
@@ -28,26 +27,27 @@ from frazil.commit.marker import (
     of_same_topics,
     read_marker,
 )
+from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.rules import (
     MAIN,
     Verdict,
     check_adopted,
     check_ancestry,
     check_fence,
+    check_open_branch,
     check_same_source,
     continuity,
     dead_letter_continuity,
     files_fit,
 )
-from frazil.commit.snapshot import TEXT_MOST, SnapshotWriter
+from frazil.commit.snapshot import TEXT_MOST
 from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, TopicPartition
+from frazil.partitions.open_windows import Alignment
 from frazil.partitions.watermark import watermark_us
 from frazil.table.storage import ObjectStore
 from frazil.table.tables import state_location
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,19 @@ class StreamTables:
     journals: JournalStore
     clock_ms: Callable[[], int]
     patience: Patience = field(default_factory=Patience)
+    align: Alignment | None = None
+    """How the stream's writer keeps open windows from main; None where it does not, and for all that only reads."""
 
     @classmethod
-    def of(
-        cls, stream: str, main: Table, dead_letters: Table, *, store: ObjectStore, clock_ms: Callable[[], int]
+    def of(  # noqa: PLR0913 - two tables, and what goes with them
+        cls,
+        stream: str,
+        main: Table,
+        dead_letters: Table,
+        *,
+        store: ObjectStore,
+        clock_ms: Callable[[], int],
+        align: Alignment | None = None,
     ) -> StreamTables:
         """The two tables in the catalogs that loaded them, and the journals beside the main one, in its storage."""
         return cls(
@@ -72,6 +81,7 @@ class StreamTables:
             dead_letters=TableHandle(dead_letters.catalog, ".".join(dead_letters.name())),
             journals=JournalStore(store, state_location(main, stream)),
             clock_ms=clock_ms,
+            align=align,
         )
 
     def marker(self) -> Marker | None:
@@ -103,14 +113,16 @@ class Committer:
 
         `initial` is asked for the first offsets only where the stream has no marker; its first epoch is then above
         every epoch that ever staged a file here (a stream may have been forgotten). Raises `RolledBack`,
-        `TopicRecreated` and `AdoptionRequired`. A take-over whose answer was lost is simply taken again.
+        `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`. A take-over whose answer was lost is simply
+        taken again.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker:
+            check_aligned(table.metadata, tables.align, table=tables.main.identifier)
             if marker is None:
                 check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier)
                 return first_marker(tables.stream, epoch=first_epoch, offsets=initial(), source=source)
-            check_ancestry(table.metadata, marker, table=tables.main.identifier)
+            _check_in_table(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)
             epoch = max(marker.at.epoch + 1, first_epoch)
             return dataclasses.replace(marker.owned_by(epoch), source=joined(marker.source, source))
@@ -149,25 +161,33 @@ class Committer:
         """Dead letters first, then the batch. Returns the marker that holds it, also when it was there already.
 
         The main table is asked before the dead letters land: those of a batch that is stale, or committed, never do.
-        Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `AccessDenied`, `CommitUnavailable`.
+        Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
+        `CommitUnavailable`.
         """
+        main, align, files = self._tables.main, self._tables.align, journal.main_files
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
-            check_ancestry(table.metadata, marker, table=self._tables.main.identifier)
+            _check_in_table(table, marker, main)
             check_same_source(marker.source, journal.source, stream=journal.stream)
             verdict = continuity(marker, journal)
             if verdict is Verdict.COMMITTED:
                 return Done(marker)
-            _check_stageable(table, journal, verdict, journal.main_files, at=marker)
+            _check_stageable(table, journal, verdict, files, at=marker)
+            check_aligned(table.metadata, align, table=main.identifier, files=files)
             return advanced(marker, journal)
 
-        prospect = look(self._tables, self._tables.main, decide)
+        def part(table: Table, marker: Marker) -> BranchChange | None:
+            if align is not None:
+                return aligned(table, marker, files, align)
+            return None if marker.open_snapshot_id is None else released(table, marker.stream, files)
+
+        prospect = look(self._tables, main, decide)
         if isinstance(prospect, Done):
             return prospect.result
         if journal.dead_letter_files:
             self._commit_dead_letters(journal)
-        return append(self._tables, self._tables.main, decide, files=journal.main_files, summary=self._history(journal))
+        return append(self._tables, main, decide, files=files, summary=self._history(journal), part=part)
 
     def _commit_dead_letters(self, journal: Journal) -> None:
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -202,7 +222,7 @@ class Committer:
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
-            check_ancestry(table.metadata, marker, table=self._tables.main.identifier)
+            _check_in_table(table, marker, self._tables.main)
             ahead = {tp: offset for tp, offset in first.items() if marker.offsets.get(tp, offset) < offset}
             if not ahead:
                 return Done(marker)
@@ -244,43 +264,36 @@ def append(  # noqa: PLR0913 - what is committed, and where
     files: tuple[StagedFile, ...],
     summary: Mapping[str, str],
     branch: str = MAIN,
+    part: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> Marker:
-    """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind."""
-    writer = SnapshotWriter(files, branch=branch)
+    """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind.
+
+    `part` says which of the files go to the stream's open branch, and what leaves that; without it all go to `branch`.
+    """
+    update = MarkedUpdate(tables.stream, files, branch=branch)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
         marker = decide(table, read_marker(table.metadata.properties, tables.stream))
         if isinstance(marker, Done):
             return marker
-        prepared = writer.prepare(table, summary={**_position(marker), **summary}, now_ms=tables.clock_ms())
-        marker = marker.with_snapshot(prepared.snapshot.snapshot_id, prepared.snapshot.sequence_number or 0)
-        return Change(
-            requirements=prepared.requirements,
-            updates=(
-                *prepared.updates,
-                SetPropertiesUpdate(updates={marker.property_name: marker.to_property()}),
-            ),
-            result=marker,
-        )
+        change = part(table, marker) if part else None
+        said = {**_position(marker), **summary}
+        return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 
     try:
         landed = swap(handle, propose, patience=tables.patience)
     except BaseException:
-        clean(writer, handle)
+        update.clean(handle)
         raise
-    if len(writer.attempts) > 1:
-        clean(writer, handle)
+    if update.rounds > 1:
+        update.clean(handle)
     return landed
 
 
-def clean(writer: SnapshotWriter, handle: TableHandle) -> None:
-    """Best effort: what cannot be removed now costs storage, and must not hide how the commit ended."""
-    if not writer.attempts and not writer.manifests:
-        return
-    try:
-        writer.delete_unused(handle.refresh())
-    except Exception as error:
-        log.warning("unused manifests of %s were left behind: %r", handle.identifier, error)
+def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
+    """What the stream committed is where its last commit left it, in main and in its open branch."""
+    check_ancestry(table.metadata, marker, table=handle.identifier)
+    check_open_branch(table.metadata, marker, table=handle.identifier)
 
 
 def advanced(marker: Marker, journal: Journal) -> Marker:
@@ -328,6 +341,8 @@ def _position(marker: Marker) -> dict[str, str]:
         position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
     if marker.max_event_times_us:
         position["max-event-time"] = iso_utc(max(marker.max_event_times_us.values()))
+    if marker.open_snapshot_id is not None:
+        position[OPEN_SNAPSHOT] = str(marker.open_snapshot_id)
     return position
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,25 +45,26 @@ def has_coordinates(table: Table) -> bool:
     return names.issuperset(COORDINATES)
 
 
-def tally(table: Table, wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """The offsets of the rows that are wanted; none where the branch does not exist."""
+def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
+    """The offsets of the rows that are wanted, counted together; none where a branch does not exist."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
-    if not wanted.topics or (wanted.within is not None and not wanted.within):
-        return found
+    for tp, offsets in itertools.chain.from_iterable(_landed(table, each) for each in wanted):
+        found[tp].add(offsets)
+    return dict(found)
+
+
+def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, Offsets]]:
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
-    if head is None:
-        return found
-    columns = COORDINATES if wanted.topic_ids is None else (*COORDINATES, "topic_id")
+    if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
+        return
     scan = table.scan(
         row_filter=of_topics(wanted.topics) if wanted.within is None else box(wanted.within),
-        selected_fields=columns,
+        selected_fields=COORDINATES if wanted.topic_ids is None else (*COORDINATES, "topic_id"),
         snapshot_id=head.snapshot_id,
     )
     read = partial(_read, table, scan, wanted)
     for pieces in _side_by_side(read, _files(table, scan, wanted)):
-        for tp, offsets in pieces:
-            found[tp].add(offsets)
-    return dict(found)
+        yield from pieces
 
 
 def _files(table: Table, scan: DataScan, wanted: Wanted) -> Iterator[FileScanTask]:

@@ -66,13 +66,17 @@ class Marker:
     sequence_number: int = -1
     batches: Mapping[int, int] = field(default_factory=dict)
     """The last batch that each of the newest epochs committed, 0 for none."""
+    open_snapshot_id: int | None = None
+    """The head of the stream's open branch; None where it has none (`commit.align: none`)."""
 
     @property
     def property_name(self) -> str:
         return property_name(self.stream)
 
-    def with_snapshot(self, snapshot_id: int, sequence_number: int) -> Marker:
-        return dataclasses.replace(self, snapshot_id=snapshot_id, sequence_number=sequence_number)
+    def with_snapshots(self, snapshot_id: int, sequence_number: int, *, open_snapshot_id: int | None) -> Marker:
+        return dataclasses.replace(
+            self, snapshot_id=snapshot_id, sequence_number=sequence_number, open_snapshot_id=open_snapshot_id
+        )
 
     def owned_by(self, epoch: int) -> Marker:
         """The marker at the beginning of a new epoch."""
@@ -115,6 +119,7 @@ class Marker:
                 "snapshot-id": self.snapshot_id,
                 "sequence-number": self.sequence_number,
                 "batches": dict(sorted(self.batches.items())),
+                **({} if self.open_snapshot_id is None else {"open-snapshot-id": self.open_snapshot_id}),
             },
             separators=(",", ":"),
         )
@@ -141,12 +146,18 @@ class Marker:
                 snapshot_id=raw["snapshot-id"],
                 sequence_number=raw["sequence-number"],
                 batches={int(epoch): batch for epoch, batch in raw["batches"].items()},
+                open_snapshot_id=raw.get("open-snapshot-id"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(
                 f"the table property {property_name(stream)!r} is not a marker ({error!r}): it was edited by hand; "
                 f"put it back, or run `frazil reset {stream}` to choose a position"
             ) from error
+
+
+def open_branch(stream: str) -> str:
+    """The branch where rows of open windows wait, with `commit.align: watermark`: below the marker, not in main."""
+    return f"frazil-open-{stream}"
 
 
 def property_name(stream: str) -> str:

@@ -12,19 +12,22 @@ from collections.abc import Callable
 from functools import cache
 
 from pyiceberg.table import Table
-from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableUpdate
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors, records, table_position
+from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import (
     Marker,
     SourceIdentity,
     first_marker,
     joined,
     of_same_topics,
+    open_branch,
     property_name,
     read_marker,
 )
+from frazil.commit.open_branch import BranchChange, released
+from frazil.commit.open_branch_reset import after_reset
 from frazil.commit.reset import (
     Offsets,
     Standing,
@@ -33,7 +36,6 @@ from frazil.commit.reset import (
     moved,
 )
 from frazil.commit.settle import batch_folders, highest_epoch
-from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, Done, TableHandle, swap
 from frazil.errors import MarkerUnreadable, RolledBack, WriterBusy
 from frazil.ingest.contract import TopicPartition
@@ -61,7 +63,10 @@ def reset(
             )
         return marker
 
-    change_marker(tables, tables.main, move, operation="reset")
+    def open_windows(table: Table) -> BranchChange | None:
+        return after_reset(table, tables, seen, target=target, source=source)
+
+    change_marker(tables, tables.main, move, operation="reset", part=open_windows)
     _reset_dead_letters(tables, epoch=epoch, target=target, source=source)
     return marker
 
@@ -128,25 +133,34 @@ def adopt(tables: StreamTables, store: ObjectStore, *, offsets: Offsets, source:
 def forget(tables: StreamTables, store: ObjectStore, *, state: str) -> int:
     """Remove the stream's markers from both tables, then its objects under `state`; the number of those.
 
-    The rows stay, and so do staged files that no table knows: orphans, for `remove_orphan_files` to take. From the
-    first step on a writer of the stream, on whatever host, is fenced.
+    The rows stay, those of open windows in main as well, and so do staged files that no table knows: orphans, for
+    `remove_orphan_files` to take. From the first step on a writer of the stream, on whatever host, is fenced.
     """
+
+    def waiting_to_main(table: Table) -> BranchChange | None:
+        return released(table, tables.stream) if open_branch(tables.stream) in table.metadata.refs else None
+
     for handle in (tables.main, tables.dead_letters):
-        change_marker(tables, handle, lambda _: None, operation="forget")
+        change_marker(tables, handle, lambda _: None, operation="forget", part=waiting_to_main)
     objects = [file.path for file in store.list_files(state)]
     store.delete(objects)
     return len(objects)
 
 
 def change_marker(
-    tables: StreamTables, handle: TableHandle, decide: Callable[[Table], Marker | None], *, operation: str
+    tables: StreamTables,
+    handle: TableHandle,
+    decide: Callable[[Table], Marker | None],
+    *,
+    operation: str,
+    part: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
     """Write the marker that `decide` answers, or remove the marker for None, with an empty snapshot in one swap.
 
-    Does nothing where the table has that marker, or none, already. Unlike a writer's `append` it needs no marker that
-    can be read.
+    `part` says what becomes of the stream's open branch. Does nothing where the table has that marker, or none,
+    already. Unlike a writer's `append` it needs no marker that can be read.
     """
-    writer = SnapshotWriter(())
+    update = MarkedUpdate(tables.stream)
     handle.forget()
     proposed: list[Marker] = []
 
@@ -159,33 +173,21 @@ def change_marker(
         if (marker.to_property() if marker else None) == text:
             return Done(marker)
         summary = {"frazil.stream": tables.stream, "frazil.operation": operation}
+        if marker and marker.open_snapshot_id is not None:
+            summary[OPEN_SNAPSHOT] = str(marker.open_snapshot_id)
         if marker:
             summary |= {"frazil.epoch": str(marker.at.epoch), "frazil.batch-id": str(marker.at.batch)}
-        prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
-        if marker:
-            marker = marker.with_snapshot(prepared.snapshot.snapshot_id, prepared.snapshot.sequence_number or 0)
-            proposed.append(marker)
-        return Change(prepared.requirements, (*prepared.updates, _property_update(tables.stream, marker)), marker)
+        change = part(table) if part else None
+        made = update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
+        if made.result:
+            proposed.append(made.result)
+        return made
 
     try:
         return swap(handle, propose, patience=tables.patience)
     finally:
-        if len(writer.attempts) > 1:
-            _delete_unused(writer, handle)
-
-
-def _property_update(stream: str, marker: Marker | None) -> TableUpdate:
-    if marker is None:
-        return RemovePropertiesUpdate(removals=[property_name(stream)])
-    return SetPropertiesUpdate(updates={marker.property_name: marker.to_property()})
-
-
-def _delete_unused(writer: SnapshotWriter, handle: TableHandle) -> None:
-    """Best effort: a manifest list that stays behind costs a few bytes, and must not hide how the change ended."""
-    try:
-        writer.delete_unused(handle.refresh())
-    except Exception as error:
-        log.warning("unused manifest lists of %s were left behind: %r", handle.identifier, error)
+        if update.rounds > 1:
+            update.clean(handle)
 
 
 def _highest_epoch_ever(tables: StreamTables, store: ObjectStore) -> int:

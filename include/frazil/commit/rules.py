@@ -14,7 +14,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.journal import Journal
-from frazil.commit.marker import PROPERTY_PREFIX, Marker, SourceIdentity
+from frazil.commit.marker import PROPERTY_PREFIX, Marker, SourceIdentity, open_branch
 from frazil.errors import AdoptionRequired, Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile, TopicPartition
 
@@ -73,6 +73,20 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
         f"`frazil reset {marker.stream} --to table` re-reads what the rollback removed; "
         f"`frazil reset {marker.stream} --to marker` accepts its absence"
     )
+
+
+def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
+    """The stream's open branch is where its last commit left it: nobody else commits to it, moves or drops it."""
+    name = open_branch(marker.stream)
+    ref = metadata.refs.get(name)
+    found = ref.snapshot_id if ref else None
+    if found != marker.open_snapshot_id:
+        raise RolledBack(
+            f"stream {marker.stream!r} left branch {name!r} of table {table} at snapshot {marker.open_snapshot_id}, "
+            f"with its rows of open windows, and finds it at {found}: somebody moved or dropped it. "
+            f"`frazil reset {marker.stream} --to marker` puts it back while that snapshot is kept, and else goes on "
+            f"without its rows; a position before them (`--to offsets`, `--to timestamp`) re-reads them"
+        )
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str) -> None:

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,7 +27,7 @@ from pyiceberg.manifest import (
     write_manifest_list,
 )
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
@@ -50,6 +50,7 @@ from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 
 FORMAT_VERSION: Literal[2] = 2
+FOREVER_MS = 2**63 - 1
 
 TEXT_MOST = 2_000
 """Characters of a text in a snapshot's summary: every metadata file carries it while the snapshot lives."""
@@ -74,6 +75,19 @@ class Prepared:
     manifest_list: str
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a snapshot goes on from, where that is not all of its branch: manifests that stay, files that left.
+
+    No entry says that those were deleted: main has them, and an expiry that trusts such entries would delete them.
+    """
+
+    stays: Sequence[ManifestFile]
+    left: Sequence[DataFile]
+    summary: Summary | None
+    """Of the snapshot that held all of it."""
+
+
 @dataclass(slots=True)
 class SnapshotWriter:
     """Writes the snapshots of one commit to a branch: its manifests once, its manifest list anew for every attempt.
@@ -86,6 +100,13 @@ class SnapshotWriter:
 
     files: Sequence[StagedFile]
     branch: str = MAIN
+    moved: Sequence[DataFile] = ()
+    """Files that leave another branch of the table for this one."""
+    base: Base | None = None
+    apart: Callable[[StagedFile], str] = lambda _: ""
+    """Files whose answers differ are in manifests of their own."""
+    ahead: int = 0
+    """Snapshots of the same update with a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -94,22 +115,23 @@ class SnapshotWriter:
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """The next attempt, on the metadata that `table` holds. `summary` goes into the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
-        if self.snapshot_id is None or not self.files:
+        if self.snapshot_id is None or not (self.files or self.moved):
             self.snapshot_id = metadata.new_snapshot_id()
-        if not self.manifests and self.files:
+        if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{_metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
-        existing = parent.manifests(table.io) if parent else []
-        _write_list(table, path, [*self.manifests, *existing], snapshot_id=self.snapshot_id, parent=parent)
+        base = self.base or Base(parent.manifests(table.io) if parent else (), (), parent.summary if parent else None)
+        number = metadata.next_sequence_number() + self.ahead
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
             manifest_list=path,
-            sequence_number=metadata.next_sequence_number(),
+            sequence_number=number,
             timestamp_ms=_not_before(metadata, now_ms),
-            summary=_summary(self.files, extra=summary, parent=parent),
+            summary=_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
         )
+        _write_list(table, snapshot, [*self.manifests, *base.stays])
         prepared = Prepared(
             snapshot=snapshot,
             parent_id=snapshot.parent_snapshot_id,
@@ -161,17 +183,30 @@ class SnapshotWriter:
         )
 
     def _write_manifests(self, table: Table, snapshot_id: int) -> list[ManifestFile]:
-        metadata = table.metadata
-        number = itertools.count()
+        folder, number = _metadata_folder(table.metadata), itertools.count()
         return [
             _write_manifest(
-                list(files),
-                path=f"{_metadata_folder(metadata)}/{self.commit_id}-m{next(number)}.avro",
+                files,
+                layout,
+                path=f"{folder}/{self.commit_id}-m{next(number)}.avro",
                 table=table,
                 snapshot_id=snapshot_id,
             )
-            for _, files in itertools.groupby(sorted(self.files, key=_layout), key=_layout)
+            for layout, files in self._by_layout(table.metadata)
         ]
+
+    def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
+        """Files that share spec and schema; of moved ones any schema that has the spec's columns will do."""
+
+        def key(file: StagedFile) -> tuple[int, int, str]:
+            return (file.spec_id, file.schema_id, self.apart(file))
+
+        for _, group in itertools.groupby(sorted(self.files, key=key), key=key):
+            files = list(group)
+            layout = Layout.of_staged(files[0], metadata)
+            yield layout, [data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
+        for spec_id, moved in itertools.groupby(sorted(self.moved, key=_spec_id), key=_spec_id):
+            yield Layout.of_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
 def _not_before(metadata: TableMetadata, now_ms: int) -> int:
@@ -190,20 +225,38 @@ def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> boo
     )
 
 
-def _layout(file: StagedFile) -> tuple[int, int]:
-    return (file.spec_id, file.schema_id)
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a manifest is written with: its files' own spec and schema."""
+
+    spec: PartitionSpec
+    schema: Schema
+
+    @classmethod
+    def of_staged(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
+        schema = metadata.schema_by_id(file.schema_id)
+        if schema is None:
+            raise SchemaIncompatible(f"schema {file.schema_id} of staged file {file.path} is no longer the table's")
+        return cls(metadata.specs()[file.spec_id], schema)
+
+    @classmethod
+    def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
+        """With the current schema, or the newest that still has all of the spec's columns."""
+        sources = {f.source_id for f in spec.fields}
+        newest = [metadata.schema(), *reversed(metadata.schemas)]
+        return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
 
 
-def _write_manifest(files: list[StagedFile], *, path: str, table: Table, snapshot_id: int) -> ManifestFile:
-    """One manifest of files that share spec and schema, written with *their* spec and schema."""
-    metadata = table.metadata
-    spec = metadata.specs()[files[0].spec_id]
-    schema = metadata.schema_by_id(files[0].schema_id)
-    if schema is None:
-        raise SchemaIncompatible(f"schema {files[0].schema_id} of staged file {files[0].path} is no longer the table's")
-    with write_manifest(
-        FORMAT_VERSION, spec, schema, table.io.new_output(path), snapshot_id, _avro_codec(metadata)
-    ) as writer:
+def _spec_id(file: DataFile) -> int:
+    return file.spec_id
+
+
+def _write_manifest(
+    files: Sequence[DataFile], layout: Layout, *, path: str, table: Table, snapshot_id: int
+) -> ManifestFile:
+    """One manifest of files that share a layout, all of them added by this snapshot."""
+    output, codec = table.io.new_output(path), _avro_codec(table.metadata)
+    with write_manifest(FORMAT_VERSION, layout.spec, layout.schema, output, snapshot_id, codec) as writer:
         for file in files:
             writer.add_entry(
                 ManifestEntry.from_args(
@@ -211,21 +264,19 @@ def _write_manifest(files: list[StagedFile], *, path: str, table: Table, snapsho
                     snapshot_id=snapshot_id,
                     sequence_number=None,
                     file_sequence_number=None,
-                    data_file=data_file(file, spec=spec, schema=schema),
+                    data_file=file,
                 )
             )
     return writer.to_manifest_file()
 
 
-def _write_list(
-    table: Table, path: str, manifests: Sequence[ManifestFile], *, snapshot_id: int, parent: Snapshot | None
-) -> None:
+def _write_list(table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFile]) -> None:
     with write_manifest_list(
         format_version=FORMAT_VERSION,
-        output_file=table.io.new_output(path),
-        snapshot_id=snapshot_id,
-        parent_snapshot_id=parent.snapshot_id if parent else None,
-        sequence_number=table.metadata.next_sequence_number(),
+        output_file=table.io.new_output(snapshot.manifest_list),
+        snapshot_id=snapshot.snapshot_id,
+        parent_snapshot_id=snapshot.parent_snapshot_id,
+        sequence_number=snapshot.sequence_number,
         avro_compression=_avro_codec(table.metadata),
     ) as writer:
         if manifests:
@@ -267,31 +318,40 @@ def _primitive(kind: object) -> PrimitiveType:
     return kind
 
 
-def _summary(files: Iterable[StagedFile], *, extra: Mapping[str, str], parent: Snapshot | None) -> Summary:
-    """Added and total counts as every Iceberg writer keeps them, and ours."""
+def _summary(
+    files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
+) -> Summary:
+    """Added, removed and total counts as every Iceberg writer keeps them, and ours."""
     metrics = UpdateMetrics()
-    partitions = set()
+    partitions: set[tuple[int, object]] = set()
     for file in files:
         metrics.added_data_files += 1
         metrics.added_records += file.records
         metrics.added_file_size += file.bytes
         partitions.add((file.spec_id, file.partition))
+    for added in moved:
+        metrics.add_file(added)
+    for removed in base.left:
+        metrics.remove_file(removed)
+    partitions |= {(f.spec_id, str(f.partition)) for f in (*moved, *base.left)}
     counts = metrics.to_dict()
     if partitions:
         counts["changed-partition-count"] = str(len(partitions))
-    return update_snapshot_summaries(
-        Summary(operation=Operation.APPEND, **counts, **extra), parent.summary if parent else None
-    )
+    operation = Operation.OVERWRITE if base.left else Operation.APPEND
+    return update_snapshot_summaries(Summary(operation=operation, **counts, **extra), base.summary)
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Move the branch, and keep the retention that its owner set: the update replaces the whole reference."""
+    """Move the branch, and keep the retention that its owner set: the update replaces the whole reference.
+
+    A new one beside main is kept until it is removed, whatever the table's properties say: its rows are nowhere else.
+    """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,
         type=SnapshotRefType.BRANCH,
         snapshot_id=snapshot.snapshot_id,
-        max_ref_age_ms=kept.max_ref_age_ms if kept else None,
+        max_ref_age_ms=kept.max_ref_age_ms if kept else None if branch == MAIN else FOREVER_MS,
         max_snapshot_age_ms=kept.max_snapshot_age_ms if kept else None,
         min_snapshots_to_keep=kept.min_snapshots_to_keep if kept else None,
     )

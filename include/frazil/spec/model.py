@@ -242,7 +242,11 @@ class Commit(Model):
     )
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
     max_records: int = Field(default=20_000_000, gt=0, description="The most records in one batch, after a downtime.")
-    align: Literal["none"] = Field(default="none", description="`none`: a batch is due by age and size alone.")
+    align: Literal["none", "watermark"] = Field(
+        default="none",
+        description="`none`: readers see a row as soon as it is committed. `watermark`: they see each window of event "
+        "time whole or not at all; until it is complete, its rows are on the branch `frazil-open-<stream>`.",
+    )
 
 
 class Watermark(Model):
@@ -354,9 +358,14 @@ class StreamSpec(Model):
         """What completes: as declared, else the table's partition by time of the event."""
         if self.complete is not None:
             return None if self.complete == "none" else self.complete
-        terms = [layout.parse_term(text) for text in self.partition_by]
-        by_time = {term.transform for term in terms if term.column == self.event_time.column}
+        by_time = self.event_time_partitions
         return "hour" if "hour" in by_time else "day" if "day" in by_time else None
+
+    @property
+    def event_time_partitions(self) -> tuple[str, ...]:
+        """The transforms of the event time that the table is partitioned by."""
+        terms = [layout.parse_term(text) for text in self.partition_by]
+        return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
     def fingerprint(self) -> str:
         """A digest of everything declared: it changes exactly when a running writer must be restarted."""

@@ -66,6 +66,7 @@ def problems(spec: StreamSpec) -> tuple[Problem, ...]:
         *_columns(spec),
         *_event_time(spec),
         *_layout(spec),
+        *_aligned(spec),
         *_kafka_properties(spec),
         *_secrets(spec),
         *_references(spec),
@@ -116,6 +117,20 @@ def _layout(spec: StreamSpec) -> Iterator[Problem]:
         yield from _partition_field(f"partition-by.{index}", term, partition_terms[:index], columns)
     for index, text in enumerate(spec.sort_by):
         yield from _term(f"sort-by.{index}", parse_sort_term(text).term, columns)
+
+
+def _aligned(spec: StreamSpec) -> Iterator[Problem]:
+    """Windows can only be kept apart where no data file spans two of them."""
+    if spec.commit.align == "none":
+        return
+    column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")
+    terms = " or ".join(f"{transform}({column})" for transform in fine)
+    if spec.window is None:
+        what = f"waits for windows to complete, and the stream has none; partition by {terms}, or declare complete"
+        yield Problem("commit.align", spec.commit.align, what)
+    elif not set(fine) & set(spec.event_time_partitions):
+        what = f"needs partition-by {terms}, for files that lie in one {spec.window} each, which is what completes"
+        yield Problem("commit.align", spec.commit.align, what)
 
 
 def _term(key: str, term: Term, columns: dict[str, Type]) -> Iterator[Problem]:

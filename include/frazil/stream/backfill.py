@@ -24,13 +24,13 @@ from pyroaring import BitMap64
 from frazil.commit import backfill_audit
 from frazil.commit.backfill_audit import Staged, Tallies, spans_of
 from frazil.commit.backfill_commit import LaneCommitter, abandon, clear_ended
-from frazil.commit.backfill_lane import Lane, State, branch_name, open_branch_name, read_lane
+from frazil.commit.backfill_lane import Lane, State, branch_name, read_lane
 from frazil.commit.backfill_records import Record
 from frazil.commit.backfill_records import chunks as staged_chunks
 from frazil.commit.claims import Claims, claims
 from frazil.commit.committer import StreamTables
 from frazil.commit.landed import Wanted, has_coordinates, tally
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity, read_marker
+from frazil.commit.marker import BatchKey, Marker, SourceIdentity, open_branch, read_marker
 from frazil.commit.offset_tally import between
 from frazil.commit.rules import check_same_source, head_of
 from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
@@ -185,7 +185,7 @@ class Backfill:
         letters = dataclasses.replace(wanted, topic_ids=source.topic_ids)
         return (
             tally(table, wanted),
-            tally(table, dataclasses.replace(wanted, branch=open_branch_name(self.spec.name))),
+            tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
             tally(self.opened.tables.dead_letters.refresh(), letters),
         )
 

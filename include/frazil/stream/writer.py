@@ -30,6 +30,7 @@ from frazil.errors import FrazilError, OffsetGap, StaleBatch
 from frazil.home import run_folder
 from frazil.ingest.contract import TopicPartition
 from frazil.ingest.decode import check_supported
+from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.stream.batch import BatchRunner
@@ -141,7 +142,8 @@ class Writer:
         store = open_store(main.location(), main.io.properties)
         progress = ProgressFolder(f"{state}/progress", dict(main.io.properties))
         reporter.table(main.location(), progress)
-        tables = StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=now_ms)
+        align = Alignment.of(self.spec)
+        tables = StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=now_ms, align=align)
         return tables, store, progress
 
 

@@ -98,6 +98,16 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("event time type", {"event_time": "carrier"}, ["event-time: 'carrier' is a column of type string", "timestamptz"]),
     ("partition source", {"partition_by": ["day(departd)"]}, ["partition-by.0", "did you mean departed?"]),
     ("partition fit", {"partition_by": ["hour(carrier)"]}, ["'hour(carrier)' does not fit", "timestamp"]),
+    (
+        "windows to align",
+        {"commit": {"align": "watermark"}},
+        ["commit.align: 'watermark' waits for windows", "hour(departed) or day"],
+    ),
+    (
+        "too coarse to align",
+        {"commit": {"align": "watermark"}, "complete": "hour", "partition_by": "day(departed)"},
+        ["commit.align: 'watermark' needs partition-by hour(departed), for files that lie in one hour each"],
+    ),
     ("two granularities", {"partition_by": ["day(departed)", "hour(departed)"]}, ["partition-by.1", "redundant"]),
     (
         "partition name",

@@ -1,0 +1,152 @@
+"""The branch where rows of open windows wait, with `commit.align: watermark`: what stays, what joins, what leaves it.
+
+Its manifests are of one value of the table's time partition each, so that a manifest list alone tells what leaves.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import DayTransform, HourTransform
+from pyiceberg.types import IntegerType
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+from frazil.commit.marker import Marker, open_branch
+from frazil.commit.rules import head_of
+from frazil.errors import SchemaIncompatible, StaleBatch
+from frazil.ingest.contract import StagedFile
+from frazil.partitions.open_windows import Alignment
+from frazil.partitions.windows import Grain
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BranchChange:
+    """What one update does with a stream's open branch, and what main gets by it."""
+
+    base: Snapshot | None
+    """What the branch goes on from: its head, unless it is put back."""
+    stays: tuple[ManifestFile, ...] = ()
+    leaves: tuple[DataFile, ...] = ()
+    joins: tuple[StagedFile, ...] = ()
+    to_main: tuple[StagedFile, ...] = ()
+    drops: bool = False
+    """What leaves goes nowhere, instead of to main."""
+    ends: bool = False
+    """The branch is removed."""
+    apart: Callable[[StagedFile], str] = lambda _: ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeField:
+    """Where a partition spec has the event time, and how long a value's time is."""
+
+    position: int
+    length_us: int
+
+    @classmethod
+    def of(cls, spec: PartitionSpec, source_id: int) -> TimeField | None:
+        for position, field in enumerate(spec.fields):
+            if field.source_id == source_id and isinstance(field.transform, HourTransform | DayTransform):
+                grain = Grain.HOUR if isinstance(field.transform, HourTransform) else Grain.DAY
+                return cls(position, grain.us)
+        return None
+
+    def start_us(self, value: bytes | None) -> int | None:
+        """Of a partition value as Iceberg serialises it: hours or days since 1970. None for rows without a time."""
+        return None if value is None else int(from_bytes(IntegerType(), value)) * self.length_us
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """The event time's place in each of a table's partition specs."""
+
+    fields: dict[int, TimeField]
+
+    @classmethod
+    def of(cls, metadata: TableMetadata, align: Alignment) -> _Times:
+        source = metadata.schema().find_field(align.column).field_id
+        found = {spec_id: TimeField.of(spec, source) for spec_id, spec in metadata.specs().items()}
+        return cls({spec_id: field for spec_id, field in found.items() if field})
+
+    def of_file(self, file: StagedFile) -> tuple[int, int] | None:
+        """Start and length of the time that a file lies in; None where it has none."""
+        field = self.fields.get(file.spec_id)
+        text = file.partition[field.position] if field else None
+        return self._span(field, None if text is None else base64.b64decode(text))
+
+    def of_manifest(self, manifest: ManifestFile) -> tuple[int, int] | None:
+        field = self.fields.get(manifest.partition_spec_id)
+        summary = manifest.partitions[field.position] if field and manifest.partitions else None
+        return self._span(field, summary.lower_bound if summary else None)
+
+    @staticmethod
+    def _span(field: TimeField | None, value: bytes | None) -> tuple[int, int] | None:
+        start_us = field.start_us(value) if field else None
+        return None if field is None or start_us is None else (start_us, field.length_us)
+
+
+def check_aligned(
+    metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
+) -> None:
+    """No file spans windows: the table is partitioned by the event time, at least as finely as they are.
+
+    Raises `SchemaIncompatible` where it is not, and `StaleBatch` where it was not yet when a batch was staged.
+    """
+    if align is None:
+        return
+    fine = {i for i, f in _Times.of(metadata, align).fields.items() if f.length_us <= align.grain.us}
+    if metadata.default_spec_id not in fine:
+        raise SchemaIncompatible(
+            f"commit.align: watermark waits for every {align.grain} of {align.column}, and table {table} is not "
+            f"partitioned by it: evolve its partitioning to hour({align.column})"
+            + (f" or day({align.column})" if align.grain is Grain.DAY else "")
+            + ", or declare commit.align: none"
+        )
+    if any(file.spec_id not in fine for file in files):
+        raise StaleBatch(f"a batch for table {table} was staged before the table had its partitions; it is staged anew")
+
+
+def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
+    """Where a batch's files go, and which of those that wait go to main, once `marker` is the stream's."""
+    head = head_of(table.metadata, open_branch(marker.stream))
+    times = _Times.of(table.metadata, align)
+    newest_us = max(marker.max_event_times_us.values(), default=None)
+
+    def waits(span: tuple[int, int] | None) -> bool:
+        return span is not None and align.waits(*span, watermark_us=marker.watermark_us, newest_us=newest_us)
+
+    manifests = head.manifests(table.io) if head else []
+    stays, leaves = _parted(manifests, lambda m: waits(times.of_manifest(m)))
+    joins, to_main = _parted(files, lambda f: waits(times.of_file(f)))
+    return BranchChange(head, stays, files_of(leaves, table.io), joins, to_main, apart=lambda f: str(times.of_file(f)))
+
+
+def released(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
+    """Everything to main, because nothing waits any more."""
+    head = head_of(table.metadata, open_branch(stream))
+    leaves = files_of(head.manifests(table.io) if head else (), table.io)
+    return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
+
+
+def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
+    """What manifests list. A day of commits is more than a thousand of them: they are read side by side."""
+    read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
+    return tuple(entry.data_file for entries in read for entry in entries)
+
+
+def _parted(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Those of which something holds, and the others."""
+    kept = list(items)
+    return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

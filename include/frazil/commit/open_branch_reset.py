@@ -1,0 +1,79 @@
+"""What a reset does with rows of open windows: they stay where the stream does not read them again, and after a
+rollback of main, or where somebody moved their branch, they are put back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.committer import StreamTables
+from frazil.commit.history import ancestors
+from frazil.commit.journal import Journal
+from frazil.commit.marked_update import OPEN_SNAPSHOT
+from frazil.commit.marker import BatchKey, SourceIdentity, of_same_topics, open_branch
+from frazil.commit.open_branch import BranchChange, files_of
+from frazil.commit.reset import Offsets, Standing
+from frazil.commit.rules import head_of
+from frazil.errors import RolledBack
+
+
+def after_reset(
+    table: Table, tables: StreamTables, seen: Standing, *, target: Offsets, source: SourceIdentity
+) -> BranchChange | None:
+    """The open branch once the stream goes on at `target` of `source`; None where it has none.
+
+    Raises `RolledBack` where rows of open windows are gone that the stream would not read again.
+    """
+    metadata, name = table.metadata, open_branch(tables.stream)
+    accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
+    head, expected = head_of(metadata, name), _expected(metadata, seen, accepted=accepted)
+    base = head if expected is None else metadata.snapshot_by_id(expected)
+    if base is None and expected is not None:
+        if not accepted:
+            raise RolledBack(
+                f"table {tables.main.identifier} lost rows of open windows of stream {tables.stream!r}: snapshot "
+                f"{expected} of branch {name!r} was expired. `frazil reset {tables.stream} --to marker` accepts that; "
+                "reset once more then, to a position before those windows, to read them again"
+            )
+        base = head
+    if base is None:
+        return None if expected is None else BranchChange(None, ends=True)
+    manifests = base.manifests(table.io)
+    again = [m for m in manifests if _read_again(_records(m, table, tables), target, source)]
+    stays = tuple(m for m in manifests if m not in again)
+    return BranchChange(base, stays, files_of(again, table.io), drops=True, ends=not stays)
+
+
+def _expected(metadata: TableMetadata, seen: Standing, *, accepted: bool) -> int | None:
+    """The head of the branch that belongs to what main holds; None where nothing is known of one."""
+    if seen.marker is None:
+        return None
+    if not seen.rolled_back or accepted:
+        return seen.marker.open_snapshot_id
+    summaries = (s.summary for s in ancestors(metadata) if s.summary)
+    newest = next((s for s in summaries if s.get("frazil.stream") == seen.marker.stream), None)
+    text = newest.get(OPEN_SNAPSHOT) if newest else None
+    return int(text) if text else None
+
+
+def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
+    """The commit records of the batches whose files a manifest lists: by the folder that a batch stages them in."""
+    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
+    keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
+    return [tables.journals.get(key) for key in keys]
+
+
+def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
+    """Whether all that these batches read comes again, as it lies at or after the new position in the same topics.
+
+    A batch that lies on both sides does not: its later rows come twice, as those do that are in main.
+    """
+    return bool(records) and all(
+        record is not None
+        and bool(at := of_same_topics(target, source, record.source))
+        and all(at.get(p.topic_partition, p.end) <= p.start for p in record.progress)
+        for record in records
+    )

@@ -1,0 +1,42 @@
+"""Which windows wait: laws over all watermarks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.partitions.completeness import Feed, complete_to
+from frazil.partitions.open_windows import FURTHEST_AHEAD_US, Alignment
+from frazil.partitions.windows import Grain, Window
+
+moments = st.integers(-(10**16), 10**16)
+alignments = st.builds(Alignment, st.just("ts"), st.sampled_from(Grain), st.integers(0, 10**11))
+HOUR_US = Grain.HOUR.us
+
+
+@given(alignments, moments, moments, st.none() | moments)
+def test_what_is_complete_to_the_signals_never_waits_and_what_is_not_waits_unless_absurdly_ahead(
+    align: Alignment, us: int, watermark_us: int, newest_us: int | None
+) -> None:
+    window = Window.of(us, align.grain)
+    start_us = Grain.HOUR.floor(us)
+    waits = align.waits(start_us, HOUR_US, watermark_us=watermark_us, newest_us=newest_us)
+    bound = complete_to((Feed("s", watermark_us, align.lateness_us),))
+    assert bound is not None
+    known_us = watermark_us if newest_us is None else max(watermark_us, newest_us)
+    ahead = start_us - known_us > FURTHEST_AHEAD_US
+    assert waits == (window.end_us > bound and not ahead)
+
+
+@given(alignments, moments)
+def test_while_nothing_is_known_everything_waits(align: Alignment, us: int) -> None:
+    assert align.waits(Grain.HOUR.floor(us), HOUR_US, watermark_us=None, newest_us=None)
+
+
+@given(alignments, moments)
+def test_files_of_a_coarser_partition_wait_until_its_end(align: Alignment, us: int) -> None:
+    start_us = Grain.DAY.floor(us)
+    end_us = start_us + Grain.DAY.us
+    for early_us, expected in ((1, True), (0, False)):
+        watermark_us = end_us + align.lateness_us - early_us
+        assert align.waits(start_us, Grain.DAY.us, watermark_us=watermark_us, newest_us=None) is expected
