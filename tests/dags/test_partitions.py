@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.airflow.windows import to_send
-from frazil.commit.completion import send_again
+from frazil.commit.completion import look, send_again, signal
 from frazil.commit.signal import Signal, State
 from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.partitions.windows import Grain, Window
@@ -26,6 +27,8 @@ event-time: at
 complete: hour
 complete-from: 2013-12-30T12:00:00Z
 """
+NOW_MS = time.time_ns() // 1_000_000
+"""Signals are held against Airflow's events, which bear this machine's time."""
 NOON = 1_388_404_800_000_000
 HOUR = Grain.HOUR.us
 TEN_MINUTES = HOUR // 6
@@ -36,7 +39,7 @@ class World:
 
     def __init__(self, folder: Path, dag_runner: Callable[[Path], Any]) -> None:
         (folder / "made.yaml").write_text(STREAM)
-        self.made = MadeStream(load_stream(folder / "made.yaml"), 2_000_000_000_000, partitions=1)
+        self.made = MadeStream(load_stream(folder / "made.yaml"), NOW_MS, partitions=1)
         self.airflow = dag_runner(folder)
         self.sent = 0
 
@@ -84,10 +87,19 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
     assert [(name, key, extra[key]["revision"]) for name, key, extra in reopened] == [
         ("demo.made.reopened", "2013-12-30T12", 2)
     ]
-    windows = [Window(NOON + HOUR, Grain.HOUR)]
-    send_again(load_catalog(None), "demo.made", windows, note="sent again", clock_ms=2_000_000_000_000)
-    (resent,) = world.run()["events"][3:]
-    assert (resent[:2], resent[2]["2013-12-30T13"]["revision"]) == (["demo.made", "2013-12-30T13"], 1)
+    windows = [Window(NOON + n * HOUR, Grain.HOUR) for n in range(2)]
+    send_again(load_catalog(None), "demo.made", windows, note="sent again", clock_ms=NOW_MS)
+    resent = world.run()["events"][3:]
+    assert {(name, key, extra[key]["revision"]) for name, key, extra in resent} == {
+        ("demo.made", "2013-12-30T12", 2),
+        ("demo.made", "2013-12-30T13", 1),
+    }
+    # A row that was written, and whose event never reached Airflow.
+    world.land(14, 20)
+    seen = look(load_catalog(None), [world.made.spec])
+    assert seen is not None
+    assert len(signal(load_catalog(None), seen, clock_ms=NOW_MS)) == 1
+    assert [(name, key) for name, key, _ in world.run()["events"][5:]] == [("demo.made", "2013-12-30T14")]
 
 
 def one(number: int, **changes: Any) -> Signal:
@@ -105,3 +117,6 @@ def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None
     assert [s.number for s in to_send(signals, set(), reopened=True)] == [4]
     assert to_send(signals, {1, 2}, reopened=False) == []
     assert [s.number for s in to_send([*signals, one(6, hour=2, state=State.RELEASED)], {1, 2}, reopened=False)] == [6]
+    asked = one(7, revision=2, state=State.AGAIN)
+    assert [s.number for s in to_send([asked], {1, 2}, reopened=False)] == [7]
+    assert to_send([asked], {1, 2}, reopened=True) == []

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from frazil.airflow.sensors import PartitionCompleteSensor, PartitionTrigger
 from frazil.commit.completion import Gate, look, signal
 from frazil.dev.made_batches import EventTimes, MadeStream
+from frazil.errors import CommitUnavailable, MarkerUnreadable
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 
@@ -155,3 +156,28 @@ def test_the_task_defers_at_once_and_its_trigger_can_be_made_again(flow: Flow) -
     assert arguments == {
         "table": "demo.made", "partition": "2013-12-30", "streams": str(flow.folder), "poll_seconds": 30,
     }  # fmt: skip
+
+
+def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_mend_ends_the_wait(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow.land(4)
+    flow.signal()
+    trigger, said = flow.trigger("2013-12-30T01"), Said()
+    trigger._log = said
+    answers = iter([ConnectionError("reset by peer"), CommitUnavailable("no answer"), MarkerUnreadable("edited")])
+
+    def fail(*_: object) -> None:
+        raise next(answers)
+
+    monkeypatch.setattr("frazil.commit.waiting.look_for", fail)
+
+    async def first() -> Any:
+        return (await anext(trigger.run())).payload
+
+    payload = asyncio.run(asyncio.wait_for(first(), 20))
+    assert payload == {"problem": "MarkerUnreadable: edited"}
+    assert said.lines == [
+        "the look failed, and is tried again: ConnectionError('reset by peer')",
+        "the look failed, and is tried again: no answer",
+    ]

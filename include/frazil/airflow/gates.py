@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,8 @@ from frazil.quality.gate import GateRequest, find_suite, run_gates
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 900.0
-"""For all windows of one look: a window of 1 M rows takes less than a minute."""
+TIMEOUT_S = 300.0
+"""For a window: one of 1 M rows takes less than a minute."""
 
 SPARK_CONNECTION = "spark_default"
 """Its properties file, if it names one, has Iceberg's runtime; else Spark's own spark-defaults.conf does."""
@@ -51,7 +52,7 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
         )
         for window in windows
     ]
-    results = run_gates(requests, timeout_s=TIMEOUT_S)
+    results = run_gates(requests, timeout_s=TIMEOUT_S * len(windows))
     for window, result in zip(windows, results, strict=True):
         verdict = "meets its suite" if result.passed else "does not meet its suite"
         log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, verdict, docs_url(result.docs))
@@ -69,5 +70,8 @@ def _spark_properties() -> dict[str, str]:
         named = Connection.get(SPARK_CONNECTION).extra_dejson.get("properties-file")
     except AirflowNotFoundException:
         return {}
-    lines = Path(named).read_text().splitlines() if named else []
-    return dict(line.split(None, 1) for line in lines if line.strip() and not line.startswith("#"))
+    if not named or not Path(named).is_file():
+        return {}
+    lines = [line.strip() for line in Path(named).read_text().splitlines()]
+    pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and not line.startswith("#")]
+    return {pair[0]: pair[1] for pair in pairs if len(pair) > 1}

@@ -6,22 +6,16 @@ looks again and again, and a worker is used only when there is something to sign
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.branch import BaseBranchOperator
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.sdk.exceptions import AirflowException
 
-from frazil.errors import FrazilError
+from frazil.airflow.waiting import Event, WaitingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
-"""Of our own: one catalog that does not answer must not hold up the triggerer's other work."""
 
 
 class LookOperator(BaseBranchOperator):
@@ -50,53 +44,28 @@ class LookOperator(BaseBranchOperator):
             self.defer(trigger=trigger, method_name="execute_complete")
         return self.do_branch(context, following)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002 - Airflow's signature
-        """Signal, and branch."""
+    def execute_complete(self, context: Context, event: Event) -> Any:
+        """Signal, and branch. Raises AirflowException where the table cannot be looked at: tried again, with alerts."""
         from frazil.airflow import windows  # noqa: PLC0415 - as above
 
+        if event["problem"]:
+            raise AirflowException(f"{self.table} cannot be looked at: {event['problem']}")
         suites = Path(self.expectations) if self.expectations else None
         following = windows.act(self.table, Path(self.streams), context, expectations=suites)
         return self.do_branch(context, following or None)
 
 
-class LookTrigger(BaseTrigger):
-    """Looks at a table every `poll_seconds`, and fires when there is something to do.
+class LookTrigger(WaitingTrigger):
+    """Looks at a table, and fires when there is something to do.
 
-    `number` is that of the table's last signal when the task was deferred: a later one is somebody else's, such as a
-    release. It holds no state: a triggerer that is restarted makes another from the same arguments.
+    Its arguments: table; streams; `number`, of the table's last signal when the task was deferred: a later one is
+    somebody else's, such as a release.
     """
 
-    def __init__(self, *, table: str, streams: str, number: int, poll_seconds: float) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.table, self.streams, self.number, self.poll_seconds = table, streams, number, poll_seconds
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        arguments = {
-            "table": self.table,
-            "streams": self.streams,
-            "number": self.number,
-            "poll_seconds": self.poll_seconds,
-        }
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look, say what is waited for where that changed, wait; until there is something to do."""
-        said = ""
-        while True:
-            ready, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self._look)
-            if ready:
-                yield TriggerEvent({"reason": sentence})  # type: ignore[no-untyped-call]
-                return
-            if sentence != said:
-                self.log.info("%s: %s", self.table, sentence)
-                said = sentence
-            await asyncio.sleep(self.poll_seconds)
-
-    def _look(self) -> tuple[bool, str]:
+    def look(self) -> tuple[Event | None, str]:
         """Whether there is something to do, and what the next window waits for."""
         from frazil.airflow import windows  # noqa: PLC0415 - loads PyIceberg
 
-        try:
-            return windows.ready(self.table, Path(self.streams), after=self.number)
-        except FrazilError as error:
-            return False, f"the look failed, and is tried again: {error}"
+        table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
+        ready, sentence = windows.ready(table, Path(streams), after=number)
+        return ({"problem": None} if ready else None), f"{table}: {sentence}"

@@ -90,7 +90,7 @@ def _dag(
         for name, asset in assets.items():
             sent: Any = task(task_id=name, inlets=[asset], outlets=[asset])(send)(table, streams, name)
             looked >> sent
-        looked >> task(held)(table, streams)
+        looked >> task(inlets=[assets["complete"]])(held)(table, streams)
     return dag
 
 
@@ -105,12 +105,12 @@ def held(table: str, streams: str) -> None:
     """Fail with what the gates found."""
     from frazil.airflow import windows  # noqa: PLC0415 - as above
 
-    if found := windows.held(table, Path(streams)):
-        said = "; ".join(f"{s.partition}: {s.note}" for s in found)
-        raise AirflowFailException(
-            f"{table}: {len(found)} windows are held by their quality gate, and not signalled. {said}. The data is in "
-            f"the table. Mend it: late rows are judged anew. Or release the window with the Dag {RELEASE_DAG}"
-        )
+    found = windows.held(table, Path(streams), get_current_context())
+    said = "; ".join(f"{s.partition}: {s.note}" for s in found)
+    raise AirflowFailException(
+        f"{table}: {len(found)} windows are held by their quality gate, and not signalled. {said}. The data is in "
+        f"the table. Mend it: late rows are judged anew. Or release the window with the Dag {RELEASE_DAG}"
+    )
 
 
 def _release_dag(tables: list[str], streams: Path) -> DAG:
@@ -140,13 +140,13 @@ def release(streams: str) -> None:
 
     context = get_current_context()
     form, person = context["params"], context["dag_run"].triggering_user_name or "Airflow"
-    catalog = load_catalog(streams_of(Path(streams), form["table"])[0].table.catalog)
     try:
         window = Window.parse(form["partition"])
     except ValueError as error:
         raise AirflowFailException(f"partition: {error}") from error
+    spec = streams_of(Path(streams), form["table"])[0]
     note = f"released by {person}: {form['reason']}"
-    completion.release(catalog, form["table"], window, note=note, clock_ms=time.time_ns() // 1_000_000)
+    completion.release(load_catalog(spec.table.catalog), spec, window, note=note, clock_ms=time.time_ns() // 1_000_000)
 
 
 def _page(table: str, specs: list[StreamSpec]) -> str:

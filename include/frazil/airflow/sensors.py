@@ -9,18 +9,16 @@ must run. Known limits: a window of before the first that is signalled never com
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
-from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from frazil.errors import FrazilError, SpecError
+from frazil.airflow.waiting import Event, WaitingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -50,56 +48,26 @@ class PartitionCompleteSensor(BaseSensorOperator):
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002 - as above
+    def execute_complete(self, context: Context, event: Event) -> Any:  # noqa: ARG002 - as above
         """What the trigger found. Raises AirflowFailException where the window never comes."""
         if event["problem"]:
             raise AirflowFailException(event["problem"])
         return event["windows"]
 
 
-class PartitionTrigger(BaseTrigger):
-    """Looks for a window's signals every `poll_seconds`, in a thread, and fires once."""
+class PartitionTrigger(WaitingTrigger):
+    """Looks for a window's signals. Its arguments: table, partition, streams."""
 
-    def __init__(self, *, table: str, partition: str, streams: str, poll_seconds: float) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.table, self.partition, self.streams, self.poll_seconds = table, partition, streams, poll_seconds
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        arguments = {
-            "table": self.table,
-            "partition": self.partition,
-            "streams": self.streams,
-            "poll_seconds": self.poll_seconds,
-        }
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look, say what is waited for where that changed, wait; until the window is complete or never will be."""
-        said = ""
-        while True:
-            event, sentence = await asyncio.to_thread(self._look)
-            if event is not None:
-                yield TriggerEvent(event)  # type: ignore[no-untyped-call]
-                return
-            if sentence != said:
-                self.log.info("%s %s: %s", self.table, self.partition, sentence)
-                said = sentence
-            await asyncio.sleep(self.poll_seconds)
-
-    def _look(self) -> tuple[dict[str, Any] | None, str]:
-        """The event to fire, if there is one, and what is waited for."""
+    def look(self) -> tuple[Event | None, str]:
+        """What is known of the window, where all of it was signalled; else what it waits for."""
         from frazil.airflow.windows import facts  # noqa: PLC0415 - loads PyIceberg
         from frazil.commit.waiting import look_for  # noqa: PLC0415 - as above
         from frazil.spec.load import streams_of  # noqa: PLC0415 - as above
 
-        try:
-            found = look_for(streams_of(Path(self.streams), self.table), self.partition)
-        except SpecError as error:
-            return {"problem": str(error)}, ""
-        except FrazilError as error:
-            return None, f"the look failed, and is tried again: {error}"
+        table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
+        found = look_for(streams_of(Path(streams), table), partition)
         if found.never:
             return {"problem": found.waits_for}, ""
         if found.signals:
             return {"problem": None, "windows": {s.partition: facts(s) for s in found.signals}}, ""
-        return None, found.waits_for
+        return None, f"{table} {partition}: {found.waits_for}"

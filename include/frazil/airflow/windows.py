@@ -32,9 +32,13 @@ log = logging.getLogger(__name__)
 
 SENT_TO = "frazil.sent-to"
 """In Airflow's store of an asset: the number of the signal up to which all are among Airflow's events."""
+TOLD_TO = "frazil.told-to"
+"""And of the first asset: the number of the signal up to which people were told of the windows that gates hold."""
+MOST_JUDGED = 12
+"""Windows of one look where a quality gate judges them, one after the other; the next look has the next."""
 MOST_AT_ONCE = 100
 """Events of one task: each carries the facts of all. What is over is sent by the next run."""
-CLOCKS_APART = timedelta(hours=1)
+CLOCKS_APART = timedelta(days=1)
 """How far the clocks of a worker and of Airflow's server may be apart, when the events of a signal are looked for."""
 
 
@@ -42,11 +46,12 @@ def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     """The number of the table's last signal, and the tasks that have to send what Airflow lacks."""
     catalog = load_catalog(streams_of(streams, table)[0].table.catalog)
     signals = TableSignals.load(catalog, table)
-    for asset in _assets(table).values():
+    for name, asset in _assets(table).items():
         store = context["asset_state_store"][asset]
-        # Before the first signal: an Airflow that meets a table is sent nothing that is older.
-        if store.get(SENT_TO) is None:
-            store.set(SENT_TO, signals.number)
+        # Before the first signal: an Airflow that meets a table is told of nothing that is older.
+        for key in (SENT_TO, TOLD_TO) if name == "complete" else (SENT_TO,):
+            if store.get(key) is None:
+                store.set(key, signals.number)
     return signals.number, _following(signals, context)
 
 
@@ -70,15 +75,15 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
     """
     specs = streams_of(streams, table)
     catalog = load_catalog(specs[0].table.catalog)
-    seen = look(catalog, specs)
+    gates = gates_of(expectations, table)
+    seen = look(catalog, specs, **({"most": MOST_JUDGED} if gates else {}))
     if seen is None:
         return []
-    made = signal(catalog, seen, clock_ms=time.time_ns() // 1_000_000, gates=gates_of(expectations, table))
+    made = signal(catalog, seen, clock_ms=time.time_ns() // 1_000_000, gates=gates)
     for one in made:
         log.log(logging.INFO if one.sent else logging.ERROR, "%s", _told(one))
     log.info("%s: %s", table, seen.decision.reason)
-    following = _following(TableSignals.load(catalog, table), context)
-    return [*following, *(["held"] if any(not s.sent for s in made) else [])]
+    return _following(TableSignals.load(catalog, table), context)
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
@@ -93,15 +98,14 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
     outlet.extra = {s.partition: facts(s) for s in unsent}
 
 
-def held(table: str, streams: Path) -> list[Signal]:
-    """The windows of a table that a gate holds."""
+def held(table: str, streams: Path, context: Context) -> list[Signal]:
+    """The windows of a table that gates hold; whoever asks tells people of them."""
     catalog = load_catalog(streams_of(streams, table)[0].table.catalog)
     signals = TableSignals.load(catalog, table)
     starts = signals.cursor.held if signals.cursor else frozenset()
-    if not starts:
-        return []
-    newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1)
-    return [s for s in newest.values() if s.state is State.HELD]
+    newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
+    context["asset_state_store"][partition_asset(table)].set(TOLD_TO, signals.number)
+    return [s for s in newest.values() if not s.sent]
 
 
 def facts(s: Signal) -> dict[str, Any]:
@@ -122,10 +126,13 @@ def facts(s: Signal) -> dict[str, Any]:
 def to_send(signals: Iterable[Signal], sent: Collection[int], *, reopened: bool) -> list[Signal]:
     """The signals of one asset that Airflow lacks, by number: of each window the newest, for one key has one event.
 
-    `sent` are the numbers of the signals among Airflow's events.
+    `sent` are the numbers of the signals among Airflow's events. What was asked for again goes to the first asset
+    whatever its revision, for its consumers are those that missed it.
     """
     newest = {
-        s.partition: s for s in sorted(signals, key=lambda s: s.number) if s.sent and (s.revision > 1) == reopened
+        s.partition: s
+        for s in sorted(signals, key=lambda s: s.number)
+        if s.sent and (s.revision > 1 and s.state is not State.AGAIN) == reopened
     }
     return [s for s in newest.values() if s.number not in sent]
 
@@ -135,7 +142,11 @@ def _assets(table: str) -> dict[str, Asset]:
 
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
-    return [name for name, asset in _assets(signals.table).items() if _unsent(signals, asset, context)]
+    """The tasks that have something to send or to tell; also what an earlier run left undone."""
+    unsent = [name for name, asset in _assets(signals.table).items() if _unsent(signals, asset, context)]
+    told_to: Any = context["asset_state_store"][partition_asset(signals.table)].get(TOLD_TO, 0)
+    untold = any(not s.sent for s in signals.after(told_to))
+    return [*unsent, *(["held"] if untold else [])]
 
 
 def _unsent(signals: TableSignals, asset: Asset, context: Context) -> list[Signal]:

@@ -58,8 +58,8 @@ class Partitions:
     "--send-again",
     "again",
     multiple=True,
-    metavar="PARTITION",
-    help="Signal a window once more, with the revision it has: for consumers that were paused. A day means its hours.",
+    metavar="DAY",
+    help="Signal a day once more, with the revisions it has: for consumers that were paused.",
 )
 @click.option("--release", "held", metavar="PARTITION", help="Signal a window that its quality gate holds.")
 @click.option("--reason", help="With --release: why; it is recorded.")
@@ -90,7 +90,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     now_ms = time.time_ns() // 1_000_000
     person = f"by {getpass.getuser()}, frazil partitions"
     if held and reason:
-        release(catalog, table, _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)
+        release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)
     seen = look(catalog, specs)
     if seen is None:
         raise SpecError(
@@ -117,8 +117,10 @@ def _window(key: str) -> Window:
 
 
 def _windows(key: str, grain: Grain) -> Sequence[Window]:
-    """A window, or all that a day has where the table's are hours."""
+    """All that a day has. A single hour would leave the roll-ups of its day waiting for the others."""
     window = _window(key)
+    if window.grain is not Grain.DAY:
+        raise click.UsageError(f"--send-again takes a day, and {key} is an hour: name {key[:10]}")
     return list(windows_between(grain, window.start_us, window.end_us))
 
 

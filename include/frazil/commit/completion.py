@@ -18,15 +18,17 @@ from pyiceberg.table import Table
 from frazil.commit.history import ancestors
 from frazil.commit.late_rows import late_since
 from frazil.commit.marker import PROPERTY_PREFIX, Marker
-from frazil.commit.rules import head_of
+from frazil.commit.open_branch import earliest_waiting_us
+from frazil.commit.rules import check_ancestry, head_of
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import TableSignals, append_signals
 from frazil.commit.window_rows import window_rows
-from frazil.errors import SpecError
-from frazil.partitions.completeness import Cursor, Decision, Feed, complete_to, decide
+from frazil.errors import RolledBack, SpecError
+from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Decision, Feed, complete_to, decide
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
 
 
@@ -67,26 +69,29 @@ class Look:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held)
 
 
-def look(catalog: Catalog, specs: Sequence[StreamSpec]) -> Look | None:
+def look(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_ONCE) -> Look | None:
     """Look at the table that these streams feed; None where it does not exist, or nothing of it ever completes.
 
-    `specs` are all declared streams of one table, which declare the same windows. Raises `MarkerUnreadable`.
+    `specs` are all declared streams of one table, which declare the same windows; `most` windows complete at once.
+    Raises `MarkerUnreadable`, and what `catalog_errors` makes of a catalog's.
     """
     spec = specs[0]
     if spec.window is None:
         return None
-    try:
-        table = catalog.load_table(spec.table.identifier)
-    except NoSuchTableError:
-        return None
+    # The signals first: what was signalled since the table was loaded is then found moved at the append.
+    signals = TableSignals.load(catalog, spec.table.identifier)
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(spec.table.identifier)
+        except NoSuchTableError:
+            return None
     grain = Grain(spec.window)
     feeds = feeds_of(table, specs)
-    signals = TableSignals.load(catalog, spec.table.identifier)
     # What came before anybody looked is history.
     since = signals.cursor.sequence_number if signals.cursor else table.metadata.next_sequence_number()
     late = late_since(table.metadata, open_store(table.location(), table.io.properties), sequence_number=since)
     begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
-    decision = decide(feeds, signals.cursor, late, grain=grain, complete_from_us=begin_us)
+    decision = decide(feeds, signals.cursor, late, grain=grain, complete_from_us=begin_us, most=most)
     return Look(table, tuple(specs), grain, feeds, signals, late, decision)
 
 
@@ -100,15 +105,26 @@ def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
         if name.startswith(PROPERTY_PREFIX)
     }
     markers = {stream: Marker.from_property(stream, text) for stream, text in begun.items()}
-    return tuple(_feed(stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers}))
+    return tuple(
+        _feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
+    )
 
 
-def _feed(stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
+def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
+    """A stream whose rows cannot be vouched for has no watermark, and says why."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
         return Feed(stream, None, lateness_us)
+    if spec is None:
+        problem = f"no sound file declares it: mend its file, or `frazil forget {stream}`"
+        return Feed(stream, None, problem=problem)
+    try:
+        check_ancestry(table.metadata, marker, table=spec.table.identifier)
+        waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
+    except RolledBack as error:
+        return Feed(stream, None, lateness_us, problem=str(error))
     holder = holding_back(marker.max_event_times_us, partitions=marker.offsets, idle=marker.idle)
-    return Feed(stream, marker.watermark_us, lateness_us, holder)
+    return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 
 
 def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
@@ -160,7 +176,9 @@ def _revisions(seen: Look) -> dict[Window, int]:
 
 def _rejected_since(seen: Look) -> int:
     """Dead letters of the feeding streams' commits since the last signal."""
-    since = seen.signals.cursor.sequence_number if seen.signals.cursor else 0
+    if seen.signals.cursor is None:
+        return 0
+    since = seen.signals.cursor.sequence_number
     total = 0
     for snapshot in ancestors(seen.table.metadata):
         if (snapshot.sequence_number or 0) <= since:
@@ -169,20 +187,33 @@ def _rejected_since(seen: Look) -> int:
     return total
 
 
-def release(catalog: Catalog, table: str, window: Window, *, note: str, clock_ms: int) -> Signal:
-    """Signal a window that its gate holds, as it stands; `note` says who wants it and why.
+def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
+    """Signal a window that its gate holds, as it stands now; `note` says who wants it and why. `spec` feeds the table.
 
     Raises SpecError where it is not held.
     """
+    table = spec.table.identifier
     while True:
         signals = TableSignals.load(catalog, table)
         cursor = signals.cursor
         held = signals.newest(from_us=window.start_us, to_us=window.end_us).get(window)
-        if cursor is None or held is None or held.sent:
+        with catalog_errors(catalog.name):
+            now = catalog.load_table(table)
+        head = head_of(now.metadata)
+        if cursor is None or held is None or held.sent or head is None:
             raise SpecError(
                 f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists those that are"
             )
-        freed = dataclasses.replace(held, state=State.RELEASED, note=note, signalled_at_ms=clock_ms)
+        rows = window_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
+        freed = dataclasses.replace(
+            held,
+            state=State.RELEASED,
+            rows=rows[window],
+            snapshot_id=head.snapshot_id,
+            sequence_number=head.sequence_number or 0,
+            note=note,
+            signalled_at_ms=clock_ms,
+        )
         moved = dataclasses.replace(cursor, held=cursor.held - {window.start_us})
         if append_signals(catalog, signals, [freed], moved, clock_ms=clock_ms):
             return freed
@@ -204,6 +235,9 @@ def send_again(
                 f"{', '.join(missing)} of {table} was not signalled yet: there is nothing to send again. "
                 f"`frazil partitions {table}` says what it waits for"
             )
-        again = [dataclasses.replace(known[w], note=note, signalled_at_ms=clock_ms) for w in sorted(windows)]
+        again = [
+            dataclasses.replace(known[w], state=State.AGAIN, note=note, signalled_at_ms=clock_ms)
+            for w in sorted(windows)
+        ]
         if append_signals(catalog, signals, again, signals.cursor, clock_ms=clock_ms):
             return tuple(again)

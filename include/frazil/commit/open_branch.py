@@ -75,8 +75,8 @@ class _Times:
     fields: dict[int, TimeField]
 
     @classmethod
-    def of(cls, metadata: TableMetadata, align: Alignment) -> _Times:
-        source = metadata.schema().find_field(align.column).field_id
+    def of(cls, metadata: TableMetadata, column: str) -> _Times:
+        source = metadata.schema().find_field(column).field_id
         found = {spec_id: TimeField.of(spec, source) for spec_id, spec in metadata.specs().items()}
         return cls({spec_id: field for spec_id, field in found.items() if field})
 
@@ -97,6 +97,16 @@ class _Times:
         return None if field is None or start_us is None else (start_us, field.length_us)
 
 
+def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
+    """Where the time begins of the oldest rows that wait on the stream's open branch; None where none do."""
+    head = head_of(table.metadata, open_branch(stream))
+    if head is None:
+        return None
+    times = _Times.of(table.metadata, column)
+    spans = [times.of_manifest(manifest) for manifest in head.manifests(table.io)]
+    return min((span[0] for span in spans if span), default=None)
+
+
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
@@ -106,7 +116,7 @@ def check_aligned(
     """
     if align is None:
         return
-    fine = {i for i, f in _Times.of(metadata, align).fields.items() if f.length_us <= align.grain.us}
+    fine = {i for i, f in _Times.of(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
             f"commit.align: watermark waits for every {align.grain} of {align.column}, and table {table} is not "
@@ -121,7 +131,7 @@ def check_aligned(
 def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
     """Where a batch's files go, and which of those that wait go to main, once `marker` is the stream's."""
     head = head_of(table.metadata, open_branch(marker.stream))
-    times = _Times.of(table.metadata, align)
+    times = _Times.of(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
 
     def waits(span: tuple[int, int] | None) -> bool:

@@ -22,6 +22,8 @@ class State(StrEnum):
     HELD = "held"
     """Its quality gate failed: nobody is told until it is released, or passes after late rows."""
     RELEASED = "released"
+    AGAIN = "again"
+    """Sent once more, because somebody asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.commit.history import ancestors
+from frazil.commit.marked_update import clean
 from frazil.commit.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
@@ -30,6 +31,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
+from frazil.table.catalogs import catalog_errors
 from frazil.table.tables import Declared, data_location, ensure_declared
 
 IDENTIFIER = "frazil.signals"
@@ -52,10 +54,11 @@ class TableSignals:
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
         """Raises `MarkerUnreadable` for a cursor of a newer format, or one that was edited by hand."""
-        try:
-            signals = catalog.load_table(IDENTIFIER)
-        except NoSuchTableError:
-            return cls(table, None, 0, None)
+        with catalog_errors(catalog.name):
+            try:
+                signals = catalog.load_table(IDENTIFIER)
+            except NoSuchTableError:
+                return cls(table, None, 0, None)
         return cls(table, *_read_cursor(signals, table), signals)
 
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
@@ -122,12 +125,12 @@ def append_signals(
         moved = SetPropertiesUpdate(updates={PROPERTY_PREFIX + seen.table: text})
         return Change(prepared.requirements, (*prepared.updates, moved), True)
 
-    landed = False
     try:
         landed = swap(handle, propose, patience=Patience(total_s=60))
     finally:
-        writer.delete_unused(handle.refresh())
-    if not landed:
+        clean(writer, handle)
+    # Only where our manifests are proven waste: an append whose answer was lost may have landed all the same.
+    if not landed and not writer.manifests:
         for file in files:
             handle.current().io.delete(file.path)
     return landed

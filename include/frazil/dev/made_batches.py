@@ -24,6 +24,7 @@ from frazil.commit.settle import batch_folder
 from frazil.commit.target import target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
+from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import open_store
@@ -70,7 +71,10 @@ class MadeStream:
         catalog = load_catalog(self.spec.table.catalog)
         main, dead_letters = ensure_table(catalog, self.spec), ensure_dead_letters(catalog, self.spec)
         store = open_store(main.location(), main.io.properties)
-        return StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=lambda: self.now_ms)
+        align = Alignment.of(self.spec)
+        return StreamTables.of(
+            self.spec.name, main, dead_letters, store=store, clock_ms=lambda: self.now_ms, align=align
+        )
 
     @property
     def source(self) -> SourceIdentity:

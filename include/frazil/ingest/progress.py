@@ -48,15 +48,15 @@ class ProgressCounter:
             return
         self._records += np.bincount(range_index, minlength=len(self._ranges))
         times = (event_times.fill_null(NEVER) if event_times.null_count else event_times).to_numpy()
+        late = (times < self._closed_before_us) & (times != NEVER)
+        if late.any():
+            starts, counts = np.unique(times[late] // self._window_us * self._window_us, return_counts=True)
+            self.late.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us
         if ahead.any():
             self._future += np.bincount(range_index[ahead], minlength=len(self._ranges))
             times = np.where(ahead, NEVER, times)
-        late = (times < self._closed_before_us) & (times != NEVER)
-        if late.any():
-            starts, counts = np.unique(times[late] // self._window_us * self._window_us, return_counts=True)
-            self.late.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
         # Kafka hands records over in runs of one partition: a maximum per run is a few operations, not one a record.
         runs = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
         highest = np.maximum.reduceat(times, runs)

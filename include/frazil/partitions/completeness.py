@@ -26,16 +26,28 @@ class Feed:
     lateness_us: int = 0
     holding_back: TopicPartition | None = None
     """The topic-partition that the watermark waits for; None where all are idle."""
+    waiting_us: int | None = None
+    """Where the time begins of rows that no reader of main sees yet (`commit.align`)."""
+    problem: str | None = None
+    """Why its watermark counts for nothing."""
 
     @property
     def complete_to_us(self) -> int | None:
-        return None if self.watermark_us is None else self.watermark_us - self.lateness_us
+        if self.watermark_us is None:
+            return None
+        bound = self.watermark_us - self.lateness_us
+        return bound if self.waiting_us is None else min(bound, self.waiting_us)
 
     def __str__(self) -> str:
+        if self.problem:
+            return f"{self.stream} counts for nothing: {self.problem}"
         held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
         late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
         stands = "unknown" if self.watermark_us is None else f"{moment(self.watermark_us)}{late}"
-        return f"the watermark of {self.stream} is {stands}{held}"
+        waits = (
+            f", and its rows since {moment(self.waiting_us)} wait on a branch" if self.waiting_us is not None else ""
+        )
+        return f"the watermark of {self.stream} is {stands}{held}{waits}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +79,14 @@ class Decision:
         return (*sorted(self.again), *self.complete)
 
 
-def decide(
+def decide(  # noqa: PLR0913 - what was seen, and what is declared
     feeds: tuple[Feed, ...],
     cursor: Cursor | None,
     late: Mapping[int, int],
     *,
     grain: Grain,
     complete_from_us: int | None = None,
+    most: int = MOST_AT_ONCE,
 ) -> Decision:
     """What is complete now that was not at the cursor. `late` are rows by window start since the cursor's commit.
 
@@ -86,7 +99,7 @@ def decide(
         return Decision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
     first = _first(cursor, bound, grain, complete_from_us)
     begin = cursor.through_us if cursor and cursor.grain is grain else first
-    complete = tuple(windows_between(grain, begin, min(bound, begin + MOST_AT_ONCE * grain.us)))
+    complete = tuple(windows_between(grain, begin, min(bound, begin + most * grain.us)))
     through = complete[-1].end_us if complete else begin
     again = {Window.of(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
     return Decision(complete, again, first, through, _reason(feeds, Window.of(through, grain)))

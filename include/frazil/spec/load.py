@@ -79,9 +79,10 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
 
 
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """The streams that feed a table, by name; files that are not sound are passed over.
+    """The streams that feed a table, by name.
 
-    Raises SpecError where there is none: the tables that are fed, and what is wrong with the other files.
+    Raises SpecError where there is none, with the tables that are fed; and where a file that is not sound names the
+    table, for then it is not known who feeds it.
     """
     sound: list[StreamSpec] = []
     failures: list[str] = []
@@ -89,6 +90,8 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
         try:
             sound.append(load_stream(path))
         except SpecError as error:
+            if table in path.read_text(errors="replace"):
+                raise
             failures.append(str(error))
     feeding = tuple(spec for spec in sorted(sound, key=lambda s: s.name) if spec.table.identifier == table)
     if not feeding:
@@ -108,7 +111,8 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     """Where streams that are each sound get in each other's way, a sentence each."""
     found: list[str] = []
     names: dict[str, Path] = {}
-    windows: dict[tuple[str | None, str], tuple[Path, tuple[str, str]]] = {}
+    windows: dict[tuple[str | None, str], tuple[Path, tuple[str, str, str]]] = {}
+    catalogs: dict[str, tuple[Path, str | None]] = {}
     main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
     for path, spec in streams.items():
         if spec.name in names:
@@ -117,8 +121,14 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
         first = windows.setdefault((spec.table.catalog, spec.table.identifier), (path, _completeness(spec)))
         if first[1] != _completeness(spec):
             found.append(
-                f"{path}: complete, complete-from: are {' from '.join(_completeness(spec))}, and the stream in "
-                f"{first[0]}, which feeds {spec.table.identifier} too, has {' from '.join(first[1])}; declare the same"
+                f"{path}: complete, complete-from, event-time: are {', '.join(_completeness(spec))}, and the stream in "
+                f"{first[0]}, which feeds {spec.table.identifier} too, has {', '.join(first[1])}; declare the same"
+            )
+        other = catalogs.setdefault(spec.table.identifier, (path, spec.table.catalog))
+        if other[1] != spec.table.catalog:
+            found.append(
+                f"{path}: table: {spec.table.identifier!r} is in another catalog in {other[0]}; signals, assets and "
+                "aggregations know tables by their identifiers, so give one of them another"
             )
         owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
         if owner is not None and owner != path:
@@ -129,8 +139,8 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     return found
 
 
-def _completeness(spec: StreamSpec) -> tuple[str, str]:
-    return spec.window or "none", str(spec.complete_from)
+def _completeness(spec: StreamSpec) -> tuple[str, str, str]:
+    return spec.window or "none", str(spec.complete_from), spec.event_time.column
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

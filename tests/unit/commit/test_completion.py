@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from frazil.commit.window_rows import window_rows
 from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.errors import MarkerUnreadable, SpecError
 from frazil.partitions.windows import Grain, Window
-from frazil.spec.load import load_stream
+from frazil.spec.load import load_stream, streams_of
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import open_store
 
@@ -35,11 +36,11 @@ NOW_MS = 2_000_000_000_000
 class Minutes:
     """A stream of one record a minute, from noon on, over two partitions; a table by day whose hours complete."""
 
-    def __init__(self, folder: Path, name: str = "minutes", extra: str = "") -> None:
+    def __init__(self, folder: Path, name: str = "minutes", extra: str = "", by: str = "day") -> None:
         path = folder / f"{name}.yaml"
         path.write_text(
             f"name: {name}\nsource: {{topics: [{name}], bootstrap-servers: '127.0.0.1:1'}}\ntable: demo.minutes\n"
-            "schema: {at: timestamptz not null}\nevent-time: at\npartition-by: [day(at)]\ncomplete: hour\n" + extra
+            f"schema: {{at: timestamptz not null}}\nevent-time: at\npartition-by: [{by}(at)]\ncomplete: hour\n{extra}"
         )
         self.spec = load_stream(path)
         self.made = MadeStream(self.spec, NOW_MS, partitions=2)
@@ -190,12 +191,14 @@ def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
     assert seen.cursor is not None
     assert seen.cursor.held == {NOON}
     noon = Window(NOON, Grain.HOUR)
-    freed = release(minutes.catalog, "demo.minutes", noon, note="released by op: known outage", clock_ms=NOW_MS)
-    assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 60, State.RELEASED, True)
+    minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
+    freed = release(minutes.catalog, minutes.spec, noon, note="released by op: known outage", clock_ms=NOW_MS)
+    assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 50, State.RELEASED, True)
+    assert freed.snapshot_id == head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
     (newest, _) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + 2 * HOUR)
     assert newest.note == "released by op: known outage"
     with pytest.raises(SpecError, match=r"window 2013-12-30T12 of demo\.minutes is not held"):
-        release(minutes.catalog, "demo.minutes", noon, note="again", clock_ms=NOW_MS)
+        release(minutes.catalog, minutes.spec, noon, note="again", clock_ms=NOW_MS)
 
 
 def test_late_rows_ask_the_gate_again_and_what_nobody_was_told_keeps_its_revision(minutes):
@@ -250,14 +253,48 @@ def test_dead_letters_since_the_signal_before_are_told(minutes):
     assert found.dead_letters == 0
 
 
-def test_a_table_rolled_back_signals_nothing_twice(minutes):
+def test_a_table_rolled_back_behind_its_stream_signals_nothing_until_that_is_settled(minutes):
     minutes.send(0, 10)
     minutes.signal()
-    before = head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
     minutes.send(10, 70)
-    minutes.signal()
+    assert len(minutes.signal()) == 1
+    before = head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
+    minutes.send(70, 130)
     minutes.made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(before).commit()
     assert minutes.signal() == []
+    assert "demo.minutes was rolled back behind stream 'minutes'" in minutes.look().decision.reason
+    minutes.read = 70
+    minutes.made.reset({0: 70})
+    minutes.send(70, 140)
+    assert minutes.signal() == [("T13", 1, 60, 50)]
+
+
+def test_a_marker_that_no_sound_file_declares_keeps_every_window_open(minutes, tmp_path):
+    other = Minutes(tmp_path, name="others")
+    other.made.begin()
+    minutes.send(0, 10)
+    other.send(0, 70)
+    seen = minutes.look()
+    assert seen.decision.through_us is None
+    assert "others counts for nothing: no sound file declares it" in seen.decision.reason
+    (tmp_path / "others.yaml").write_text("name: others\ntable: demo.minutes\n")
+    with pytest.raises(SpecError, match=r"others\.yaml"):
+        streams_of(tmp_path, "demo.minutes")
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_rows_that_wait_on_a_branch_keep_their_window_open_whatever_lateness_says(tmp_path):
+    late = Minutes(tmp_path, extra="lateness: 2h\ncommit: {align: watermark}\n", by="hour")
+    late.made.begin()
+    late.send(0, 10)
+    late.signal()
+    late.send(10, 130)
+    assert [key for key, *_ in late.signal()] == ["T10", "T11"]
+    impatient = late.spec.model_copy(update={"lateness": timedelta(0)})
+    seen = look(late.catalog, [impatient])
+    assert seen is not None
+    assert seen.decision.complete == ()
+    assert "its rows since 2013-12-30T12:00:00Z wait on a branch" in seen.decision.reason
 
 
 def test_signals_after_one_are_found_when_the_history_was_expired(minutes):

@@ -33,9 +33,13 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
     assert made == DAY_DAGS
 
 
-@pytest.mark.parametrize("fault", [{"complete": 47}, {"reopened": ()}, {"history": 1}, {"different": 1}], ids=str)
+@pytest.mark.parametrize(
+    "fault",
+    [{"complete": 47}, {"reopened": ()}, {"reopened": HOURS[15:17]}, {"late": 4}, {"history": 1}, {"different": 1}],
+    ids=str,
+)
 def test_two_days_are_right_when_all_hours_are_complete_one_reopened_and_the_aggregates_equal(fault: Any) -> None:
-    right = {"complete": 48, "reopened": HOURS[:1], "late": 5, "history": 0, "different": 0}
+    right = {"complete": 48, "reopened": (HOURS[15],), "late": 5, "history": 0, "different": 0}
     assert Days(**right).right
     assert not Days(**{**right, **fault}).right
 

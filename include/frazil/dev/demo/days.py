@@ -14,6 +14,8 @@ from frazil.partitions.windows import Grain, Window, microseconds, windows_betwe
 
 DAYS = (date(2013, 12, 30), date(2013, 12, 31))
 _BEGIN, _END = (microseconds(datetime(*day, tzinfo=UTC)) for day in ((2013, 12, 30), (2014, 1, 1)))
+LATE_HOUR, LATE_UNTIL, LATE_FLIGHTS = 15, 38, 5
+"""So many flights of the 15th live hour arrive with the 38th: hours after their own day is complete."""
 HOURS = tuple(windows_between(Grain.HOUR, _BEGIN, _END))
 
 
@@ -34,7 +36,9 @@ class Days:
 
     @property
     def right(self) -> bool:
-        return self.complete == len(HOURS) and bool(self.reopened) and not (self.history or self.different)
+        """Whether all hours were signalled, the late flights reopened theirs and no other, and the aggregates agree."""
+        told = (self.complete, self.reopened, self.late) == (len(HOURS), (HOURS[LATE_HOUR],), LATE_FLIGHTS)
+        return told and not (self.history or self.different)
 
 
 def days(catalog: Catalog, table: str, flights: pa.Table) -> Days:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
 from frazil.dev.demo import flights
-from frazil.dev.demo.days import HOURS, Days, days
+from frazil.dev.demo.days import HOURS, LATE_FLIGHTS, LATE_HOUR, LATE_UNTIL, Days, days
 from frazil.dev.demo.landed import Summary, committed_records, summarise
 from frazil.dev.demo.parts import DemoParts
 from frazil.dev.demo.publish import LiveHours, Publisher
@@ -30,8 +30,6 @@ WRITER_DAG = "frazil_writer_flights"
 DAY_DAGS = ("frazil_partitions_demo.flights", "frazil_daily_flights_per_day", "frazil_reopened_flights_per_day")
 """And of what completes, by the hour and by the day."""
 
-LATE_HOUR, LATE_UNTIL, LATE_FLIGHTS = 15, 38, 5
-"""So many flights of the 15th live hour arrive with the 38th: hours after their own day is complete."""
 DAYS_WITHIN_S = 240
 """How long after the last flight both days must be complete, and aggregated."""
 

@@ -1,0 +1,62 @@
+"""A trigger that looks at a table again and again, until there is something to tell its task."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from frazil.errors import FrazilError
+
+THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
+"""Of our own: one catalog that does not answer must not hold up the triggerer's other work."""
+
+Event = dict[str, Any]
+"""What the task gets; `problem` is set where no further look would help."""
+
+
+class WaitingTrigger(BaseTrigger):
+    """Calls `look` every `poll_seconds` in a thread, logs what is waited for where that changed, and fires once.
+
+    It holds no state: a triggerer that is restarted makes another from the same arguments. A look that fails is tried
+    again, but for an error of ours that a person has to mend: that ends the wait.
+    """
+
+    def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.poll_seconds, self.arguments = poll_seconds, arguments
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        return name, {**self.arguments, "poll_seconds": self.poll_seconds}
+
+    @abstractmethod
+    def look(self) -> tuple[Event | None, str]:
+        """The event to fire, if there is one, and what is waited for."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look, say, wait; until there is an event."""
+        said = ""
+        while True:
+            event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self._look)
+            if event is not None:
+                yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+                return
+            if sentence != said:
+                self.log.info("%s", sentence)
+                said = sentence
+            await asyncio.sleep(self.poll_seconds)
+
+    def _look(self) -> tuple[Event | None, str]:
+        try:
+            return self.look()
+        except FrazilError as error:
+            if not error.restartable:
+                return {"problem": f"{type(error).__name__}: {error}"}, ""
+            return None, f"the look failed, and is tried again: {error}"
+        except Exception as error:  # whatever a catalog, a storage or a network raises on a bad day
+            return None, f"the look failed, and is tried again: {error!r}"
