@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -79,6 +80,17 @@ def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events)
     epochs = [s.summary["frazil.epoch"] for s in stream.table().metadata.snapshots if s.summary]
     assert epochs == sorted(epochs)
     assert epochs[-1] == "3"
+
+
+def test_rows_of_a_window_that_was_over_are_counted_in_the_snapshots_summary(stream: Any, event: Any):
+    second_day = [b'{"id": %d, "at": "2024-01-02T08:00:00Z"}' % n for n in range(4)]
+    stream.produce(second_day, partitions=4)
+    stream.catch_up()
+    stream.produce([event(7), event(8), *second_day], partitions=4)
+    stream.catch_up()
+    first_day_us = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
+    summary = stream.table().current_snapshot().summary
+    assert json.loads(summary["frazil.late"]) == {str(first_day_us): 2}
 
 
 def test_sigterm_lets_the_batch_at_hand_commit_and_ends_with_zero(stream: Any, events: Events, eventually: Any):
