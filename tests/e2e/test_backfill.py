@@ -177,7 +177,7 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
         assert backfill.publish().id == left.id
     with asking(begun) as other:
         stage(other, spark)
-    assert "Abandoned" in frazil("backfill", begun.name, "--abandon", "--yes").stdout
+    assert "is abandoned" in frazil("backfill", begun.name, "--abandon", "--yes").stdout
     check_exact(begun, [*range(BEFORE // 2), *range(BEFORE, BEFORE + 100)])
     assert is_clean(begun)
 

@@ -146,4 +146,6 @@ def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     click.echo(f"Backfill {lane.id} has staged {lane.records:,} rows in {lane.chunks:,} chunks; main has none of them.")
     ask(f"Abandon it, and remove them from branch {branch_name(opened.spec.name)}?", yes=yes)
     abandon(opened.tables, lane)
-    click.echo("Abandoned.")
+    now = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+    # It may have been published while the question stood.
+    click.echo(f"Backfill {lane.id} is {now.state if now and now.id == lane.id else State.ABANDONED}.")

@@ -49,13 +49,13 @@ def write_pages(run: Run, expectations: str) -> Path:
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = _add(docs / "runs.jsonl", run, page.relative_to(docs).as_posix())
-        shown = [one for one in runs[: -INDEXED_RUNS - 1 : -1] if (docs / one["page"]).exists()]
+        shown = [one for one in reversed(runs) if (docs / one["page"]).exists()]
         _replace(docs / "index.html", templates.get_template("index.html").render(runs=shown))
     return page
 
 
 def _add(file: Path, run: Run, page: str) -> list[dict[str, Any]]:
-    """All runs, the newest last."""
+    """The runs that are remembered, the newest last."""
     said = {
         "at": f"{run.at:%Y-%m-%d %H:%M:%S}",
         "table": run.request.table,
@@ -64,9 +64,10 @@ def _add(file: Path, run: Run, page: str) -> list[dict[str, Any]]:
         "failures": len(run.failures),
         "page": page,
     }
-    with file.open("a") as lines:
-        lines.write(json.dumps(said) + "\n")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    before = file.read_text().splitlines() if file.exists() else []
+    lines = [*before, json.dumps(said)][-INDEXED_RUNS:]
+    _replace(file, "\n".join(lines) + "\n")
+    return [json.loads(line) for line in lines]
 
 
 def _safe(name: str) -> str:

@@ -73,10 +73,9 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
         kind = rows.schema[spec.event_time].dataType
         begin, end = (F.lit(f"{d} 00:00:00").cast(kind) for d in (day, day + timedelta(days=1)))
         rows.where((moment >= begin) & (moment < end)).createOrReplaceTempView(SOURCE_VIEW)
-        result = spark.sql(spec.sql)
+        return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
     except AnalysisException as error:
         raise SpecError(f"aggregation {spec.name}: {spec.source} cannot be read so: {_first_line(error)}") from error
-    return result.select(F.lit(day).alias(DAY_COLUMN), *result.columns)
 
 
 def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
