@@ -23,7 +23,7 @@ def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherw
     assert (dag["schedule"], dag["max_active_runs"], dag["tags"]) == (None, 1, ["backfill", "frazil"])
     assert (dag["params"]["stream"], dag["params"]["dry-run"], dag["params"]["cores"]) == ("flights", True, 1)
     bounds = {f"{which}-{what}" for which in ("from", "to") for what in ("time", "offsets", "event-time")}
-    assert {name for name, value in dag["params"].items() if value is None} == bounds
+    assert {name for name, value in dag["params"].items() if value is None} == {*bounds, "files"}
 
 
 @pytest.mark.soak  # a minute of CPU: three runs of Airflow, one of them with spark-submit

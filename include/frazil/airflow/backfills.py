@@ -2,7 +2,7 @@
 
 - `plan` validates the form again, and says what would be touched. A dry run ends there.
 - `stage` is the Spark application, bounded by the form's resources: chunk by chunk to the stream's backfill branch.
-- `publish` holds the branch against Kafka and the table, and publishes it in one commit.
+- `publish` holds the branch against its source and the table, and publishes it in one commit.
 
 Each may be interrupted and cleared, or the whole be triggered again with the same bounds: it goes on where it was.
 """
@@ -55,7 +55,7 @@ def backfill_dag(
     in_pool: dict[str, Any] = {"pool": pool} if pool else {}
     with DAG(
         DAG_ID,
-        description="Lands what Kafka has before a stream's position and its table lacks, each record once",
+        description="Lands what Kafka, or files, have before a stream's position and its table lacks, each record once",
         doc_md=__doc__,
         schedule=None,
         start_date=START_DATE,
@@ -108,6 +108,10 @@ def _form(streams: list[str]) -> dict[str, Param]:
         "to-offsets": offsets("To, and before"),
         "from-event-time": moment("From", "Event time"),
         "to-event-time": moment("To, and before", "Event time"),
+        "files": Param(
+            None, type=["null", "string"], title="Files", section="Files instead of Kafka",
+            description="A folder, a URI prefix or one file, of Parquet or JSON lines with the Kafka coordinates.",
+        ),
         "chunk-records": Param(
             1_000_000, type="integer", minimum=1, title="Records of a chunk", section="Resources",
             description="About how many are committed to the branch at once: what an interruption costs.",

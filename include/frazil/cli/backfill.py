@@ -42,6 +42,7 @@ class Bound(click.ParamType[datetime | Offsets]):
 @click.option("--to", "end", type=Bound(), help="And before; the live stream's position, unless given.")
 @click.option("--event-from", type=Moment(), help="Only rows of this event time or later.")
 @click.option("--event-to", type=Moment(), help="Only rows of an event time before.")
+@click.option("--files", help="Read these files instead of Kafka: a folder, a URI prefix or one file.")
 @click.option("--branch", is_flag=True, help="Leave what was staged and audited on its branch.")
 @click.option("--chunk-records", type=int, help="About how many records are committed to the branch at once.")
 @click.option("--dry-run", is_flag=True, help="Say what it would touch, and change nothing.")
@@ -61,15 +62,16 @@ def backfill(  # noqa: PLR0913 - a command's options
     yes: bool,
     **wanted: Any,
 ) -> None:
-    """Land what Kafka has before STREAM's position and its table lacks, each record once.
+    """Land what Kafka, or files, have before STREAM's position and its table lacks, each record once.
 
-    Without bounds, all of it. Stages on a branch of the table, holds that against Kafka, and publishes it in one
+    Without bounds, all of it. Stages on a branch of the table, holds that against its source, and publishes it in one
     commit; a writer may run meanwhile. Interrupted and run again with the same bounds, it goes on.
 
     \b
     Example:
       frazil backfill flights --from 2013-12-30T00:00:00Z --to 2013-12-31T00:00:00Z --dry-run
       frazil backfill flights --from '{"flights": {"0": 1200}}'
+      frazil backfill flights --files s3://archive/flights/2013/ --dry-run
       frazil backfill flights --status
     """
     spec = find_stream(streams_folder, stream)
@@ -109,6 +111,7 @@ def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
         "stream": stream,
         "from-event-time": wanted["event_from"],
         "to-event-time": wanted["event_to"],
+        "files": _absolute(wanted["files"]),
         "chunk-records": wanted["chunk_records"],
         "target": "branch" if wanted["branch"] else "table",
     }
@@ -118,6 +121,10 @@ def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
         else:
             raw[f"{which}-time"] = bound
     return parse_request(raw)
+
+
+def _absolute(files: str | None) -> str | None:
+    return files if not files or "://" in files else str(Path(files).absolute())
 
 
 def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:

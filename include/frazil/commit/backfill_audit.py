@@ -46,15 +46,15 @@ def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRa
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a backfill put on its branches, beside what is in main and in Kafka."""
+    """What a backfill put on its branches, beside what is in main and in its source."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
     """What is in the tables already."""
-    kafka: Mapping[TopicPartition, BitMap64] | None = None
-    """None where only some of the records were taken."""
+    source: Mapping[TopicPartition, BitMap64] | None = None
+    """The records that Kafka, or the files, have of the ranges. None where only some of the records were taken."""
 
 
 def spans_of(journals: Iterable[Journal]) -> Spans:
@@ -80,11 +80,11 @@ def problems(staged: Staged) -> list[str]:
             said.append(f"the branch has {there:,} {name}, and its journals count {counted:,}")
         if copies:
             said.append(f"{copies:,} {name} are on the branch more than once")
-    for tp, offsets in (staged.kafka or {}).items():
+    for tp, offsets in (staged.source or {}).items():
         lost = offsets - _seen((staged.rows, staged.dead_letters), tp)
         if lost:
             said.append(
-                f"{tp[0]}-{tp[1]}: {len(lost):,} records that Kafka has are not on it, the first at {lost.min():,}"
+                f"{tp[0]}-{tp[1]}: {len(lost):,} records that its source has are not on it, the first at {lost.min():,}"
             )
     return said
 

@@ -28,8 +28,8 @@ class Record:
 
     @property
     def selects(self) -> bool:
-        """Whether it took only some records of its ranges, chosen by event time."""
-        return bool(self.lane.request.get("from-event-time") or self.lane.request.get("to-event-time"))
+        """Whether it took only some records of its ranges: those of event times, or those that files have."""
+        return any(self.lane.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:
         return json.dumps({"lane": self.lane.to_json(), "late": self.late}, separators=(",", ":")).encode()

@@ -42,6 +42,17 @@ class StageTask:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordFile:
+    """A file of records that a backfill reads instead of Kafka, as it was listed and looked through."""
+
+    path: str
+    bytes: int
+    modified_ms: int
+    ranges: tuple[OffsetRange, ...]
+    """From the first to the last of its records, for each topic-partition."""
+
+
+@dataclass(frozen=True, slots=True)
 class TargetTable:
     """A table to write files for, as its metadata stood when the batch began.
 
@@ -85,6 +96,8 @@ class StageContext:
     """Dead letters below these offsets are in their table already, and are counted but not written again."""
     event_times_us: tuple[int, int] | None = None
     """A backfill's: only rows of `[from, to)` are kept, and no dead letters, for those have no event time."""
+    files: tuple[RecordFile, ...] = ()
+    """A backfill's: where there are any, they are read, and not Kafka."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One task of a batch, from Kafka to Parquet files that no table knows yet: what an executor does."""
+"""One task of a batch, from Kafka or a backfill's files to Parquet that no table knows yet: what an executor does."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from pyiceberg.schema import Schema
 from frazil.ingest.contract import StageContext, StageResult, StageTask
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.dead_letters import DeadLetterTable
-from frazil.ingest.decode import Decoder, decoder
+from frazil.ingest.decode import Decoded, Decoder, decoder
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import Chunk, RangeReader
 from frazil.ingest.progress import ProgressCounter
+from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.write import TableWriter, file_namer
 
 REPORT_EVERY_S = 1.0
@@ -47,7 +48,7 @@ def stage(
     """
     run = _Stage(context, task, attempt=attempt, now_us=now_us)
     try:
-        with _collector_paused(), RangeReader(context.kafka, task.ranges) as reader:
+        with _collector_paused(), _reader(context, task) as reader:
             report_at = time.monotonic() + REPORT_EVERY_S
             for chunk in reader:
                 run.take(chunk)
@@ -93,7 +94,10 @@ class _Stage:
         )
 
     def take(self, chunk: Chunk) -> None:
-        decoded = self._decode(chunk.values)
+        if isinstance(chunk, RowChunk):
+            decoded = Decoded(chunk.rows, np.arange(len(chunk)))
+        else:
+            decoded = self._decode(chunk.values)
         kept = decoded.kept
         rows = self._coordinates.complete(decoded.rows, chunk, kept)
         event_times = rows.column(self._context.event_time_column).combine_chunks().cast(pa.int64())
@@ -123,6 +127,14 @@ class _Stage:
     def abort(self) -> None:
         self._main.abort()
         self._dead.abort()
+
+
+def _reader(context: StageContext, task: StageTask) -> RangeReader | FileReader:
+    if not context.files:
+        return RangeReader(context.kafka, task.ranges)
+    io = load_file_io(dict(context.io), location=context.files[0].path)
+    schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
+    return FileReader(context.files, task.ranges, io=io, schema=schema)
 
 
 def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:

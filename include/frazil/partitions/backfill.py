@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
 
 from pyroaring import BitMap64
 
@@ -53,6 +55,39 @@ def chunks(spans: Spans, *, most: int) -> tuple[Spans, ...]:
     return tuple(filter(None, cut))
 
 
+def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> tuple[Spans, ...]:
+    """As `chunks`, by the records that are known to lie in the spans: what holds none of them is left out."""
+    there = within(spans, records)
+    count = math.ceil(sum(map(len, there.values())) / most)
+    cut = (
+        {
+            tp: piece
+            for tp, found in there.items()
+            if (piece := _of_rank(spans[tp], found, *_shares(len(found), i, count)))
+        }
+        for i in range(count)
+    )
+    return tuple(filter(None, cut))
+
+
+def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> Spans:
+    """The spans up to their first records, `most` of each topic-partition."""
+    there = within(spans, records)
+    return {tp: _of_rank(spans[tp], found, 0, min(most, len(found))) for tp, found in there.items()}
+
+
+def within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
+    """The records that lie in the spans, of the topic-partitions that have any."""
+    found = {tp: records[tp] & reduce(or_, (_between(*span) for span in of)) for tp, of in spans.items()}
+    return {tp: offsets_of for tp, offsets_of in found.items() if offsets_of}
+
+
+def holding(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
+    """The spans that hold any of the records."""
+    kept = {tp: tuple(s for s in of if records[tp].range_cardinality(*s)) for tp, of in spans.items()}
+    return {tp: of for tp, of in kept.items() if of}
+
+
 def layers(spans: Spans) -> Iterator[Mapping[TopicPartition, Span]]:
     """The spans as sets that hold one of each topic-partition at most: a consumer reads no more at once."""
     for index in range(max(map(len, spans.values()), default=0)):
@@ -82,8 +117,7 @@ def overlap(some: Spans, others: Spans) -> bool:
 
 def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
     """What the `index`-th of `count` equal lengths holds of spans that are laid end to end."""
-    length = sum(end - start for start, end in of)
-    low, high = length * index // count, length * (index + 1) // count
+    low, high = _shares(sum(end - start for start, end in of), index, count)
     found, at = [], 0
     for start, end in of:
         a, b = max(low - at, 0), min(high - at, end - start)
@@ -91,6 +125,18 @@ def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
             found.append((start + a, start + b))
         at += end - start
     return tuple(found)
+
+
+def _shares(length: int, index: int, count: int) -> Span:
+    return length * index // count, length * (index + 1) // count
+
+
+def _of_rank(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
+    """The spans from the `low`-th record to before the `high`-th."""
+    if low == high:
+        return ()
+    first, end = found[low], found[high - 1] + 1
+    return tuple((max(a, first), min(b, end)) for a, b in of if a < end and first < b)
 
 
 def _runs(found: BitMap64, within: Span) -> Iterator[Span]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from frazil.errors import SpecError
 from frazil.partitions.backfill import TopicPartition
@@ -34,6 +34,10 @@ class BackfillRequest(Model):
     from_event_time: Moment | None = None
     """Rows of another event time are left out, and so are records that cannot be decoded: they have none."""
     to_event_time: Moment | None = None
+    files: str | None = None
+    """A folder, a URI prefix or one file: its records are read, each with its Kafka coordinates, and not Kafka."""
+    listing: str | None = None
+    """Which files there were, with their sizes and times: found when a backfill of them is opened."""
     target: Literal["table", "branch"] = "table"
     """`branch`: what was staged and audited stays on its branch, until a run with `table` publishes it."""
     chunk_records: int = Field(1_000_000, gt=0)
@@ -44,11 +48,22 @@ class BackfillRequest(Model):
         for which in ("from", "to"):
             if getattr(self, f"{which}_time") and getattr(self, f"{which}_offsets") is not None:
                 raise ValueError(f"{which}-time and {which}-offsets both say where to {_VERBS[which]}: give one")
+        if self.files and any((self.from_time, self.to_time, self.from_offsets, self.to_offsets)):
+            raise ValueError(
+                "files and Kafka's times or offsets both say what to read: give one; event times may be added"
+            )
         for kind in ("time", "event_time"):
             begin, end = getattr(self, f"from_{kind}"), getattr(self, f"to_{kind}")
             if begin and end and begin >= end:
                 raise ValueError(f"to-{kind.replace('_', '-')} does not lie after from-{kind.replace('_', '-')}")
         return self
+
+    @field_validator("files")
+    @classmethod
+    def _is_absolute(cls, files: str | None) -> str | None:
+        if files and not files.startswith("/") and "://" not in files:
+            raise ValueError(f"{files!r} is neither an absolute path nor a URI, so it means another place elsewhere")
+        return files and files.rstrip("/")
 
     @property
     def digest(self) -> str:

@@ -13,13 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 import numpy as np
 import pyarrow as pa
 from pyiceberg.table import Table
-from pyroaring import BitMap64
 
 from frazil.commit import backfill_audit
 from frazil.commit.backfill_audit import Staged, Tallies, spans_of
@@ -34,15 +31,15 @@ from frazil.commit.marker import BatchKey, Marker, SourceIdentity, open_branch, 
 from frazil.commit.offset_tally import between
 from frazil.commit.rules import check_same_source, head_of
 from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
-from frazil.ingest.contract import StageContext, TopicPartition
-from frazil.partitions.backfill import Spans, asked, missing, offsets
+from frazil.ingest.contract import StageContext
+from frazil.partitions.backfill import Spans, missing
 from frazil.partitions.backfill_request import BackfillRequest
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.kafka import KafkaOffsets
+from frazil.stream.backfill_files import FileSource
+from frazil.stream.backfill_source import KafkaSource, Source
 from frazil.stream.opened import OpenStream, open_kafka, open_stream
-from frazil.stream.source_offsets import read_offsets
 from frazil.stream.stage_context import stage_context
 
 log = logging.getLogger(__name__)
@@ -58,7 +55,7 @@ class Plan:
 
     spans: Spans
     asked: int
-    """Offsets that were asked for; the others of them are held already."""
+    """Offsets of Kafka, or records of files, that were asked for; the others of them are held already."""
     source: SourceIdentity
 
 
@@ -68,8 +65,7 @@ class Backfill:
 
     request: BackfillRequest
     opened: OpenStream
-    kafka: KafkaOffsets
-    properties: Mapping[str, str]
+    source: Source
 
     @property
     def spec(self) -> StreamSpec:
@@ -83,31 +79,33 @@ class Backfill:
     def plan(self, lane: Lane | None = None) -> Plan:
         """Look up what is missing, less what `lane` has staged if it is under way. Changes nothing.
 
-        Raises SpecError where the table cannot tell what it holds, AdoptionRequired, TopicRecreated, KafkaUnavailable.
+        Raises SpecError where the table cannot tell what it holds, or a file is of no use; AdoptionRequired,
+        TopicRecreated, KafkaUnavailable.
         """
         table, marker = self._table_and_marker()
-        topics = self.kafka.describe()
-        check_same_source(marker.source, topics.identity, stream=self.spec.name)
-        wanted = self._asked(marker)
+        identity = self.source.identity(marker.source)
+        check_same_source(marker.source, identity, stream=self.spec.name)
+        wanted = self.source.asked(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         self._check_one_generation(wanted, claimed)
-        held = backfill_audit.held(wanted, claimed=claimed.ranges, tallies=self._tallies(table, wanted, marker.source))
+        trusted = claimed.ranges if self.source.is_whole else {}
+        held = backfill_audit.held(wanted, claimed=trusted, tallies=self._tallies(table, wanted, marker.source))
         staged = staged_chunks(self.opened.tables.journals, lane) if lane and lane.is_open else []
         for tp, spans in spans_of(staged).items():
             for span in spans:
                 held[tp] = held.get(tp, between(0, 0)) | between(*span)
-        left = missing(wanted, held)
+        left = self.source.holding(missing(wanted, held))
         if sum(map(len, left.values())) > SPANS_MOST:
             raise SpecError(
                 f"what table {self.spec.table.identifier} lacks of stream {self.spec.name!r} is in more than "
                 f"{SPANS_MOST:,} pieces: ask for less, or delete the rows of that range first"
             )
-        return Plan(left, offsets(wanted), topics.identity)
+        return Plan(left, self.source.at_most(wanted), identity)
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
         """What a chunk is staged with. No dead letter of it is in its table yet, or its offset were held."""
-        context = stage_context(self.spec, tables, key, kafka_properties=self.properties, topic_ids=topic_ids)
-        return dataclasses.replace(context, event_times_us=self.request.event_times_us)
+        context = stage_context(self.spec, tables, key, kafka_properties={}, topic_ids=topic_ids)
+        return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> Lane | None:
         """Audit what was staged; publish it, unless its target is the branch. None where nothing was staged.
@@ -159,18 +157,6 @@ class Backfill:
             )
         return table, marker
 
-    def _asked(self, marker: Marker) -> Spans:
-        request, tps = self.request, self.kafka.describe().partitions
-        start, end = request.offset_bounds("from"), request.offset_bounds("to")
-        if unknown := (start.keys() | end.keys()) - set(tps):
-            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown))
-            raise SpecError(f"stream {self.spec.name!r} reads no {names}: mend from-offsets or to-offsets")
-        if request.from_time:
-            start = self.kafka.at(request.from_time, tps)
-        if request.to_time:
-            end = self.kafka.at(request.to_time, tps)
-        return asked(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
-
     def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
         for topic in {tp[0] for tp in wanted}:
             if len(backfill_audit.generations(wanted, claimed.ranges, topic)) > 1:
@@ -190,7 +176,7 @@ class Backfill:
         )
 
     def _audit(self, committer: LaneCommitter) -> int:
-        """Hold the branch against main, its journals and Kafka. The snapshot of main that it was held against."""
+        """Hold the branch against main, its journals and its source. The snapshot of main that it was held against."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = spans_of(journals)
@@ -201,7 +187,7 @@ class Backfill:
             rows=tally(table, branch),
             dead_letters=tally(self.opened.tables.dead_letters.current(), branch),
             elsewhere=(rows, open_rows, letters),
-            kafka=None if self.request.event_times_us else self._in_kafka(spans),
+            source=None if self.request.event_times_us else self.source.records(spans),
         )
         if landed := backfill_audit.landed_elsewhere(staged):
             raise StaleBatch(f"{landed:,} records of backfill {committer.lane.id} are in the table by now")
@@ -212,13 +198,6 @@ class Backfill:
             )
         head = head_of(table.metadata)
         return head.snapshot_id if head else -1
-
-    def _in_kafka(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
-        """The records that Kafka has of the spans, read by the audit's own consumer."""
-        first = self.kafka.earliest(spans)
-        ranges = {tp: (max(of[0][0], first[tp]), of[-1][1]) for tp, of in spans.items()}
-        found = read_offsets(self.properties, ranges)
-        return {tp: found[tp].seen & reduce(or_, (between(*span) for span in of)) for tp, of in spans.items()}
 
     def _late(self) -> dict[int, int]:
         """Rows on the branch by the window of their event time: those that are complete reopen, once each."""
@@ -237,6 +216,11 @@ class Backfill:
 
 @contextmanager
 def open_backfill(spec: StreamSpec, request: BackfillRequest) -> Iterator[Backfill]:
-    """The request on its stream's tables and Kafka. Raises SpecError where there is no table yet."""
-    with open_kafka(spec) as kafka:
-        yield Backfill(request, open_stream(spec), kafka, kafka_properties(spec, os.environ))
+    """The request on its stream's tables and its source. Raises SpecError where there is no table yet, or no file."""
+    opened = open_stream(spec)
+    if request.files:
+        files = FileSource.open(request.files, opened.tables.main.current())
+        yield Backfill(files.pinned(request), opened, files)
+    else:
+        with open_kafka(spec) as kafka:
+            yield Backfill(request, opened, KafkaSource(kafka, kafka_properties(spec, os.environ)))

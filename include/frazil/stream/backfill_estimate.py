@@ -11,14 +11,10 @@ from pathlib import Path
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.target import target_file_bytes
-from frazil.ingest.contract import OffsetRange, StagedFile, StageResult, StageTask
+from frazil.ingest.contract import StagedFile, StageResult
 from frazil.ingest.stage import stage
-from frazil.partitions.backfill import Span, chunks, offsets
+from frazil.partitions.backfill import merged
 from frazil.stream.backfill import Backfill, Plan
-
-PLACES = 8
-"""Spread evenly over what is missing of each topic-partition."""
-AT_A_PLACE = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +22,7 @@ class Estimate:
     """A dry run's answer. What Kafka's gaps and the sample leave open is said by `records_at_most`, `sampled`."""
 
     asked: int
-    """Offsets."""
+    """Offsets of Kafka, or records of files."""
     held: int
     """Of the asked: in the table, or known to be no record."""
     records_at_most: int
@@ -40,20 +36,22 @@ class Estimate:
     """Of the table, in the sample: at least so many are touched."""
     sampled: int
     topic_partitions: int
+    source_files: int
+    source_bytes: int
 
 
 def estimate(backfill: Backfill, plan: Plan) -> Estimate:
     """Count what is missing, and learn the rest from a sample. Changes nothing."""
     results = list(_sampled(backfill, plan)) if plan.spans else []
-    read = sum(p.end - p.start for r in results for p in r.progress)
+    read = backfill.source.at_most(merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress))
     landed = sum(p.records for r in results for p in r.progress)
     rejected = sum(p.rejected for r in results for p in r.progress)
     files = [f for r in results for f in r.files if f.target == "main"]
-    most = offsets(plan.spans)
+    most = backfill.source.at_most(plan.spans)
     records = round(most * landed / read) if read else 0
     size = round(records * _bytes_per_record(backfill, files))
     table_partitions = len({f.partition for f in files})
-    count = len(chunks(plan.spans, most=backfill.request.chunk_records))
+    count = len(backfill.source.chunks(plan.spans, most=backfill.request.chunk_records))
     target = target_file_bytes(backfill.opened.tables.main.current())
     return Estimate(
         asked=plan.asked,
@@ -67,15 +65,20 @@ def estimate(backfill: Backfill, plan: Plan) -> Estimate:
         partitions=table_partitions,
         sampled=landed + rejected,
         topic_partitions=len(plan.spans),
+        source_files=len(backfill.source.files),
+        source_bytes=sum(f.bytes for f in backfill.source.files),
     )
 
 
 def sentences(found: Estimate, *, stream: str) -> list[str]:
     """What a dry run says."""
+    what = (
+        f"records in {found.source_files:,} files ({found.source_bytes:,} bytes)" if found.source_files else "offsets"
+    )
     if not found.records_at_most:
-        return [f"Stream {stream}: nothing of the {found.asked:,} offsets that are asked for is missing."]
+        return [f"Stream {stream}: nothing of the {found.asked:,} {what} that are asked for is missing."]
     missing = (
-        f"Stream {stream}: {found.records_at_most:,} of {found.asked:,} offsets are missing, in "
+        f"Stream {stream}: {found.records_at_most:,} of {found.asked:,} {what} are missing, in "
         f"{found.topic_partitions} topic-partitions; {found.held:,} are held already."
     )
     size = (
@@ -98,21 +101,8 @@ def _sampled(backfill: Backfill, plan: Plan) -> Iterator[StageResult]:
             main=dataclasses.replace(context.main, folder=f"{where}/main"),
             dead_letters=dataclasses.replace(context.dead_letters, folder=f"{where}/dead-letters"),
         )
-        for place in range(PLACES):
-            spans = [(tp, _piece(of, place)) for tp, of in plan.spans.items()]
-            ranges = tuple(OffsetRange(*tp, *span) for tp, span in spans if span[0] < span[1])
-            yield stage(context, StageTask(place, ranges), attempt=0, on_progress=lambda _: None)
-
-
-def _piece(of: tuple[Span, ...], place: int) -> Span:
-    """A few offsets at one of the places, never two of them twice."""
-    length = sum(end - start for start, end in of)
-    at, until = length * place // PLACES, length * (place + 1) // PLACES
-    for start, end in of:
-        if at < end - start:
-            return start + at, min(start + at + min(AT_A_PLACE, until - at), end)
-        at, until = at - (end - start), until - (end - start)
-    return 0, 0
+        for task in backfill.source.sample(plan.spans):
+            yield stage(context, task, attempt=0, on_progress=lambda _: None)
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:

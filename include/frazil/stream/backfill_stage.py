@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-from collections.abc import Iterator
 
 from pyspark.sql import SparkSession
 
@@ -16,11 +14,10 @@ from frazil.commit.journal import Journal
 from frazil.commit.rules import check_same_source
 from frazil.commit.settle import discard_batch
 from frazil.errors import StaleBatch
-from frazil.ingest.contract import StageResult, StageTask
-from frazil.partitions.backfill import Spans, chunks, layers
+from frazil.ingest.contract import StageResult
+from frazil.partitions.backfill import Spans
 from frazil.stream.backfill import ATTEMPTS, Backfill, Plan
 from frazil.stream.batch import staged_answers
-from frazil.stream.plan import assign
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows
 
@@ -61,37 +58,25 @@ def stage(backfill: Backfill, session: SparkSession) -> Lane | None:
 
 
 def _chunks(backfill: Backfill, session: SparkSession, committer: LaneCommitter, plan: Plan) -> None:
-    cut = chunks(plan.spans, most=backfill.request.chunk_records)
+    cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
     planned = committer.lane.chunks + len(cut)
     for spans in cut:
         done = committer.commit(_chunk(backfill, session, committer, spans, plan), planned=planned)
         log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
 
 
-def tasks(spans: Spans, cores: int) -> Iterator[StageTask]:
-    """As many tasks as cores for each set of ranges that can be read at once."""
-    pieces = [
-        piece
-        for layer in layers(spans)
-        for piece in assign(
-            {tp: s for tp, (s, _) in layer.items()}, {tp: e for tp, (_, e) in layer.items()}, tasks=cores
-        )
-    ]
-    return (dataclasses.replace(piece, index=index) for index, piece in enumerate(pieces))
-
-
 def _chunk(backfill: Backfill, session: SparkSession, committer: LaneCommitter, spans: Spans, plan: Plan) -> Journal:
-    """Stage one chunk; Kafka is asked once more whether these are still the topics that were planned."""
+    """Stage one chunk; its source is asked once more whether it is still what was planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
     progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.io)
     rows = [
         (json.dumps({"task": task.to_json(), "position": None}),)
-        for task in tasks(spans, session.sparkContext.defaultParallelism)
+        for task in backfill.source.tasks(spans, session.sparkContext.defaultParallelism)
     ]
     try:
         answers = staged_answers(session.createDataFrame(rows, "plan string"), StageRows(context, progress))
-        source = backfill.kafka.describe().identity
+        source = backfill.source.identity(plan.source)
         check_same_source(plan.source, source, stream=opened.spec.name)
     except Exception:
         discard_batch(own, opened.store, key)

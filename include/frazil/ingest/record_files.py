@@ -1,0 +1,189 @@
+"""Records that lie in files, read as if Kafka had sent them: each has its coordinates as columns beside its own.
+
+JSON lines go through the stream's own decoder, so that what it rejects becomes a dead letter. Parquet has types
+already: a file whose columns do not fit the table is refused as a whole, for its rows have no bytes to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import PurePosixPath
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from numpy.typing import NDArray
+from pyiceberg.io import FileIO
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+
+from frazil.errors import SpecError
+from frazil.ingest.contract import OffsetRange, RecordFile
+from frazil.ingest.coordinates import NAMES
+from frazil.ingest.decode import decoder
+from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, Chunk
+from frazil.ingest.parquet_columns import cast_columns, check_columns
+
+PARQUET = frozenset({".parquet"})
+JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
+IDENTITY = NAMES[:3]
+
+_COORDINATES = Schema(
+    NestedField(1, "kafka_topic", StringType(), required=True),
+    NestedField(2, "kafka_partition", LongType(), required=True),  # many tools write every integer as a long
+    NestedField(3, "kafka_offset", LongType(), required=True),
+    NestedField(4, "kafka_timestamp", TimestamptzType(), required=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowChunk(Chunk):
+    """Records that are rows already, of the columns that their own bytes would fill; they have no values."""
+
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Some records of one file, in its order."""
+
+    coordinates: pa.Table
+    """`kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
+    lines: list[bytes] | None = None
+    rows: pa.Table | None = None
+
+
+def is_record_file(path: str) -> bool:
+    return PurePosixPath(path).suffix in PARQUET | JSON_LINES
+
+
+def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
+    """The coordinates of a file's records, a piece at a time; `schema` is what a record's own bytes fill.
+
+    Raises SpecError where the file, or a column or line of it, is of no use: what this passes can be staged.
+    """
+    with _named(path):
+        if PurePosixPath(path).suffix in PARQUET:
+            needed = [f.name for f in schema.fields if f.required]
+            pieces = _parquet(path, io, schema, wanted=needed)
+        else:
+            pieces = _json_lines(path, io)
+        for piece in pieces:
+            yield piece.coordinates
+
+
+class FileReader:
+    """Reads what files hold of ranges, of which several may be of one topic-partition. Iterate it once."""
+
+    def __init__(self, files: Sequence[RecordFile], ranges: Sequence[OffsetRange], *, io: FileIO, schema: Schema):
+        self._files, self._io, self._schema = files, io, schema
+        self._least, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
+        by_partition = groupby(sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _place)
+        self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
+
+    def __enter__(self) -> FileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Each file is closed when it ends."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Raises SpecError where a file is not what it was when its coordinates were read."""
+        for file in self._files:
+            if not any(self._may_hold(r) for r in file.ranges):
+                continue
+            with _named(file.path):
+                for records in self._read(file.path):
+                    found = self._find(records.coordinates)
+                    if (kept := np.flatnonzero(found >= 0)).size:
+                        yield _chunk(records, kept, found[kept])
+
+    def _read(self, path: str) -> Iterator[Records]:
+        if PurePosixPath(path).suffix not in PARQUET:
+            return _json_lines(path, self._io)
+        offset = ds.field("kafka_offset")
+        within = (offset >= self._least) & (offset < self._end)
+        return _parquet(path, self._io, self._schema, within=within)
+
+    def _may_hold(self, some: OffsetRange) -> bool:
+        starts, ends, _ = self._ranges.get((some.topic, some.partition), np.empty((3, 0), np.int64))
+        return bool(((starts < some.end) & (some.start < ends)).any())
+
+    def _find(self, table: pa.Table) -> NDArray[np.int32]:
+        """The index of the range that each record lies in, -1 for none."""
+        partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
+        found = np.full(len(table), -1, np.int32)
+        for (topic, partition), (starts, ends, index) in self._ranges.items():
+            rows = np.flatnonzero(pc.equal(table["kafka_topic"], topic).to_numpy() & (partitions == partition))
+            place = np.searchsorted(starts, offsets[rows], "right") - 1
+            inside = (place >= 0) & (offsets[rows] < ends[place])
+            found[rows[inside]] = index[place[inside]]
+        return found
+
+
+def _place(found: tuple[str, int, int, int, int]) -> tuple[str, int]:
+    return found[:2]
+
+
+def _chunk(records: Records, kept: NDArray[np.int64], range_index: NDArray[np.int32]) -> Chunk:
+    table = records.coordinates.take(kept)
+    micros = table["kafka_timestamp"].cast(pa.int64())
+    stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
+    nothing: list[bytes | None] = [None] * len(kept)
+    values = nothing if records.lines is None else [records.lines[i] for i in kept.tolist()]
+    columns = (values, nothing, range_index, table["kafka_offset"].to_numpy(), stamps)
+    return Chunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
+
+
+def _parquet(
+    path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
+) -> Iterator[Records]:
+    """`wanted` are the columns that are read beside the coordinates, all of the schema's unless given."""
+    with io.new_input(path).open() as source:
+        fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
+        names = [f.name for f in schema.fields] if wanted is None else [*wanted]
+        found = check_columns(path, fragment, schema, _COORDINATES)
+        columns = [name for name in (*NAMES, *names) if name in found]
+        for batch in fragment.to_batches(columns=columns, filter=within, batch_size=CHUNK_RECORDS):
+            rows = pa.Table.from_batches([batch])
+            table = cast_columns(path, rows, _COORDINATES)
+            yield Records(table, rows=cast_columns(path, rows, schema.select(*names)))
+
+
+def _json_lines(path: str, io: FileIO) -> Iterator[Records]:
+    read, number = decoder("json", _COORDINATES, {}), 1
+    for block in _lines(path, io):
+        numbers = [i for i, line in enumerate(block) if line.strip()]
+        lines = [block[i].strip() for i in numbers]
+        decoded = read(lines)
+        if decoded.rejections:
+            first = min(decoded.rejections, key=lambda r: r.index)
+            raise SpecError(
+                f"{path}, line {number + numbers[first.index]:,}: the record has no coordinates that can be read "
+                f"({first.error}): a line is a JSON object with {', '.join(IDENTITY)}. Mend the line, or leave it out"
+            )
+        if lines:
+            yield Records(decoded.rows, lines=lines)
+        number += len(block)
+
+
+def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
+    """Whole lines, as many as a block ends in."""
+    rest = b""
+    with io.new_input(path).open() as source:
+        while block := source.read(CHUNK_BYTES):
+            *lines, rest = (rest + block).split(b"\n")
+            yield lines
+    yield [rest]
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise SpecError(f"{path} cannot be read: {error}. Mend the file, or leave it out") from error

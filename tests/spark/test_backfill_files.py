@@ -1,0 +1,184 @@
+"""Backfills from files instead of Kafka: by their coordinates, each record once, and nothing that cannot be told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from frazil.commit.audit_run import audit_stream
+from frazil.commit.backfill_commit import LaneCommitter
+from frazil.commit.backfill_lane import State, read_lane
+from frazil.commit.committer import Committer
+from frazil.commit.marker import SourceIdentity
+from frazil.errors import SpecError, WriterBusy
+from frazil.partitions.backfill_request import parse_request
+from frazil.stream.backfill import Backfill, open_backfill
+from frazil.stream.backfill_estimate import estimate, sentences
+from frazil.stream.backfill_stage import run
+from frazil.stream.opened import open_stream
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_table
+
+LIVE = 1000
+SOURCE = SourceIdentity("cluster", {"events": "topic"})
+NOWHERE = "127.0.0.1:1"
+
+Written = Callable[..., str]
+
+
+@pytest.fixture
+def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path) -> Any:  # noqa: ARG001
+    """A stream that stands at an offset of two partitions and has read nothing; its Kafka is nowhere."""
+    stream = declared_stream(tmp_path, name="events", topic="events", bootstrap=NOWHERE)
+    ensure_table(load_catalog(None), stream.spec)
+    start = {("events", 0): LIVE, ("events", 1): LIVE}
+    Committer.take_over(open_stream(stream.spec).tables, source=SOURCE, initial=lambda: start)
+    return stream
+
+
+def record(number: int, event: Callable[[int], bytes]) -> dict[str, Any]:
+    """Even numbers are of partition 0, odd ones of partition 1; offsets have gaps, as a compacted topic's."""
+    place = {"kafka_topic": "events", "kafka_partition": number % 2, "kafka_offset": number // 2 * 3}
+    return {**json.loads(event(number)), **place, "kafka_timestamp": "2024-01-01T00:00:00.250Z"}
+
+
+@pytest.fixture
+def archive(tmp_path: Path, event: Callable[[int], bytes]) -> Any:
+    """Writes files of records by their numbers, as the name's suffix says."""
+    folder = tmp_path / "archive"
+    folder.mkdir()
+
+    def write(name: str, numbers: Any, *more: bytes, without: str = "", **changed: Any) -> str:
+        rows = [{k: v for k, v in {**record(n, event), **changed}.items() if k != without} for n in numbers]
+        path = folder / name
+        if name.endswith(".parquet"):
+            pq.write_table(_table(rows), path, use_deprecated_int96_timestamps="int96" in name, row_group_size=50)
+        else:
+            path.write_bytes(b"\n".join([*(json.dumps(row).encode() for row in rows), *more]))
+        return str(folder)
+
+    return write
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    """Types as other tools write them: small integers, nanoseconds, a dictionary of texts."""
+    for row in rows:
+        for name in ("at", "kafka_timestamp"):
+            if isinstance(row.get(name), str):
+                row[name] = datetime.fromisoformat(row[name])
+    table = pa.Table.from_pylist(rows)
+    casts = {"id": pa.int32(), "at": pa.timestamp("ns", "UTC"), "kafka_topic": pa.dictionary(pa.int8(), pa.string())}
+    fields = [pa.field(f.name, casts.get(f.name, f.type) if _castable(f) else f.type) for f in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _castable(field: pa.Field) -> bool:
+    return field.name != "id" or pa.types.is_integer(field.type)
+
+
+@contextmanager
+def asking(stream: Any, **asked: Any) -> Iterator[Backfill]:
+    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in asked.items()}}
+    with open_backfill(stream.spec, parse_request(raw)) as backfill:
+        yield backfill
+
+
+def rejected(stream: Any) -> list[tuple[int, bytes]]:
+    letters = stream.table("_dead_letters").scan().to_arrow()
+    return list(zip(letters["kafka_offset"].to_pylist(), letters["value"].to_pylist(), strict=True))
+
+
+def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is_left_out(
+    live: Any, archive: Written, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = b'{"id": "x", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 998}'
+    archive("a.parquet", range(200))
+    archive("b-int96.parquet", range(200, 250))
+    files = archive("c.jsonl", range(250, 400), b"", bad)
+    archive("_temporary.parquet", [5])
+    with asking(live, files=files, chunk_records=150) as backfill:
+        plan = backfill.plan()
+        found = estimate(backfill, plan)
+        said = " ".join(sentences(found, stream=live.name))
+        assert (found.records_at_most, found.records + found.rejected, found.source_files) == (401, 401, 3)
+        assert f"401 of 401 records in 3 files ({found.source_bytes:,} bytes) are missing" in said
+        with monkeypatch.context() as patch:
+            patch.setattr(LaneCommitter, "staged", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(backfill, spark)
+    interrupted_lane = read_lane(live.table().properties, live.name)
+    assert (interrupted_lane.state, interrupted_lane.chunks, live.ids()) == (State.STAGING, 3, [])
+    with asking(live, files=files) as backfill:
+        done = run(backfill, spark)
+    assert (done.id, done.state, done.records, done.rejected) == (interrupted_lane.id, State.PUBLISHED, 400, 1)
+    assert live.ids() == list(range(400))
+    assert rejected(live) == [(998, bad)]
+    assert audit_stream(open_stream(live.spec).tables).clean
+    rows = live.table().scan(row_filter="id >= 198 and id < 252").to_arrow().sort_by("id")
+    expected = [datetime(2024, 1, 1, 0, 0, n // 10, tzinfo=UTC) for n in range(198, 252)]
+    assert rows["at"].to_pylist() == expected
+    assert set(rows["kafka_timestamp"].to_pylist()) == {datetime(2024, 1, 1, 0, 0, 0, 250_000, UTC)}
+
+    archive("d.ndjson", range(400, 420))
+    with asking(live, files=files, to_event_time="2024-01-01T00:00:41Z") as backfill:
+        assert backfill.source.at_most(backfill.plan().spans) == 20, "the others are in the tables"
+        assert run(backfill, spark).records == 10
+    assert live.ids() == list(range(410))
+
+
+def interrupted(_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
+    "a file without coordinates": (lambda w: w("a.parquet", [1], without="kafka_offset"), "a.parquet has no column ka"),
+    "a file without a required column": (lambda w: w("a.parquet", [1], without="at"), "a.parquet has no column at"),
+    "a column of a wrong type": (lambda w: w("a.parquet", [1], id="x"), "a.parquet: column id is string"),
+    "a null where a value must be": (lambda w: w("a.parquet", [1], at=None), "a.parquet: column at"),
+    "a line that is no JSON": (lambda w: w("a.json", [1], b"", b"{"), "a.json, line 3: .* no coordinates"),
+    "a line without coordinates": (lambda w: w("a.json", [1], without="kafka_partition"), "a.json, line 1: .* no coor"),
+    "what is no Parquet": (lambda w: w("a.json", []) and broken(w("a.json", [])), "b.parquet cannot be read"),
+    "a record that is there twice": (
+        lambda w: w("a.json", [1, 2]) and w("b.parquet", [2]),
+        "b.parquet: which is right",
+    ),
+    "a record that the stream will read": (lambda w: w("a.json", [1], kafka_offset=LIVE), "stands at 1,000"),
+    "a partition of another topic": (lambda w: w("a.json", [1], kafka_topic="x"), "reads no x-1"),
+    "no files": (lambda w: w("a.csv", [1]), "no files to backfill"),
+}
+
+
+def broken(folder: str) -> str:
+    (Path(folder) / "b.parquet").write_bytes(b"PAR1 it is not")
+    return folder
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_told_is_refused_before_anything_is_staged(live: Any, archive: Written, what: str) -> None:
+    make, said = REFUSED[what]
+    with pytest.raises(SpecError, match=said), asking(live, files=make(archive)) as backfill:
+        backfill.plan()
+
+
+def test_files_that_changed_are_another_backfill_and_never_join_one_that_is_under_way(
+    live: Any, archive: Written
+) -> None:
+    files = archive("a.jsonl", range(10))
+    with asking(live, files=f"{files}/a.jsonl") as backfill:
+        planned = backfill.request
+        LaneCommitter.begin(backfill.opened.tables, planned)
+        archive("a.jsonl", range(11))
+        with pytest.raises(SpecError, match="not those that this backfill was planned for"):
+            backfill.plan()
+    with pytest.raises(SpecError, match="not those"), open_backfill(live.spec, planned):
+        pass
+    with asking(live, files=f"{files}/a.jsonl") as backfill, pytest.raises(WriterBusy, match="--abandon"):
+        LaneCommitter.begin(backfill.opened.tables, backfill.request)
