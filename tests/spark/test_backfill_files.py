@@ -12,7 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from frazil.cli.main import frazil
 from frazil.commit.audit_run import audit_stream
 from frazil.commit.backfill_commit import LaneCommitter
 from frazil.commit.backfill_lane import State, read_lane
@@ -21,7 +23,6 @@ from frazil.commit.marker import SourceIdentity
 from frazil.errors import SpecError, WriterBusy
 from frazil.partitions.backfill_request import parse_request
 from frazil.stream.backfill import Backfill, open_backfill
-from frazil.stream.backfill_estimate import estimate, sentences
 from frazil.stream.backfill_stage import run
 from frazil.stream.opened import open_stream
 from frazil.table.catalogs import load_catalog
@@ -76,12 +77,10 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
                 row[name] = datetime.fromisoformat(row[name])
     table = pa.Table.from_pylist(rows)
     casts = {"id": pa.int32(), "at": pa.timestamp("ns", "UTC"), "kafka_topic": pa.dictionary(pa.int8(), pa.string())}
-    fields = [pa.field(f.name, casts.get(f.name, f.type) if _castable(f) else f.type) for f in table.schema]
+    if not pa.types.is_integer(table["id"].type):
+        del casts["id"]
+    fields = [pa.field(f.name, casts.get(f.name, f.type)) for f in table.schema]
     return table.cast(pa.schema(fields))
-
-
-def _castable(field: pa.Field) -> bool:
-    return field.name != "id" or pa.types.is_integer(field.type)
 
 
 @contextmanager
@@ -104,21 +103,21 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     archive("b-int96.parquet", range(200, 250))
     files = archive("c.jsonl", range(250, 400), b"", bad)
     archive("_temporary.parquet", [5])
-    with asking(live, files=files, chunk_records=150) as backfill:
-        plan = backfill.plan()
-        found = estimate(backfill, plan)
-        said = " ".join(sentences(found, stream=live.name))
-        assert (found.records_at_most, found.records + found.rejected, found.source_files) == (401, 401, 3)
-        assert f"401 of 401 records in 3 files ({found.source_bytes:,} bytes) are missing" in said
-        with monkeypatch.context() as patch:
-            patch.setattr(LaneCommitter, "staged", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                run(backfill, spark)
-    interrupted_lane = read_lane(live.table().properties, live.name)
-    assert (interrupted_lane.state, interrupted_lane.chunks, live.ids()) == (State.STAGING, 3, [])
+    said = dry_run(live, files)
+    assert "401 of 401 records in 3 files (" in said
+    assert "about 400 rows and 1 dead letters" in said
+    assert "touches 1 partitions" in said
+    assert read_lane(live.table().properties, live.name) is None
+    with asking(live, files=files, chunk_records=150) as backfill, monkeypatch.context() as patch:
+        patch.setattr(LaneCommitter, "_commit", committed_and_killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(backfill, spark)
+    killed = read_lane(live.table().properties, live.name)
+    assert (killed.state, killed.chunks, killed.planned, live.ids()) == (State.STAGING, 1, 3, [])
     with asking(live, files=files) as backfill:
         done = run(backfill, spark)
-    assert (done.id, done.state, done.records, done.rejected) == (interrupted_lane.id, State.PUBLISHED, 400, 1)
+    assert (done.id, done.state, done.chunks) == (killed.id, State.PUBLISHED, 2)
+    assert (done.records, done.rejected) == (400, 1)
     assert live.ids() == list(range(400))
     assert rejected(live) == [(998, bad)]
     assert audit_stream(open_stream(live.spec).tables).clean
@@ -134,7 +133,16 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     assert live.ids() == list(range(410))
 
 
-def interrupted(_: Any) -> None:
+def dry_run(stream: Any, files: str) -> str:
+    arguments = ["backfill", stream.name, "--streams", str(stream.streams), "--files", files, "--dry-run"]
+    return CliRunner().invoke(frazil, arguments, catch_exceptions=False).stdout
+
+
+COMMIT = LaneCommitter._commit
+
+
+def committed_and_killed(lane: LaneCommitter, journal: Any, *, planned: int) -> None:
+    COMMIT(lane, journal, planned=planned)
     raise KeyboardInterrupt
 
 

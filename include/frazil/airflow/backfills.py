@@ -110,7 +110,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         "to-event-time": moment("To, and before", "Event time"),
         "files": Param(
             None, type=["null", "string"], title="Files", section="Files instead of Kafka",
-            description="A folder, a URI prefix or one file, of Parquet or JSON lines with the Kafka coordinates.",
+            description="A path or URI of a folder or file: Parquet or JSON lines that have the Kafka coordinates.",
         ),
         "chunk-records": Param(
             1_000_000, type="integer", minimum=1, title="Records of a chunk", section="Resources",

@@ -42,7 +42,7 @@ class Bound(click.ParamType[datetime | Offsets]):
 @click.option("--to", "end", type=Bound(), help="And before; the live stream's position, unless given.")
 @click.option("--event-from", type=Moment(), help="Only rows of this event time or later.")
 @click.option("--event-to", type=Moment(), help="Only rows of an event time before.")
-@click.option("--files", help="Read these files instead of Kafka: a folder, a URI prefix or one file.")
+@click.option("--files", help="Read a folder or file, by path or URI, instead of Kafka.")
 @click.option("--branch", is_flag=True, help="Leave what was staged and audited on its branch.")
 @click.option("--chunk-records", type=int, help="About how many records are committed to the branch at once.")
 @click.option("--dry-run", is_flag=True, help="Say what it would touch, and change nothing.")

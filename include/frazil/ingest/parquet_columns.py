@@ -81,7 +81,8 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_timestamp(wanted):
         return pa.types.is_timestamp(found) and (found.tz is None) == (wanted.tz is None)
     if pa.types.is_decimal(wanted):
-        return pa.types.is_decimal(found) and found.scale == wanted.scale and found.precision <= wanted.precision
+        alike = pa.types.is_decimal(found) and found.scale == wanted.scale
+        return bool(alike and found.precision <= wanted.precision)
     family = next((of for of in _FAMILIES if of(wanted)), None)
     return bool(found == wanted if family is None else family(found) and _width(found) <= _width(wanted))
 

@@ -79,7 +79,9 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 class FileReader:
     """Reads what files hold of ranges, of which several may be of one topic-partition. Iterate it once."""
 
-    def __init__(self, files: Sequence[RecordFile], ranges: Sequence[OffsetRange], *, io: FileIO, schema: Schema):
+    def __init__(
+        self, files: Sequence[RecordFile], ranges: Sequence[OffsetRange], *, io: FileIO, schema: Schema
+    ) -> None:
         self._files, self._io, self._schema = files, io, schema
         self._least, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         by_partition = groupby(sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _place)

@@ -35,7 +35,7 @@ class BackfillRequest(Model):
     """Rows of another event time are left out, and so are records that cannot be decoded: they have none."""
     to_event_time: Moment | None = None
     files: str | None = None
-    """A folder, a URI prefix or one file: its records are read, each with its Kafka coordinates, and not Kafka."""
+    """A folder or one file, by absolute path or URI: its records, which have Kafka's coordinates, are read instead."""
     listing: str | None = None
     """Which files there were, with their sizes and times: found when a backfill of them is opened."""
     target: Literal["table", "branch"] = "table"

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.partitions.backfill import asked, chunks, layers, merged, missing, offsets, overlap
+from frazil.partitions.backfill import (
+    asked,
+    chunks,
+    chunks_of_records,
+    first_records,
+    holding,
+    layers,
+    merged,
+    missing,
+    offsets,
+    overlap,
+    within,
+)
 from frazil.partitions.backfill_request import parse_request
 
 PARTITIONS = [("t", p) for p in range(3)]
@@ -52,6 +64,23 @@ def test_chunks_are_bounded_and_make_the_whole(wanted, most):
     assert all(0 < offsets(chunk) <= most + len(PARTITIONS) for chunk in cut)
 
 
+@given(pieces, held_sets, st.integers(1, 20))
+def test_chunks_of_records_hold_each_known_record_once_and_nothing_outside_of_the_spans(wanted, known, most):
+    spans = merged(wanted)
+    records = {tp: BitMap64(known.get(tp, ())) for tp in spans}
+    there = {(tp, o) for tp, found in within(spans, records).items() for o in found}
+    assert there == each(spans) & {(tp, o) for tp, of in known.items() for o in of}
+    held_in = [each(chunk) for chunk in chunks_of_records(spans, records, most=most)]
+    assert sum(len(part & there) for part in held_in) == len(set().union(*held_in) & there) == len(there)
+    assert set().union(*held_in) <= each(spans)
+    assert all(0 < len(part & there) <= most + len(PARTITIONS) for part in held_in)
+    kept = holding(spans, records)
+    assert each(kept) >= there
+    assert all(records[tp].range_cardinality(*span) for tp, of in kept.items() for span in of)
+    first = each(first_records(spans, records, most=most)) & there
+    assert first == {(tp, o) for tp, found in within(spans, records).items() for o in found[:most]}
+
+
 @given(pieces)
 def test_layers_hold_one_span_of_a_partition_and_make_the_whole(wanted):
     spans = merged(wanted)
@@ -74,6 +103,9 @@ def test_the_same_request_has_the_same_name_whatever_shall_become_of_it():
     assert request.digest == parse_request({**raw, "target": "branch", "chunk-records": 5}).digest
     assert request.digest == parse_request({**raw, "from-time": "2024-01-01T01:00:00+01:00"}).digest
     assert request.digest != parse_request({**raw, "to-offsets": {"t": {"0": 6}}}).digest
+    files = parse_request({"stream": "events", "files": "/archive/", "from-event-time": "2024-01-01T00:00:00Z"})
+    assert files.files == "/archive"
+    assert files.digest != files.model_copy(update={"listing": "of other files"}).digest
     assert request.offset_bounds("to") == {("t", 0): 5}
     assert parse_request(request.model_dump(mode="json", by_alias=True)) == request
 
@@ -91,6 +123,8 @@ def test_event_times_are_a_half_open_range_of_microseconds():
         ({"from-time": "2024-01-02T00:00:00Z", "to-time": "2024-01-01T00:00:00Z"}, "to-time does not lie after"),
         ({"to-time": "2024-01-02T00:00:00Z", "to-offsets": {"t": {0: 1}}}, "both say where to end"),
         ({"from-offsets": {"t": {"0": -1}}}, "greater than or equal to 0"),
+        ({"files": "/archive", "from-time": "2024-01-01T00:00:00Z"}, "files and Kafka's times or offsets both say"),
+        ({"files": "archive/2024"}, "neither an absolute path nor a URI"),
         ({"target": "elsewhere"}, "target: Input should be 'table' or 'branch'"),
         ({"form-time": "2024-01-01T00:00:00Z"}, "form-time: Extra inputs are not permitted"),
     ],

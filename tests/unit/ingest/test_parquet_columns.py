@@ -1,0 +1,51 @@
+"""Which types of a Parquet file can become a table's: those whose every value the table's type holds."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from frazil.ingest.parquet_columns import fits
+
+UTC_US = pa.timestamp("us", "UTC")
+TEXT = pa.large_string()
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (pa.int8(), pa.int32()),
+        (pa.float32(), pa.float64()),
+        (pa.dictionary(pa.int8(), pa.string()), TEXT),
+        (pa.timestamp("ns", "Europe/Paris"), UTC_US),
+        (pa.decimal128(5, 2), pa.decimal128(9, 2)),
+        (pa.list_(pa.int32()), pa.large_list(pa.int64())),
+        (pa.map_(pa.string(), pa.int32()), pa.map_(TEXT, pa.int64())),
+        (pa.struct({"a": pa.int8(), "b": pa.string()}), pa.struct({"a": pa.int32(), "b": TEXT})),
+    ],
+)
+def test_a_type_fits_one_that_holds_all_its_values(found: pa.DataType, wanted: pa.DataType):
+    assert fits(found, wanted)
+    assert not fits(pa.null(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (pa.int64(), pa.int32()),
+        (pa.uint32(), pa.int64()),
+        (pa.float64(), pa.float32()),
+        (pa.int32(), pa.float64()),
+        (pa.int32(), TEXT),
+        (pa.timestamp("us"), UTC_US),
+        (UTC_US, pa.timestamp("us")),
+        (pa.date32(), UTC_US),
+        (pa.decimal128(9, 3), pa.decimal128(9, 2)),
+        (pa.binary(15), pa.binary(16)),
+        (pa.list_(pa.int64()), pa.list_(pa.int32())),
+        (pa.struct({"b": pa.int8()}), pa.struct({"a": pa.int8()})),
+        (pa.struct({"a": pa.int8()}), pa.struct({"a": pa.int8(), "b": pa.int8()})),
+    ],
+)
+def test_a_type_that_may_lose_a_value_does_not_fit(found: pa.DataType, wanted: pa.DataType):
+    assert not fits(found, wanted)
