@@ -19,8 +19,10 @@ from frazil.commit.audit_run import audit_stream
 from frazil.commit.backfill_commit import LaneCommitter
 from frazil.commit.backfill_lane import State, read_lane
 from frazil.commit.committer import Committer
-from frazil.commit.marker import SourceIdentity
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, SourceIdentity
 from frazil.errors import SpecError, WriterBusy
+from frazil.ingest.contract import RangeProgress
 from frazil.partitions.backfill_request import parse_request
 from frazil.stream.backfill import Backfill, open_backfill
 from frazil.stream.backfill_stage import run
@@ -29,6 +31,7 @@ from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 
 LIVE = 1000
+PARTITIONS = (("events", 0), ("events", 1))
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 NOWHERE = "127.0.0.1:1"
 
@@ -37,11 +40,25 @@ Written = Callable[..., str]
 
 @pytest.fixture
 def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path) -> Any:  # noqa: ARG001
-    """A stream that stands at an offset of two partitions and has read nothing; its Kafka is nowhere."""
+    """A stream that read two partitions which compaction had emptied; its Kafka is nowhere by now."""
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap=NOWHERE)
-    ensure_table(load_catalog(None), stream.spec)
-    start = {("events", 0): LIVE, ("events", 1): LIVE}
-    Committer.take_over(open_stream(stream.spec).tables, source=SOURCE, initial=lambda: start)
+    table = ensure_table(load_catalog(None), stream.spec)
+    tables = open_stream(stream.spec).tables
+    committer = Committer.take_over(tables, source=SOURCE, initial=lambda: dict.fromkeys(PARTITIONS, 0))
+    batch = Journal(
+        stream=stream.name,
+        key=BatchKey(committer.epoch, 1),
+        table_uuid=str(table.metadata.table_uuid),
+        created_at_ms=tables.clock_ms(),
+        source=SOURCE,
+        progress=tuple(RangeProgress(*tp, 0, LIVE, 0, 0, None) for tp in PARTITIONS),
+        files=(),
+        dead_letter_floor={},
+        idle=frozenset(),
+        offsets_after=dict.fromkeys(PARTITIONS, LIVE),
+    )
+    assert tables.journals.put(batch)
+    committer.commit(batch)
     return stream
 
 

@@ -63,7 +63,7 @@ class BackfillRequest(Model):
     def _is_absolute(cls, files: str | None) -> str | None:
         if files and not files.startswith("/") and "://" not in files:
             raise ValueError(f"{files!r} is neither an absolute path nor a URI, so it means another place elsewhere")
-        return files and files.rstrip("/")
+        return files and (files.rstrip("/") or files)
 
     @property
     def digest(self) -> str:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import PurePosixPath
 
 from pyiceberg.io import FileIO, load_file_io
@@ -31,6 +32,8 @@ from frazil.partitions.backfill_request import BackfillRequest
 from frazil.stream.backfill_source import AT_A_PLACE, PLACES, ranges
 from frazil.table.storage import FileInfo, open_store
 
+FILES_NAMED = 3
+
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
@@ -40,12 +43,13 @@ class FileIndex:
     records: Mapping[TopicPartition, BitMap64]
 
     def having(self, tp: TopicPartition, offset: int) -> str:
-        """Names the files whose records of the topic-partition lie around an offset."""
-        return ", ".join(
+        """Names a few files whose records of the topic-partition lie around an offset."""
+        around = (
             f.path
             for f in self.files
             if any((r.topic, r.partition) == tp and r.start <= offset < r.end for r in f.ranges)
         )
+        return ", ".join(islice(around, FILES_NAMED))
 
 
 @dataclass(frozen=True)
