@@ -24,7 +24,7 @@ demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, 
 	  $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT)) $(if $(AIRFLOW_PORT),--airflow-port $(AIRFLOW_PORT))
 
 test: setup lint ## Lint, types, import contract and all tests, with real parts
-	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST)
+	$(BIN)/pytest $(PYTEST)
 
 lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/ruff check $(STATIC)

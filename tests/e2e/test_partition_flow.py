@@ -141,8 +141,9 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     eventually(lambda: len(told(client, "demo.trips")) == 24)  # 00 to 04, 06 to 24
     assert "2013-12-30T05" not in {key for key, _ in told(client, "demo.trips")}
     failed = eventually(lambda: [run for run in client.runs(LOOKS) if run["state"] == "failed"])
+    held = "demo.trips 2013-12-30T05 is held by its quality gate: revision 1, 11 rows"
+    eventually(lambda: held in client.log(LOOKS, failed[0]["dag_run_id"], "look"))
     look = client.log(LOOKS, failed[0]["dag_run_id"], "look")
-    assert "demo.trips 2013-12-30T05 is held by its quality gate: revision 1, 11 rows" in look
     assert "fare (min_value 0.0): not so in 1 of 11 rows, such as -7" in look
     page = look.split(f"{airflow.url}/frazil/data-docs/")[-1].split(")")[0]
     check_page(airflow, page)

@@ -7,8 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from frazil.commit.settle import bare_path, referenced
+from frazil.supervise.records import ExitRecord
 
 TABLES = ("", "_dead_letters")
+
+
+def kills(exits: Iterable[ExitRecord]) -> list[int | None]:
+    """The codes of exits that are no slow Python worker of Spark's.
+
+    Spark waits ten seconds for one to start, whatever is configured: on a machine that is busy enough it gives up, and
+    the writer crashes and is started again, like after any other fault.
+    """
+    return [e.code for e in exits if e.code != 1 or "Python worker" not in (e.error or "")]
 
 
 def check_exact(stream: Any, ids: Iterable[int], *, rejected: Iterable[bytes | None] = ()) -> None:

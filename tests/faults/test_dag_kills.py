@@ -14,7 +14,7 @@ from frazil.dev.airflow import EmbeddedAirflow
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.records import read_exits
 
-from .exactness import parquet_files, referenced_files
+from .exactness import kills, parquet_files, referenced_files
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 POINTS = ["while-staging", "after-journal", "after-stage", "after-dead-letters", "after-commit"]
@@ -69,7 +69,7 @@ def test_a_writer_that_a_dag_started_survives_a_kill_at_every_point_of_a_batch(
     eventually(lambda: committed(stream) == RECORDS * 10 // 9, within_s=800)
 
     exits = read_exits(frazil_home / "streams" / stream.name)
-    assert [e.code for e in exits] == [128 + 9] * len(POINTS), "one kill at each point, and nothing else went wrong"
+    assert kills(exits) == [128 + 9] * len(POINTS), "one kill at each point, and nothing else went wrong"
     produced = RECORDS * 10 // 9 - RECORDS * 10 // 9 // 10
     assert stream.ids() == list(range(produced))
     letters = stream.table("_dead_letters").scan().to_arrow()

@@ -23,6 +23,7 @@ from frazil.supervise.records import read_exits
 from frazil.supervise.supervisor import Supervisor, WriterProgram
 
 from .exactness import check_exact
+from .exactness import kills as kills_of
 
 APPLICATION = Path(__file__).parents[2] / "spark_apps" / "write_stream.py"
 RECORDS_A_ROUND = 200
@@ -125,7 +126,7 @@ def test_kills_at_random_moments_under_load_lose_and_repeat_nothing(
         exits = read_exits(run_folder(stream.name))
     finally:
         LocalLauncher(stream.name).stop(force=True)
-    assert len(exits) == len(recoveries["driver"]), exits
+    assert kills_of(exits) == [128 + 9] * len(recoveries["driver"]), exits
     check_exact(stream, range(load.sent))
     for kind, times in recoveries.items():
         if times:
