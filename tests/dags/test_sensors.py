@@ -132,7 +132,7 @@ def test_it_says_that_a_gate_holds_the_window_and_goes_on_waiting(flow: Flow) ->
     ("partition", "problem"),
     [
         ("2013-12-29T05", "2013-12-29T05 of demo.made is history: signals begin at 2013-12-30T00:00:00Z"),
-        ("yesterday", "neither an hour, such as 2013-01-01T05, nor a day"),
+        ("yesterday", "SpecError: partition 'yesterday' is neither an hour, such as 2013-01-01T05, nor a day"),
     ],
 )
 def test_what_never_comes_fails_the_task_at_once(flow: Flow, partition: str, problem: str) -> None:
@@ -145,7 +145,14 @@ def test_what_never_comes_fails_the_task_at_once(flow: Flow, partition: str, pro
         sensor.execute_complete({}, answer)
 
 
-def test_the_task_defers_at_once_and_its_trigger_can_be_made_again(flow: Flow) -> None:
+def test_a_window_that_is_complete_is_answered_at_once(flow: Flow) -> None:
+    flow.land(4)
+    flow.signal()
+    sensor = PartitionCompleteSensor(task_id="wait", table="demo.made", partition="2013-12-30T01", streams=flow.folder)
+    assert sensor.execute({})["2013-12-30T01"]["rows"] == 1
+
+
+def test_the_task_defers_and_its_trigger_can_be_made_again(flow: Flow) -> None:
     sensor = PartitionCompleteSensor(
         task_id="wait", table="demo.made", partition="2013-12-30", streams=flow.folder, poke_interval=30
     )

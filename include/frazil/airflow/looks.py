@@ -35,21 +35,28 @@ class LookOperator(BaseBranchOperator):
         self.expectations = str(expectations) if expectations else None
 
     def execute(self, context: Context) -> Any:
-        """Go on at once with what Airflow was not told yet; wait for more otherwise."""
+        """Go on at once with what is complete, or was not told yet; wait for more otherwise."""
         from frazil.airflow import windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
         number, following = windows.begin(self.table, Path(self.streams), context)
-        if not following:
+        if following:
+            return self.do_branch(context, following)
+        ready, sentence = windows.ready(self.table, Path(self.streams), after=number)
+        if not ready:
+            self.log.info("%s: %s", self.table, sentence)
             trigger = LookTrigger(table=self.table, streams=self.streams, number=number, poll_seconds=self.poll_seconds)
             self.defer(trigger=trigger, method_name="execute_complete")
-        return self.do_branch(context, following)
+        return self._act(context)
 
     def execute_complete(self, context: Context, event: Event) -> Any:
         """Signal, and branch. Raises AirflowException where the table cannot be looked at: tried again, with alerts."""
-        from frazil.airflow import windows  # noqa: PLC0415 - as above
-
         if event["problem"]:
             raise AirflowException(f"{self.table} cannot be looked at: {event['problem']}")
+        return self._act(context)
+
+    def _act(self, context: Context) -> Any:
+        from frazil.airflow import windows  # noqa: PLC0415 - as above
+
         suites = Path(self.expectations) if self.expectations else None
         following = windows.act(self.table, Path(self.streams), context, expectations=suites)
         return self.do_branch(context, following or None)

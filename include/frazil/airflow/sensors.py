@@ -41,12 +41,16 @@ class PartitionCompleteSensor(BaseSensorOperator):
         self.table, self.partition = table, partition
         self.streams = str(Path(streams or os.environ.get("FRAZIL_STREAMS") or DEFAULT_STREAMS).absolute())
 
-    def execute(self, context: Context) -> Any:  # noqa: ARG002 - Airflow's signature
-        """Defer at once: looking loads PyIceberg, which the triggerer has."""
+    def execute(self, context: Context) -> Any:
+        """What is known of the window, if it is complete; else defer."""
         trigger = PartitionTrigger(
             table=self.table, partition=self.partition, streams=self.streams, poll_seconds=self.poke_interval
         )
-        self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+        event, sentence = trigger.attempt()
+        if event is None:
+            self.log.info("%s", sentence)
+            self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+        return self.execute_complete(context, event)
 
     def execute_complete(self, context: Context, event: Event) -> Any:  # noqa: ARG002 - as above
         """What the trigger found. Raises AirflowFailException where the window never comes."""

@@ -22,6 +22,9 @@ Event = dict[str, Any]
 class WaitingTrigger(BaseTrigger):
     """Calls `look` every `poll_seconds` in a thread, logs what is waited for where that changed, and fires once.
 
+    Its task has looked before it deferred, so it begins with a wait. That it must: where a trigger fires at once,
+    Airflow 3.3 may take the end of the task's first half for that of the second, and kills it.
+
     It holds no state: a triggerer that is restarted makes another from the same arguments. A look that fails is tried
     again, but for an error of ours that a person has to mend: that ends the wait.
     """
@@ -39,19 +42,20 @@ class WaitingTrigger(BaseTrigger):
         """The event to fire, if there is one, and what is waited for."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look, say, wait; until there is an event."""
+        """Wait, look, say; until there is an event."""
         said = ""
         while True:
-            event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self._look)
+            await asyncio.sleep(self.poll_seconds)
+            event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self.attempt)
             if event is not None:
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
                 return
             if sentence != said:
                 self.log.info("%s", sentence)
                 said = sentence
-            await asyncio.sleep(self.poll_seconds)
 
-    def _look(self) -> tuple[Event | None, str]:
+    def attempt(self) -> tuple[Event | None, str]:
+        """`look`, whatever it raises."""
         try:
             return self.look()
         except FrazilError as error:
