@@ -106,6 +106,8 @@ def held(table: str, streams: str) -> None:
     from frazil.airflow import windows  # noqa: PLC0415 - as above
 
     found = windows.held(table, Path(streams), get_current_context())
+    if not found:  # all were released meanwhile
+        return
     said = "; ".join(f"{s.partition}: {s.note}" for s in found)
     raise AirflowFailException(
         f"{table}: {len(found)} windows are held by their quality gate, and not signalled. {said}. The data is in "
