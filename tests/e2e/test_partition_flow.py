@@ -125,7 +125,7 @@ def airflow(tmp_path: Path, frazil_home: Path) -> Iterator[EmbeddedAirflow]:
         yield started
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_again(
     airflow: EmbeddedAirflow, tmp_path: Path
 ) -> None:
@@ -138,9 +138,9 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     trips.land(0, 6)
     trips.land(5, 6, count=1, fare=-7)
     trips.land(6, 26)
-    eventually(lambda: len(told(client, "demo.trips")) == 24)  # 00 to 04, 06 to 24
+    eventually(lambda: len(told(client, "demo.trips")) == 24, within_s=360)  # 00 to 04, 06 to 24
     assert "2013-12-30T05" not in {key for key, _ in told(client, "demo.trips")}
-    failed = eventually(lambda: [run for run in client.runs(LOOKS) if run["state"] == "failed"])
+    failed = eventually(lambda: [run for run in client.runs(LOOKS) if run["state"] == "failed"], within_s=360)
     held = "demo.trips 2013-12-30T05 is held by its quality gate: revision 1, 11 rows"
     eventually(lambda: held in client.log(LOOKS, failed[0]["dag_run_id"], "look"))
     look = client.log(LOOKS, failed[0]["dag_run_id"], "look")
@@ -153,21 +153,21 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
 
     # A task that is repeated sends nothing twice.
     client.clear(LOOKS, failed[0]["dag_run_id"], "complete")
-    eventually(lambda: state(client, failed[0]["dag_run_id"], "complete") == "skipped")
+    eventually(lambda: state(client, failed[0]["dag_run_id"], "complete") == "skipped", within_s=360)
 
     # A person takes it as it is; the day is complete, aggregated, and the sensor lets its Dag go on.
     release = {"table": "demo.trips", "partition": "2013-12-30T05", "reason": "a refund, not an error"}
     client.wait_for_dag("frazil_release")
     client.trigger("frazil_release", conf=release)
-    eventually(lambda: trips.aggregate() == (241, 233), within_s=180)
-    eventually(lambda: client.run("reader", waiting)["state"] == "success")
+    eventually(lambda: trips.aggregate() == (241, 233), within_s=360)
+    eventually(lambda: client.run("reader", waiting)["state"] == "success", within_s=360)
     assert "2013-12-30T05 is held by its quality gate" in client.log("reader", waiting, "wait")
     (note,) = [extra["note"] for key, extra in told(client, "demo.trips") if key == "2013-12-30T05"]
     assert note == "released by admin: a refund, not an error"
 
     # Late trips reopen their hours, and the day is aggregated again: as if it had been at the end.
     trips.land(3, 5, count=2)
-    eventually(lambda: trips.aggregate() == (245, 237), within_s=180)
+    eventually(lambda: trips.aggregate() == (245, 237), within_s=360)
     reopened = {(key, extra["revision"], extra["late_rows"]) for key, extra in told(client, "demo.trips.reopened")}
     assert reopened == {("2013-12-30T03", 2, 2), ("2013-12-30T04", 2, 2)}
     newest = load_catalog(None).load_table("demo.trips_per_day").current_snapshot()
