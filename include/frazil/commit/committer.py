@@ -29,7 +29,6 @@ from frazil.commit.marker import (
 )
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.rules import (
-    MAIN,
     Verdict,
     check_adopted,
     check_ancestry,
@@ -263,14 +262,13 @@ def append(  # noqa: PLR0913 - what is committed, and where
     *,
     files: tuple[StagedFile, ...],
     summary: Mapping[str, str],
-    branch: str = MAIN,
     part: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> Marker:
     """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind.
 
-    `part` says which of the files go to the stream's open branch, and what leaves that; without it all go to `branch`.
+    `part` says which of the files go to the stream's open branch, and what leaves that; without it all go to main.
     """
-    update = MarkedUpdate(tables.stream, files, branch=branch)
+    update = MarkedUpdate(tables.stream, files)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
         marker = decide(table, read_marker(table.metadata.properties, tables.stream))

@@ -20,7 +20,7 @@ from pyiceberg.table.update import (
 
 from frazil.commit.marker import Marker, open_branch, property_name
 from frazil.commit.open_branch import BranchChange
-from frazil.commit.rules import MAIN, head_of
+from frazil.commit.rules import head_of
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.swap import Change, TableHandle
 from frazil.ingest.contract import StagedFile
@@ -39,7 +39,6 @@ class MarkedUpdate:
 
     stream: str
     files: Sequence[StagedFile] = ()
-    branch: str = MAIN
     rounds: int = 0
     writers: list[SnapshotWriter] = field(default_factory=list)
 
@@ -48,12 +47,12 @@ class MarkedUpdate:
     ) -> Change[M]:
         """The next round, with the marker that it writes, or None to remove it.
 
-        Without a `change`, `files` go to `branch`, and the open branch is neither asserted nor touched.
+        Without a `change`, `files` go to main, and the open branch is neither asserted nor touched.
         """
         self.rounds += 1
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
-        self.writers = self.writers or [SnapshotWriter(self.files, branch=self.branch)]
+        self.writers = self.writers or [SnapshotWriter(self.files)]
         prepared = self.writers[0].prepare(table, summary=summary, now_ms=now_ms)
         return self._marked(prepared, marker, marker.open_snapshot_id if marker else None)
 
