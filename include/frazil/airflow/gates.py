@@ -53,15 +53,13 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
         for window in windows
     ]
     results = run_gates(requests, timeout_s=TIMEOUT_S * len(windows))
+    verdicts = {}
     for window, result in zip(windows, results, strict=True):
-        verdict = "meets its suite" if result.passed else "does not meet its suite"
-        log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, verdict, docs_url(result.docs))
-    return {
-        window: Gate(
-            result.passed, None if result.passed else f"{'; '.join(result.failures)} ({docs_url(result.docs)})"
-        )
-        for window, result in zip(windows, results, strict=True)
-    }
+        page = docs_url(result.docs)
+        said = "meets its suite" if result.passed else "does not meet its suite"
+        log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, said, page)
+        verdicts[window] = Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})")
+    return verdicts
 
 
 def _spark_properties() -> dict[str, str]:

@@ -44,8 +44,7 @@ CLOCKS_APART = timedelta(days=1)
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     """The number of the table's last signal, and the tasks that have to send what Airflow lacks."""
-    catalog = load_catalog(streams_of(streams, table)[0].table.catalog)
-    signals = TableSignals.load(catalog, table)
+    signals = _signals(table, streams)
     for name, asset in _assets(table).items():
         store = context["asset_state_store"][asset]
         # Before the first signal: an Airflow that meets a table is told of nothing that is older.
@@ -89,8 +88,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 def send(table: str, streams: Path, name: str, context: Context) -> None:
     """Send the events that Airflow lacks. Raises AirflowSkipException where it lacks none: an event would go out."""
     asset = _assets(table)[name]
-    catalog = load_catalog(streams_of(streams, table)[0].table.catalog)
-    unsent = _unsent(TableSignals.load(catalog, table), asset, context)[:MOST_AT_ONCE]
+    unsent = _unsent(_signals(table, streams), asset, context)[:MOST_AT_ONCE]
     if not unsent:
         raise AirflowSkipException(f"Airflow has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]
@@ -100,8 +98,7 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
     """The windows of a table that gates hold; whoever asks tells people of them."""
-    catalog = load_catalog(streams_of(streams, table)[0].table.catalog)
-    signals = TableSignals.load(catalog, table)
+    signals = _signals(table, streams)
     starts = signals.cursor.held if signals.cursor else frozenset()
     newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
     context["asset_state_store"][partition_asset(table)].set(TOLD_TO, signals.number)
@@ -135,6 +132,10 @@ def to_send(signals: Iterable[Signal], sent: Collection[int], *, reopened: bool)
         if s.sent and (s.revision > 1 and s.state is not State.AGAIN) == reopened
     }
     return [s for s in newest.values() if s.number not in sent]
+
+
+def _signals(table: str, streams: Path) -> TableSignals:
+    return TableSignals.load(load_catalog(streams_of(streams, table)[0].table.catalog), table)
 
 
 def _assets(table: str) -> dict[str, Asset]:
