@@ -11,7 +11,8 @@ from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, fiel
 
 from frazil.errors import SpecError
 from frazil.partitions.backfill import TopicPartition
-from frazil.spec.model import STREAM_NAME, Model
+from frazil.spec.model import STREAM_NAME
+from frazil.spec.values import Model
 
 Moment = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 """In UTC, so that one moment has one text."""

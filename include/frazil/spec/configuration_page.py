@@ -13,9 +13,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from frazil.spec.model import SIZE, Column, StreamSpec, Written
+from frazil.spec.model import Column, StreamSpec
 from frazil.spec.rules import SET_BY_FRAZIL
 from frazil.spec.units import format_bytes, format_duration
+from frazil.spec.values import SIZE, Written
 
 _INTRODUCTION = """\
 # Configuration reference

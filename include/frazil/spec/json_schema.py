@@ -24,6 +24,8 @@ def stream_schema() -> _Schema:
     definitions = schema["$defs"]
     _allow_short(definitions, "Table", "`namespace.table`, such as demo.flights")
     _allow_short(definitions, "EventTime", "the event time's column")
+    for name in ("Maintenance", "Compaction", "Manifests", "Expiry", "Orphans", "Alerts"):
+        definitions[name] = {"anyOf": [{"enum": ["on", "off", True, False]}, definitions[name]]}
     source = definitions["Source"]
     source["required"].remove("bootstrap-servers")  # it may stand in _defaults.yaml
     source["properties"]["topics"] = _text_or(source["properties"]["topics"])

@@ -113,6 +113,7 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     names: dict[str, Path] = {}
     windows: dict[tuple[str | None, str], tuple[Path, tuple[str, str, str]]] = {}
     catalogs: dict[str, tuple[Path, str | None]] = {}
+    maintained: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
     for path, spec in streams.items():
         if spec.name in names:
@@ -123,6 +124,12 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
             found.append(
                 f"{path}: complete, complete-from, event-time: are {', '.join(_completeness(spec))}, and the stream in "
                 f"{first[0]}, which feeds {spec.table.identifier} too, has {', '.join(first[1])}; declare the same"
+            )
+        kept = maintained.setdefault((spec.table.catalog, spec.table.identifier), (path, spec))
+        if kept[1].maintenance != spec.maintenance:
+            found.append(
+                f"{path}: maintenance: differs from that of the stream in {kept[0]}, which feeds "
+                f"{spec.table.identifier} too; declare the same, or neither"
             )
         other = catalogs.setdefault(spec.table.identifier, (path, spec.table.catalog))
         if other[1] != spec.table.catalog:

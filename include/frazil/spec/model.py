@@ -2,9 +2,6 @@
 
 Nothing here holds a secret: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay as
 written until `frazil.spec.references.resolve` is asked for the value, at the moment of use.
-
-A validator's ValueError is a half sentence that follows the value: `frazil.spec.problems` puts file, key and
-value before it.
 """
 
 from __future__ import annotations
@@ -12,132 +9,25 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from frazil.spec import layout, rules
+from frazil.spec.maintenance import Maintenance
 from frazil.spec.types import parse_type
-from frazil.spec.units import format_bytes, format_duration, parse_bytes, parse_duration
+from frazil.spec.values import Bytes, Duration, Model, Moment, PositiveDuration, Properties, Start, Written
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
 
 
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _positive_duration(value: object) -> timedelta:
-    duration = parse_duration(value)
-    if not duration:
-        raise ValueError("is zero; write a duration above 0, such as 60s")
-    return duration
-
-
-def _positive_bytes(value: object) -> int:
-    size_bytes = parse_bytes(value)
-    if not size_bytes:
-        raise ValueError("is zero; write a size above 0, such as 128MiB")
-    return size_bytes
-
-
-def _start(value: object) -> object:
-    return value if value in {"earliest", "latest"} else _moment(value, besides="earliest, latest or ")
-
-
-def _moment(value: object, besides: str = "") -> datetime:
-    """A moment needs its zone: without one it would mean something else on every machine."""
-    try:
-        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    except ValueError:
-        raise ValueError(f"is not {besides}an ISO 8601 time with a zone: 2013-12-30T00:00:00Z") from None
-    if moment.tzinfo is None:
-        raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
-    return moment
-
-
-def _texts(value: object) -> object:
-    """Properties are text to Kafka, Iceberg and Spark: a number or boolean of the YAML becomes its text."""
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        str(k): str(v).lower() if isinstance(v, bool) else str(v) if isinstance(v, int | float) else v
-        for k, v in value.items()
-    }
-
-
 def _identifier(value: str) -> str:
     if not _IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """How a value is written in YAML, in words: what the configuration reference says instead of a Python type."""
-
-    words: str
-
-
-_DURATION_JSON = WithJsonSchema({"type": "string", "pattern": r"^(0|(\d+(\.\d+)?(ms|s|m|h|d))+)$", "examples": ["60s"]})
-_BYTES_JSON = WithJsonSchema(
-    {
-        "anyOf": [
-            {"type": "integer", "minimum": 1},
-            {"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$", "examples": ["128MiB"]},
-        ]
-    }
-)
-_DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
-_BYTES_TEXT = PlainSerializer(format_bytes, return_type=str, when_used="json")
-
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(parse_duration),
-    _DURATION_TEXT,
-    _DURATION_JSON,
-    Written("duration: `60s`, `1h30m`"),
-]
-PositiveDuration = Annotated[
-    timedelta,
-    BeforeValidator(_positive_duration),
-    _DURATION_TEXT,
-    _DURATION_JSON,
-    Written("duration above 0: `250ms`, `60s`"),
-]
-SIZE = Written("size: `128MiB`, `1GB`, or bytes")
-Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE]
-Start = Annotated[
-    Literal["earliest", "latest"] | datetime,
-    BeforeValidator(_start),
-    Written("`earliest`, `latest`, or a time with a zone"),
-]
-Moment = Annotated[datetime, BeforeValidator(_moment), Written("time with a zone: `2013-12-30T00:00:00Z`")]
-Properties = Annotated[
-    dict[str, str],
-    BeforeValidator(_texts),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
-    Written("mapping of properties"),
-]
-
-
-class Model(BaseModel):
-    """Python names fields in snake_case, YAML in kebab-case; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True)
 
 
 class Source(Model):
@@ -242,6 +132,14 @@ class Commit(Model):
     )
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
     max_records: int = Field(default=20_000_000, gt=0, description="The most records in one batch, after a downtime.")
+    throttle: Literal["off", "warn", "stretch"] = Field(
+        default="warn",
+        description="Where the table's metadata grows faster than maintenance shrinks it: `warn` says so; `stretch` "
+        "commits less often as well, up to `max-interval`, until it is in shape again.",
+    )
+    max_interval: PositiveDuration = Field(
+        default=timedelta(minutes=10), description="How far `throttle: stretch` may stretch the interval."
+    )
     align: Literal["none", "watermark"] = Field(
         default="none",
         description="`none`: readers see a row as soon as it is committed. `watermark`: they see each window of event "
@@ -317,6 +215,7 @@ class StreamSpec(Model):
     )
     dead_letters: DeadLetters = Field(default=DeadLetters(), description="Where undecodable records land.")
     resources: Resources = Field(default=Resources(), description="What the writer may use.")
+    maintenance: Maintenance = Field(default=Maintenance(), description="How the table is kept in shape.")
 
     @field_validator("columns", mode="before")
     @classmethod
@@ -368,8 +267,8 @@ class StreamSpec(Model):
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
     def fingerprint(self) -> str:
-        """A digest of everything declared: it changes exactly when a running writer must be restarted."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        """A digest of what a writer acts on: it changes exactly when a running writer must be restarted."""
+        return hashlib.sha256(self.model_dump_json(exclude={"maintenance"}).encode()).hexdigest()[:16]
 
 
 def _column(name: str, declared: object) -> object:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.references import problem_in
 from frazil.spec.types import Primitive, Struct, Type, parse_type
+from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -67,6 +68,8 @@ def problems(spec: StreamSpec) -> tuple[Problem, ...]:
         *_event_time(spec),
         *_layout(spec),
         *_aligned(spec),
+        *_throttle(spec),
+        *_expiry(spec),
         *_kafka_properties(spec),
         *_secrets(spec),
         *_references(spec),
@@ -131,6 +134,19 @@ def _aligned(spec: StreamSpec) -> Iterator[Problem]:
     elif not set(fine) & set(spec.event_time_partitions):
         what = f"needs partition-by {terms}, for files that lie in one {spec.window} each, which is what completes"
         yield Problem("commit.align", spec.commit.align, what)
+
+
+def _throttle(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.commit.throttle == "stretch" and spec.commit.max_interval <= spec.commit.interval:
+        what = f"is not above commit.interval, {format_duration(spec.commit.interval)}: there is nothing to stretch"
+        yield Problem("commit.max-interval", format_duration(spec.commit.max_interval), what)
+
+
+def _expiry(spec: StreamSpec) -> Iterator[Problem]:
+    expiry = spec.maintenance.expiry
+    if expiry.at_least > expiry.at_most:
+        what = f"is above maintenance.expiry.at-most, {expiry.at_most}"
+        yield Problem("maintenance.expiry.at-least", expiry.at_least, what)
 
 
 def _term(key: str, term: Term, columns: dict[str, Type]) -> Iterator[Problem]:

@@ -16,7 +16,8 @@ from pydantic_core import ErrorDetails
 
 from frazil.errors import SpecError
 from frazil.spec.load import stream_files
-from frazil.spec.model import STREAM_NAME, Model
+from frazil.spec.model import STREAM_NAME
+from frazil.spec.values import Model
 from frazil.spec.yaml_file import read_mapping
 
 SOURCE_VIEW = "source_day"

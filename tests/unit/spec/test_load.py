@@ -108,6 +108,16 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"commit": {"align": "watermark"}, "complete": "hour", "partition_by": "day(departed)"},
         ["commit.align: 'watermark' needs partition-by hour(departed), for files that lie in one hour each"],
     ),
+    (
+        "nothing to stretch",
+        {"commit": {"throttle": "stretch", "interval": "10m"}},
+        ["commit.max-interval: '10m' is not above commit.interval, 10m"],
+    ),
+    (
+        "fewer than fewest",
+        {"maintenance": {"expiry": {"at-least": 600}}},
+        ["maintenance.expiry.at-least: 600 is above maintenance.expiry.at-most, 500"],
+    ),
     ("two granularities", {"partition_by": ["day(departed)", "hour(departed)"]}, ["partition-by.1", "redundant"]),
     (
         "partition name",
@@ -272,6 +282,20 @@ def test_the_fingerprint_changes_with_what_is_declared_not_with_how(declare: Dec
     first = load_stream(declare(commit={"interval": "60s"})).fingerprint()
     assert load_stream(declare(commit={"interval": "1m"}, event_time={"column": "departed"})).fingerprint() == first
     assert load_stream(declare(commit={"interval": "61s"})).fingerprint() != first
+
+
+@pytest.mark.parametrize("switch", ["off", False])
+def test_maintenance_is_switched_off_as_a_whole_or_in_part(declare: Declare, switch: object) -> None:
+    whole = load_stream(declare(maintenance=switch)).maintenance
+    assert not any((whole.compaction.enabled, whole.manifests.enabled, whole.expiry.enabled, whole.orphans.enabled))
+    assert whole.alerts.enabled
+    part = load_stream(declare(maintenance={"orphans": switch})).maintenance
+    assert not part.orphans.enabled
+    assert part.compaction.enabled
+
+
+def test_the_fingerprint_of_a_writer_leaves_maintenance_out(declare: Declare) -> None:
+    assert load_stream(declare(maintenance="off")).fingerprint() == load_stream(declare()).fingerprint()
 
 
 def test_a_stream_survives_its_own_json(declare: Declare) -> None:

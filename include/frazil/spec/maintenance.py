@@ -1,0 +1,106 @@
+"""How a table is kept in shape, as its user declares it: every action has an off switch and sane defaults."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from frazil.spec.values import Bytes, Model, PositiveDuration
+
+_SWITCH = {"on": True, "off": False, True: True, False: False}
+"""YAML 1.1 has booleans for on and off, and our loader the words."""
+
+
+class Switched(Model):
+    """An action: `off` in its place switches it off."""
+
+    enabled: bool = Field(True, description="Whether it is done at all; `off` in place of the mapping says no.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switch_alone(cls, value: object) -> object:
+        return {"enabled": _SWITCH[value]} if isinstance(value, str | bool) and value in _SWITCH else value
+
+
+class Compaction(Switched):
+    """Small data files of a partition become few large ones."""
+
+    strategy: Literal["binpack", "sort"] = Field(
+        default="binpack",
+        description="`sort` sorts by the table's sort order while it rewrites, at about twice the cost.",
+    )
+    budget: Bytes = Field(default=20 * 2**30, description="The most bytes of data files that one run rewrites.")
+    min_files: int = Field(
+        default=5, gt=1, description="A complete partition is worth a rewrite from so many small files on."
+    )
+    open_files: int = Field(
+        default=200, gt=1, description="A partition that is still written is left alone up to so many small files."
+    )
+
+
+class Manifests(Switched):
+    """Many small manifests become few, sorted by partition."""
+
+    most: int = Field(default=100, gt=1, description="From so many manifests on they are rewritten.")
+
+
+class Expiry(Switched):
+    """Snapshots that nobody needs any more are removed, with the files that only they had."""
+
+    keep: PositiveDuration = Field(
+        default=timedelta(hours=6), description="For how long readers may go back: younger snapshots are kept."
+    )
+    at_least: int = Field(default=20, gt=0, description="So many of the newest snapshots are kept, however old.")
+    at_most: int = Field(
+        default=500, gt=0, description="And no more than so many for `keep` alone: commits slow down with them."
+    )
+
+
+class Orphans(Switched):
+    """Files below the table's location that no snapshot, journal or backfill knows are deleted, once a day."""
+
+    older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are left alone.")
+    max_listed: int = Field(
+        default=5_000_000, gt=0, description="With more files than this below the location, nothing is deleted."
+    )
+    max_share: int = Field(
+        default=20, gt=0, le=100, description="Where more than so many percent of the files or bytes would go, none do."
+    )
+
+
+class Alerts(Switched):
+    """When somebody should look at the table. Each has a hold time, and ends where the value is well below again."""
+
+    hold: PositiveDuration = Field(default=timedelta(minutes=15), description="For how long a value must be beyond.")
+    manifest_list_bytes_per_file: int = Field(default=1_024, gt=0, description="Manifest-list bytes by data file.")
+    manifests: int = Field(default=500, gt=0, description="Manifests of the newest snapshot: what planning reads.")
+    snapshots: int = Field(default=2_000, gt=0, description="Snapshots in the metadata: what commits carry.")
+    metadata_bytes: Bytes = Field(default=8 * 2**20, description="Size of `metadata.json`.")
+    small_files: int = Field(
+        default=5_000, gt=0, description="Data files while they are on average below a tenth of the target size."
+    )
+    delete_files: int = Field(default=100, gt=0, description="Delete files, which every reader has to apply.")
+    since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
+    freshness: PositiveDuration = Field(
+        default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."
+    )
+
+
+class Maintenance(Model):
+    """How the table is kept in shape. Streams that feed one table declare the same."""
+
+    compaction: Compaction = Field(default=Compaction(), description="Few large files.")
+    manifests: Manifests = Field(default=Manifests(), description="Few manifests.")
+    expiry: Expiry = Field(default=Expiry(), description="Few snapshots.")
+    orphans: Orphans = Field(default=Orphans(), description="No files that nobody knows.")
+    alerts: Alerts = Field(default=Alerts(), description="When somebody should look.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switch_alone(cls, value: object) -> object:
+        """`maintenance: off` leaves the table to its owner; its health is still watched."""
+        if not isinstance(value, str | bool) or value not in _SWITCH:
+            return value
+        return {} if _SWITCH[value] else dict.fromkeys(("compaction", "manifests", "expiry", "orphans"), False)

@@ -1,0 +1,114 @@
+"""How values are written in YAML - durations, sizes, moments, mappings - and the model that all declarations share.
+
+A validator's ValueError is a half sentence that follows the value: `frazil.spec.problems` puts file, key and
+value before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+
+from frazil.spec.units import format_bytes, format_duration, parse_bytes, parse_duration
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _positive_duration(value: object) -> timedelta:
+    duration = parse_duration(value)
+    if not duration:
+        raise ValueError("is zero; write a duration above 0, such as 60s")
+    return duration
+
+
+def _positive_bytes(value: object) -> int:
+    size_bytes = parse_bytes(value)
+    if not size_bytes:
+        raise ValueError("is zero; write a size above 0, such as 128MiB")
+    return size_bytes
+
+
+def _start(value: object) -> object:
+    return value if value in {"earliest", "latest"} else _moment(value, besides="earliest, latest or ")
+
+
+def _moment(value: object, besides: str = "") -> datetime:
+    """A moment needs its zone: without one it would mean something else on every machine."""
+    try:
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f"is not {besides}an ISO 8601 time with a zone: 2013-12-30T00:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
+    return moment
+
+
+def _texts(value: object) -> object:
+    """Properties are text to Kafka, Iceberg and Spark: a number or boolean of the YAML becomes its text."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        str(k): str(v).lower() if isinstance(v, bool) else str(v) if isinstance(v, int | float) else v
+        for k, v in value.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a value is written in YAML, in words: what the configuration reference says instead of a Python type."""
+
+    words: str
+
+
+_DURATION_JSON = WithJsonSchema({"type": "string", "pattern": r"^(0|(\d+(\.\d+)?(ms|s|m|h|d))+)$", "examples": ["60s"]})
+_BYTES_JSON = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1},
+            {"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$", "examples": ["128MiB"]},
+        ]
+    }
+)
+_DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
+_BYTES_TEXT = PlainSerializer(format_bytes, return_type=str, when_used="json")
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(parse_duration),
+    _DURATION_TEXT,
+    _DURATION_JSON,
+    Written("duration: `60s`, `1h30m`"),
+]
+PositiveDuration = Annotated[
+    timedelta,
+    BeforeValidator(_positive_duration),
+    _DURATION_TEXT,
+    _DURATION_JSON,
+    Written("duration above 0: `250ms`, `60s`"),
+]
+SIZE = Written("size: `128MiB`, `1GB`, or bytes")
+Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE]
+Start = Annotated[
+    Literal["earliest", "latest"] | datetime,
+    BeforeValidator(_start),
+    Written("`earliest`, `latest`, or a time with a zone"),
+]
+Moment = Annotated[datetime, BeforeValidator(_moment), Written("time with a zone: `2013-12-30T00:00:00Z`")]
+Properties = Annotated[
+    dict[str, str],
+    BeforeValidator(_texts),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
+    Written("mapping of properties"),
+]
+
+
+class Model(BaseModel):
+    """Python names fields in snake_case, YAML in kebab-case; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True)
