@@ -13,8 +13,7 @@ from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.cli.stream_status import StreamStatus, WriterStatus, exit_words, stream_status
 from frazil.errors import SpecError
-from frazil.spec.load import find_stream, load_stream, stream_files
-from frazil.spec.model import StreamSpec
+from frazil.spec.load import find_stream, sound_streams
 from frazil.supervise.liveness import ago, utc
 
 AT_ONCE = 8
@@ -35,7 +34,7 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
     Example:
       frazil status flights --json
     """
-    specs, errors = _declared(streams_folder, stream)
+    specs, errors = sound_streams(streams_folder) if stream is None else ([find_stream(streams_folder, stream)], [])
     now_ms = time.time_ns() // 1_000_000
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(partial(stream_status, now_ms=now_ms), specs))
@@ -47,22 +46,6 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
         click.echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
-
-
-def _declared(folder: Path, stream: str | None) -> tuple[list[StreamSpec], list[str]]:
-    """The streams to show, and the errors of declarations that cannot be read."""
-    if stream is not None:
-        return [find_stream(folder, stream)], []
-    specs: list[StreamSpec] = []
-    errors: list[str] = []
-    for path in stream_files(folder) if folder.is_dir() else ():
-        try:
-            specs.append(load_stream(path))
-        except SpecError as error:
-            errors.append(str(error))
-    if not specs and not errors:
-        raise SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
-    return sorted(specs, key=lambda spec: spec.name), errors
 
 
 def _show(streams: list[StreamStatus], *, now_ms: int, in_full: bool) -> None:

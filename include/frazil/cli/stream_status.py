@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.history import commit_records
+from frazil.commit.history import last_commit_ms
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, head_of
 from frazil.errors import FrazilError
@@ -19,14 +19,11 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, load_stream_table
 from frazil.supervise.heartbeat import Heartbeat, Phase, Stall
 from frazil.supervise.launcher import Observation
-from frazil.supervise.liveness import ago
+from frazil.supervise.liveness import ago, beating
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.observed import error_name
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
-
-STALE_AFTER_MS = 10_000
-"""A writer beats every second: ten missed beats are no hiccup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +95,9 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     writer, observation, problems = _look_at_writer(spec.name, now_ms=now_ms)
     view = _look_at_table(spec)
     beat = observation.heartbeat if observation else None
-    beats_now = writer.pid is not None and not writer.stale
+    beat_now = beating(observation, now_ms=now_ms) if observation else None
     at = _position(view, beat)
-    stall = beat.stall if beat and beats_now else None
+    stall = beat_now.stall if beat_now else None
     if stall is not None:
         problems.append(stall.reason)
     return StreamStatus(
@@ -111,7 +108,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         writer=writer,
         epoch=at.epoch,
         batch=at.batch,
-        lag=beat.lag if beat and beats_now else None,
+        lag=beat_now.lag if beat_now else None,
         last_commit_at_ms=at.last_commit_at_ms,
         watermark_ms=at.watermark_ms,
         snapshot_id=at.snapshot_id,
@@ -154,13 +151,12 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
         return WriterStatus(state=observation.process)
     process = launch.writer or launch.parent
     if observation.process.is_alive:
-        seen_ms = beat.written_at_ms if beat else launch.launched_at_ms
         return WriterStatus(
             state=observation.process,
             pid=process.pid if process else None,
             phase=beat.phase if beat else None,
             heartbeat_at_ms=beat.written_at_ms if beat else None,
-            stale=beat is not None and now_ms - seen_ms > STALE_AFTER_MS,
+            stale=beat is not None and beating(observation, now_ms=now_ms) is None,
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is None:  # a writer in the foreground leaves no exit record, only its last heartbeat
@@ -207,7 +203,7 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
     return TableView(
         exists=True,
         marker=marker,
-        last_commit_at_ms=next((s.timestamp_ms for s, _ in commit_records(table.metadata, spec.name)), None),
+        last_commit_at_ms=last_commit_ms(table.metadata, spec.name),
         rows=_rows(table.metadata),
         desired=desired,
         desired_reason=reason,

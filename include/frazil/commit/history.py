@@ -35,6 +35,11 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
             yield snapshot, record
 
 
+def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
+    """When the stream's newest batch was committed, as far as the branch's history is kept."""
+    return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
+
+
 def lost_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """What retention took from a stream that skips gaps, newest first: snapshots, and the ranges that each names."""
     for snapshot in ancestors(metadata):

@@ -37,12 +37,14 @@ class RecentFiles:
     files: int
     bytes: int
     p10_bytes: int
+    """The size that a tenth of these files do not exceed."""
     partitions: int
+    """That these commits wrote to, counted anew in each commit."""
 
     @property
     def files_per_partition(self) -> float:
         """Of one commit."""
-        return self.files / max(self.partitions, 1) / max(self.commits, 1)
+        return self.files / max(self.partitions, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ class StreamHealth:
 
     name: str
     lag: int | None
-    """Records in Kafka that are not committed; known only where its writer runs on this host."""
+    """Records in Kafka that are not committed; known where its writer runs on this host, or Kafka was asked."""
     last_commit_at_ms: int | None
+    """Of its newest batch; where the history has none any more, of the snapshot that its marker came with."""
     watermark_ms: int | None
 
 
@@ -66,6 +69,7 @@ class TableHealth:
     target_file_bytes: int
     data_files: int
     data_bytes: int
+    """With those of delete files, as summaries count them; 0 beside files where no summary says."""
     rows: int
     delete_files: int
     manifests: int
@@ -73,14 +77,17 @@ class TableHealth:
     """The manifests' own lengths together, as the manifest list has them."""
     manifest_list_bytes: int
     metadata_bytes: int
+    """Of the current `metadata.json`, uncompressed: what each commit reads and writes."""
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """The newest snapshot of a rewrite of data files that the history still has."""
+    """The newest snapshot of a rewrite of data files that the history still has; without one, what was added since
+    is counted as far back as the history goes."""
     files_since_compaction: int
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]
+    """None for dead letters and signals, which may rest for months while all is well."""
     partitions: Sequence[PartitionFiles] | None = None
     """Only of a deep measurement."""
 

@@ -54,6 +54,23 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
     return {spec.name: spec for spec in sorted(loaded.values(), key=lambda spec: spec.name)}
 
 
+def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
+    """The streams of a folder that can be read, by name, and what is wrong with the other files.
+
+    Raises SpecError where there is neither.
+    """
+    specs: list[StreamSpec] = []
+    errors: list[str] = []
+    for path in stream_files(folder) if folder.is_dir() else ():
+        try:
+            specs.append(load_stream(path))
+        except SpecError as error:
+            errors.append(str(error))
+    if not specs and not errors:
+        raise SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
+    return sorted(specs, key=lambda spec: spec.name), errors
+
+
 def find_stream(folder: Path, name: str) -> StreamSpec:
     """One stream of a folder by its name; the other files of the folder need not be sound.
 

@@ -71,6 +71,16 @@ def format_duration(duration: timedelta) -> str:
     return text or "0s"
 
 
+def rounded_bytes(size_bytes: float) -> str:
+    """A measured size as people read it: `512 B`, `1.4 GiB`."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
 def format_bytes(size_bytes: int) -> str:
     """The largest unit that divides the size exactly: `128MiB`, `1GB`; `parse_bytes` reads it back."""
     if size_bytes == 0:

@@ -6,9 +6,20 @@ from datetime import UTC, datetime, timedelta
 
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.launcher import Observation
 from frazil.supervise.observed import Observed
 from frazil.supervise.policy import Policy
 from frazil.supervise.records import Launch, StopRequest
+
+STALE_AFTER_MS = 10_000
+"""A writer beats every second: ten missed beats are no hiccup."""
+
+
+def beating(writer: Observation, *, now_ms: int) -> Heartbeat | None:
+    """The heartbeat of a writer that lives and beats; None where what it says is not of now."""
+    beat = writer.heartbeat
+    fresh = beat is not None and now_ms - beat.written_at_ms <= STALE_AFTER_MS
+    return beat if fresh and writer.process.is_alive else None
 
 
 def ago(milliseconds: int) -> str:

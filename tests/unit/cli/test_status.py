@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.cli.stream_status import STALE_AFTER_MS, writer_status
+from frazil.cli.stream_status import writer_status
 from frazil.home import run_folder
 from frazil.supervise.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.supervise.launcher import Observation, ProcessState
+from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.supervise.lock import WriterLock
 from frazil.supervise.processes import mark
 from frazil.supervise.records import ExitRecord, Launch, LaunchKind, append_exit, replace_json

@@ -1,0 +1,35 @@
+"""How far a stream is behind Kafka: by the heartbeat of a writer on this host, else by asking Kafka itself."""
+
+from __future__ import annotations
+
+import logging
+
+from frazil.commit.marker import Marker
+from frazil.errors import FrazilError
+from frazil.spec.model import StreamSpec
+from frazil.stream.opened import open_kafka
+from frazil.supervise.liveness import beating
+from frazil.supervise.local import LocalLauncher
+
+logger = logging.getLogger(__name__)
+
+
+def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
+    """Records that wait, as a writer of this host says that beats; None where there is none."""
+    try:
+        beat = beating(LocalLauncher(stream).observe(), now_ms=now_ms)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
+        return None
+    return beat.lag if beat else None
+
+
+def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
+    """Offsets between the marker and Kafka's end, in one request; None where Kafka does not answer within 10 s."""
+    try:
+        with open_kafka(spec) as kafka:
+            ends = kafka.ends(marker.offsets)
+    except FrazilError as error:
+        logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
+        return None
+    return sum(max(end - marker.offsets[tp], 0) for tp, end in ends.items())

@@ -1,0 +1,170 @@
+"""Measures a table's health from what is small: its cost grows with snapshots and manifests, not with rows or files.
+
+Read are: the table's entry in the catalog and its `metadata.json`; the newest snapshot's manifest list; the length of
+both; the newest 12 commit records of each stream; and the heartbeats of this host. No manifest and no data file is
+opened, unless the measurement is to be deep (`frazil.maintenance.deep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from frazil.commit.history import ancestors, commit_records, last_commit_ms
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import Marker, read_marker
+from frazil.commit.rules import head_of
+from frazil.commit.target import target_file_bytes
+from frazil.errors import MarkerUnreadable
+from frazil.ingest.contract import StagedFile
+from frazil.maintenance.deep import read_partitions
+from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth
+from frazil.maintenance.lag import heartbeat_lag, kafka_lag
+from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import catalog_errors
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+RECORDS_MOST = 12
+"""Commit records of a stream that are read: at a commit a minute, the last twelve minutes."""
+
+
+def measure(
+    catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
+) -> TableHealth | None:
+    """The table's health now, or None where it does not exist yet.
+
+    With `ask_kafka`, Kafka is asked for the lag of a stream that no writer of this host tells, and only where the
+    lag decides: its last commit is longer ago than the alert of freshness allows.
+
+    Raises AccessDenied or CommitUnavailable, and what the storage's client raises.
+    """
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(maintained.identifier)
+        except NoSuchTableError:
+            return None
+        return _measured(table, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
+
+
+def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: bool) -> TableHealth:
+    metadata = table.metadata
+    head = head_of(metadata)
+    manifests = head.manifests(table.io) if head else []
+    data = [m for m in manifests if m.content is ManifestContent.DATA]
+    deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
+    rows = sum((m.added_rows_count or 0) + (m.existing_rows_count or 0) for m in data)
+    compacted_at_ms, files_since, bytes_since = _since_compaction(metadata)
+    target = target_file_bytes(table)
+    watched = maintained.streams if maintained.kind is Kind.MAIN else ()
+    return TableHealth(
+        table=maintained.identifier,
+        at_ms=now_ms,
+        snapshot_id=head.snapshot_id if head else None,
+        target_file_bytes=target,
+        data_files=_number(head, "total-data-files", _live_files(data)),
+        data_bytes=_number(head, "total-files-size"),
+        rows=_number(head, "total-records", rows),
+        delete_files=_number(head, "total-delete-files", _live_files(deletes)),
+        manifests=len(manifests),
+        manifests_bytes=sum(m.manifest_length for m in manifests),
+        manifest_list_bytes=len(table.io.new_input(head.manifest_list)) if head else 0,
+        metadata_bytes=_metadata_bytes(table),
+        snapshots=len(metadata.snapshots),
+        oldest_snapshot_at_ms=min((s.timestamp_ms for s in metadata.snapshots), default=None),
+        last_compaction_at_ms=compacted_at_ms,
+        files_since_compaction=files_since,
+        bytes_since_compaction=bytes_since,
+        recent=_recent(table, maintained),
+        streams=tuple(_stream(metadata, spec, now_ms=now_ms, ask_kafka=ask_kafka) for spec in watched),
+        partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
+    )
+
+
+def _number(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
+    """A count of a snapshot's summary; not every engine writes them all."""
+    text = snapshot.summary[name] if snapshot and snapshot.summary else None
+    return otherwise if text is None else int(text)
+
+
+def _live_files(manifests: Sequence[ManifestFile]) -> int:
+    """As the manifest list itself counts them."""
+    return sum((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests)
+
+
+def _metadata_bytes(table: Table) -> int:
+    file = table.io.new_input(table.metadata_location)
+    if not table.metadata_location.endswith(".gz.metadata.json"):
+        return len(file)
+    with file.open() as stream:  # how long it is unpacked stands at a gzip file's end: RFC 1952, 2.3.1, ISIZE
+        stream.seek(-4, 2)
+        return int.from_bytes(stream.read(4), "little")
+
+
+def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
+    """When data files were last rewritten, and the files and bytes that main was given since.
+
+    A rewrite is a `replace` that changed data files: those of manifests and of delete files are `replace` as well,
+    and their summaries count no data files (Iceberg 1.12).
+    """
+    files = size = 0
+    for snapshot in ancestors(metadata):
+        added = _number(snapshot, "added-data-files")
+        if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
+            if added or _number(snapshot, "deleted-data-files"):
+                return snapshot.timestamp_ms, files, size
+            continue
+        files += added
+        size += _number(snapshot, "added-files-size")
+    return None, files, size
+
+
+def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
+    """What the newest batches brought to this table; a record that is gone is passed over."""
+    if maintained.kind is Kind.SIGNALS:
+        return None
+    batches = [files for spec in maintained.streams for files in _batches(table, spec.name, maintained.kind)]
+    sizes = sorted(f.bytes for files in batches for f in files)
+    if not sizes:
+        return None
+    return RecentFiles(
+        commits=len(batches),
+        files=len(sizes),
+        bytes=sum(sizes),
+        p10_bytes=sizes[(len(sizes) - 1) // 10],
+        partitions=sum(len({(f.spec_id, f.partition) for f in files}) for files in batches),
+    )
+
+
+def _batches(table: Table, stream: str, kind: Kind) -> list[tuple[StagedFile, ...]]:
+    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
+    newest = [journals.read(path) for _, path in islice(commit_records(table.metadata, stream), RECORDS_MOST)]
+    return [r.main_files if kind is Kind.MAIN else r.dead_letter_files for r in newest if r is not None]
+
+
+def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
+    try:
+        marker = read_marker(metadata.properties, spec.name)
+    except MarkerUnreadable:  # `frazil status` says so, and the writer's exit
+        marker = None
+    last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
+    lag = heartbeat_lag(spec.name, now_ms=now_ms)
+    allowed_ms = spec.maintenance.alerts.freshness.total_seconds() * 1000
+    if lag is None and ask_kafka and marker and last_ms is not None and now_ms - last_ms > allowed_ms:
+        lag = kafka_lag(spec, marker)
+    watermark_us = marker.watermark_us if marker else None
+    return StreamHealth(spec.name, lag, last_ms, None if watermark_us is None else watermark_us // 1000)
+
+
+def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
+    """The snapshot of a marker is never expired; where it is a take-over, the last batch is older."""
+    snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
+    return snapshot.timestamp_ms if snapshot else None
