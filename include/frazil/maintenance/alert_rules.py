@@ -1,0 +1,167 @@
+"""What of a table's health somebody should look at: a value beside its threshold, and a sentence with the way out.
+
+Pure. A rule whose remedy is switched off says so in its sentence; `since-compaction` is then not judged at all, for
+nobody said that the table should be compacted. Values that are unknown are None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from frazil.maintenance.health import StreamHealth, TableHealth
+from frazil.spec.maintenance import Maintenance
+from frazil.spec.units import rounded_bytes
+from frazil.supervise.liveness import ago, utc
+
+CLEARS_AT = 0.8
+"""An alert ends where its value is at most this share of the threshold: a value that sways around it does not flap."""
+
+FEWEST_FILES = 256
+"""Manifest-list bytes are shared among at least so many files. A list that begins with 4 KiB of Avro schema has a
+kilobyte and more for each file of a small table, and is one small read all the same: with the default threshold
+nothing is said of lists below 256 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One rule's value."""
+
+    rule: str
+    """`manifests`; of one stream of several `freshness:<stream>`."""
+    value: float | None
+    threshold: float
+    shown: str
+    """The value in words."""
+    sentence: str
+    """What is the matter where the value is beyond, and what to do now."""
+
+    @property
+    def is_beyond(self) -> bool:
+        return self.value is not None and self.value > self.threshold
+
+    @property
+    def is_clear(self) -> bool:
+        return self.value is not None and self.value <= CLEARS_AT * self.threshold
+
+
+def readings(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
+    """Every rule that applies to the table; none where its alerts are switched off."""
+    if not settings.alerts.enabled:
+        return ()
+    return (*_of_metadata(health, settings), *_of_files(health, settings), *_of_streams(health, settings, now_ms))
+
+
+def _of_metadata(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+    limits, table = settings.alerts, health.table
+    rewrite = _remedy(table, "manifests", settings.manifests.enabled, "rewrite_manifests")
+    expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
+    listed = f"{rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
+    yield Reading(
+        "manifest-list",
+        health.manifest_list_bytes / max(health.data_files, FEWEST_FILES),
+        limits.manifest_list_bytes_per_file,
+        listed,
+        f"{table} has {listed}: every query reads all of it before it plans. {rewrite}",
+    )
+    yield Reading(
+        "manifests",
+        health.manifests,
+        limits.manifests,
+        f"{health.manifests:,} manifests",
+        f"{table} has {health.manifests:,} manifests, which queries open to plan. {rewrite}",
+    )
+    oldest = f"the oldest of {utc(health.oldest_snapshot_at_ms)}"
+    yield Reading(
+        "snapshots",
+        health.snapshots,
+        limits.snapshots,
+        f"{health.snapshots:,} snapshots",
+        f"{table} has {health.snapshots:,} snapshots, {oldest}: every commit takes longer for them. {expire}",
+    )
+    size = rounded_bytes(health.metadata_bytes)
+    yield Reading(
+        "metadata",
+        health.metadata_bytes,
+        limits.metadata_bytes,
+        f"{size} of metadata.json",
+        f"{table} has a metadata.json of {size}, which every commit reads and writes; most of it are its "
+        f"{health.snapshots:,} snapshots. {expire}",
+    )
+
+
+def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+    limits, table = settings.alerts, health.table
+    compact = _remedy(table, "compaction", settings.compaction.enabled, "rewrite_data_files")
+    average = rounded_bytes(health.average_file_bytes)
+    yield Reading(
+        "small-files",
+        _small_files(health, limits.small_files),
+        limits.small_files,
+        f"{health.data_files:,} data files of {average} on average",
+        f"{table} has {health.data_files:,} data files of {average} on average, where "
+        f"{rounded_bytes(health.target_file_bytes)} is the target: queries open each of them. {compact}. Where each "
+        "partition holds that little, declare a coarser partition-by",
+    )
+    yield Reading(
+        "delete-files",
+        health.delete_files,
+        limits.delete_files,
+        f"{health.delete_files:,} delete files",
+        f"{table} has {health.delete_files:,} delete files, which every reader applies again; frazil writes none, so "
+        f"another engine deletes or updates rows. {compact}",
+    )
+    if settings.compaction.enabled:
+        added = rounded_bytes(health.bytes_since_compaction)
+        last = health.last_compaction_at_ms
+        since = f"since the last compaction, of {utc(last)}" if last else "and no compaction is in its history"
+        yield Reading(
+            "since-compaction",
+            health.bytes_since_compaction,
+            limits.since_compaction,
+            f"{added} added since the last compaction",
+            f"{table} was given {added} in {health.files_since_compaction:,} files {since}. {compact}",
+        )
+
+
+def _small_files(health: TableHealth, threshold: int) -> float | None:
+    """Data files, while their average is small; between small and clearly not, at most the threshold."""
+    if health.data_files and not health.data_bytes:
+        return None
+    share = health.average_file_bytes / (health.target_file_bytes / 10)
+    if share < 1:
+        return health.data_files
+    return min(health.data_files, threshold) if share * CLEARS_AT < 1 else 0
+
+
+def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
+    threshold_s = settings.alerts.freshness.total_seconds()
+    for stream in health.streams:
+        age_s = None if stream.last_commit_at_ms is None else (now_ms - stream.last_commit_at_ms) / 1000
+        last = "unknown" if age_s is None else f"{ago(int(age_s * 1000))} ago"
+        waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
+        shown = f"last commit {last}, {waiting} records wait"
+        yield Reading(
+            f"freshness:{stream.name}",
+            _staleness_s(stream, age_s, threshold_s),
+            threshold_s,
+            shown,
+            f"stream {stream.name} of {health.table} does not commit what waits in Kafka: {shown}. `frazil status "
+            f"{stream.name}` says whether its writer runs, is paused, or is held back and by what",
+        )
+
+
+def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
+    """How long records have waited at most; a young commit is fresh, whether or not it is known what waits."""
+    if stream.lag == 0:
+        return 0
+    return None if stream.lag is None and age_s is not None and age_s > threshold_s else age_s
+
+
+def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
+    if enabled:
+        return (
+            f"`frazil maintain {table} --actions {action}` mends it now; the table's maintenance Dag should have: see "
+            "what its last run says"
+        )
+    return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"

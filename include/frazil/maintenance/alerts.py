@@ -1,0 +1,108 @@
+"""When an alert begins and when it is over: a value must be beyond its threshold for a while, and well below to end.
+
+Pure. What is remembered between two measurements is small JSON (`AlertStates`), so that it survives whoever measures.
+First match wins, for each rule:
+
+  1. nobody asks any more (the alerts were switched off, the stream or the table is gone): it is over;
+  2. the value is unknown: nothing changes;
+  3. active: it stays until the value is at most 80 % of the threshold;
+  4. not beyond the threshold: the hold begins anew;
+  5. beyond for the hold: it fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from frazil.maintenance.alert_rules import Reading, readings
+from frazil.maintenance.health import TableHealth
+from frazil.spec.maintenance import Maintenance
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One rule of one table that somebody should know of."""
+
+    rule: str
+    table: str
+    value: str
+    """In words, as it was measured last."""
+    since_ms: int
+    """When the value was first seen beyond."""
+    sentence: str
+    """What is the matter, and what to do now; of a resolved one, that it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertState:
+    """A rule whose value is, or was, beyond."""
+
+    since_ms: int
+    active: bool
+    """Whether it has fired, and was not resolved since."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertStates:
+    """Of one table, by rule; those that are well have none."""
+
+    rules: Mapping[str, AlertState] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {rule: [state.since_ms, state.active] for rule, state in sorted(self.rules.items())}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | None) -> Self:
+        """None is where nothing was remembered yet."""
+        return cls({rule: AlertState(since_ms, active) for rule, (since_ms, active) in (value or {}).items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one measurement changed, and what is the matter now; `fired` is part of `active`."""
+
+    states: AlertStates
+    fired: tuple[Alert, ...]
+    resolved: tuple[Alert, ...]
+    active: tuple[Alert, ...]
+
+
+def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> Step:
+    """Go on from what was remembered, with one more measurement."""
+    found = {r.rule: r for r in readings(health, settings, now_ms=now_ms)}
+    hold_ms = int(settings.alerts.hold.total_seconds() * 1000)
+    states: dict[str, AlertState] = {}
+    fired, resolved, active = [], [], []
+    for rule in sorted(found.keys() | previous.rules.keys()):
+        before, reading = previous.rules.get(rule), found.get(rule)
+        after = _next(before, reading, hold_ms=hold_ms, now_ms=now_ms)
+        was_active = before is not None and before.active
+        if after is not None:
+            states[rule] = after
+        if reading is not None and after is not None and after.active:
+            active.append(Alert(rule, health.table, reading.shown, after.since_ms, reading.sentence))
+            fired += [] if was_active else active[-1:]
+        elif before is not None and was_active:
+            resolved.append(_over(before, rule, reading, health.table))
+    return Step(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
+
+
+def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
+    """The state of one rule after a measurement; None where all is well."""
+    if reading is None:
+        return None
+    if reading.value is None:
+        return before
+    if before is not None and before.active:
+        return None if reading.is_clear else before
+    if not reading.is_beyond:
+        return None
+    since_ms = min(before.since_ms, now_ms) if before is not None else now_ms  # a clock may have been put back
+    return AlertState(since_ms, active=now_ms - since_ms >= hold_ms)
+
+
+def _over(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
+    now = reading.shown if reading is not None else "not watched any more"
+    return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}")

@@ -1,0 +1,183 @@
+"""Alerts: what they are of, when they begin, that they end, and that they do not flap."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.maintenance.alert_rules import CLEARS_AT, Reading, readings
+from frazil.maintenance.alerts import AlertState, AlertStates, Step, step
+from frazil.maintenance.health import StreamHealth, TableHealth
+from frazil.spec.maintenance import Alerts, Maintenance
+
+NOW_MS = 1_800_000_000_000
+MINUTE_MS = 60_000
+HOLD = 10 * MINUTE_MS
+SETTINGS = Maintenance(alerts=Alerts(hold=timedelta(minutes=10), manifests=100))
+WELL = TableHealth(
+    table="demo.t", at_ms=NOW_MS, snapshot_id=1, target_file_bytes=100 * 2**20, data_files=100,
+    data_bytes=100 * 100 * 2**20, rows=1, delete_files=0, manifests=10, manifests_bytes=1, manifest_list_bytes=9_000,
+    metadata_bytes=1, snapshots=10, oldest_snapshot_at_ms=NOW_MS, last_compaction_at_ms=None, files_since_compaction=0,
+    bytes_since_compaction=0, recent=None, streams=(StreamHealth("s", 0, NOW_MS, None),),
+)  # fmt: skip
+
+
+def health(**changes: Any) -> TableHealth:
+    return dataclasses.replace(WELL, **changes)
+
+
+def stream(**changes: Any) -> TableHealth:
+    return health(streams=(dataclasses.replace(WELL.streams[0], **changes),))
+
+
+def reading(rule: str, found: TableHealth) -> Reading:
+    return next(r for r in readings(found, SETTINGS, now_ms=NOW_MS) if r.rule == rule)
+
+
+def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, str]:
+    return {r.rule: r.sentence for r in readings(found, settings, now_ms=NOW_MS) if r.is_beyond}
+
+
+def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[Step]:
+    """Measurements of the delete files, one after the other; None stands for a lag that is unknown."""
+    states, steps = AlertStates(), []
+    for number, value in enumerate(values):
+        now_ms = NOW_MS + number * every_ms
+        # The one rule whose value can be unknown: a last commit so many seconds ago.
+        last_ms = now_ms - (value if value is not None else 10**6) * 1000
+        found = stream(lag=None if value is None else 7, last_commit_at_ms=last_ms)
+        steps.append(step(states, found, SETTINGS, now_ms=now_ms))
+        states = AlertStates.from_json(json.loads(json.dumps(steps[-1].states.to_json())))
+        assert states == steps[-1].states
+    return steps
+
+
+LIMIT = int(SETTINGS.alerts.freshness.total_seconds())
+CLEAR = int(LIMIT * CLEARS_AT)
+VALUES = st.lists(st.one_of(st.none(), st.integers(0, 2 * LIMIT)), max_size=30)
+
+
+# Laws of every rule
+
+
+@given(VALUES)
+def test_an_alert_fires_only_after_its_value_was_beyond_for_the_hold(values: list[int | None]):
+    for number, made in enumerate(run(values)):
+        if made.fired:
+            began = (made.fired[0].since_ms - NOW_MS) // (5 * MINUTE_MS)
+            assert (number - began) * 5 * MINUTE_MS >= HOLD
+            assert all(v is None or v > LIMIT for v in values[began : number + 1])
+
+
+@given(VALUES)
+def test_fired_and_resolved_take_turns_and_what_is_resolved_was_active(values: list[int | None]):
+    active = False
+    for made in run(values):
+        assert len(made.fired) + len(made.resolved) <= 1
+        assert not (made.fired and active)
+        assert not (made.resolved and not active)
+        active = (active or bool(made.fired)) and not made.resolved
+        assert bool(made.active) == active
+        assert set(made.fired) <= set(made.active)
+
+
+@given(st.lists(st.integers(CLEAR + 1, LIMIT), min_size=1, max_size=20), st.booleans())
+def test_between_clear_and_threshold_nothing_fires_and_nothing_is_resolved(values: list[int], active: bool):
+    first = [LIMIT + 1] * 3 if active else []
+    later = run([*first, *values])[len(first) :]
+    assert all(made.fired == made.resolved == () and bool(made.active) == active for made in later)
+
+
+@given(VALUES.filter(bool))
+def test_an_unknown_value_changes_nothing(values: list[int | None]):
+    before, after = run([*values, None])[-2:]
+    assert (after.fired, after.resolved, after.states) == ((), (), before.states)
+
+
+def test_an_alert_is_said_once_when_it_begins_and_once_when_it_is_over():
+    steps = run([LIMIT + 1, LIMIT + 1, LIMIT + 1, LIMIT + 1, CLEAR + 1, CLEAR, LIMIT + 1])
+    assert [len(s.fired) for s in steps] == [0, 0, 1, 0, 0, 0, 0]
+    assert [len(s.resolved) for s in steps] == [0, 0, 0, 0, 0, 1, 0]
+    assert steps[2].fired[0].since_ms == NOW_MS
+    over = "demo.t: the alert freshness:s is over: last commit 12 min 0 s ago, 7 records wait"
+    assert steps[5].resolved[0].sentence == over
+
+
+def test_a_clock_that_was_put_back_does_not_keep_an_alert_from_firing():
+    later = AlertStates({"manifests": AlertState(NOW_MS + 10 * HOLD, active=False)})
+    seen = step(later, health(manifests=101), SETTINGS, now_ms=NOW_MS)
+    assert step(seen.states, health(manifests=101), SETTINGS, now_ms=NOW_MS + HOLD).fired
+
+
+def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
+    active = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in ("manifests", "freshness:gone")})
+    made = step(active, health(manifests=101), SETTINGS, now_ms=NOW_MS)
+    assert ([a.rule for a in made.active], [a.rule for a in made.resolved]) == (["manifests"], ["freshness:gone"])
+    off = step(active, health(manifests=101), Maintenance(alerts=False), now_ms=NOW_MS)  # type: ignore[arg-type]
+    assert (len(off.resolved), off.active, off.states) == (2, (), AlertStates())
+    assert "not watched any more" in off.resolved[0].sentence
+
+
+# The rules
+
+
+def test_a_table_in_shape_has_no_alert_and_each_rule_has_one_beyond_its_threshold():
+    assert beyond(WELL) == {}
+    assert set(beyond(health(
+        manifest_list_bytes=2**20, manifests=101, snapshots=2_001, metadata_bytes=9 * 2**20, delete_files=101,
+        bytes_since_compaction=101 * 2**30, streams=(StreamHealth("s", 1, NOW_MS - 16 * MINUTE_MS, None),),
+    ))) == {
+        "manifest-list", "manifests", "snapshots", "metadata", "delete-files", "since-compaction", "freshness:s",
+    }  # fmt: skip
+
+
+def test_a_short_manifest_list_of_a_small_table_is_no_alarm():
+    assert beyond(health(data_files=3, manifest_list_bytes=200 * 1024)) == {}
+    assert set(beyond(health(data_files=3, manifest_list_bytes=300 * 1024))) == {"manifest-list"}
+
+
+def test_many_files_are_an_alert_only_while_they_are_small():
+    small = health(data_files=6_000, data_bytes=6_000 * 2**20)
+    assert "6,000 data files of 1.0 MiB on average, where 100.0 MiB is the target" in beyond(small)["small-files"]
+    assert beyond(health(data_files=6_000, data_bytes=6_000 * 20 * 2**20)) == {}
+    assert beyond(health(data_files=4_000, data_bytes=4_000 * 2**20)) == {}
+    assert reading("small-files", health(data_files=6_000, data_bytes=0)).value is None
+
+
+def test_files_that_grow_past_a_tenth_of_the_target_are_well_only_when_clearly_past_it():
+    def averaging(mib: float) -> Reading:
+        return reading("small-files", health(data_files=6_000, data_bytes=int(6_000 * mib * 2**20)))
+
+    assert [(averaging(a).is_beyond, averaging(a).is_clear) for a in (9.9, 10.1, 12.4, 12.6)] == [
+        (True, False), (False, False), (False, False), (False, True),
+    ]  # fmt: skip
+
+
+def test_a_stream_is_stale_only_where_it_is_known_that_records_wait():
+    old = NOW_MS - 20 * MINUTE_MS
+    assert "20 min 0 s ago, 7 records wait" in beyond(stream(lag=7, last_commit_at_ms=old))["freshness:s"]
+    assert beyond(stream(lag=0, last_commit_at_ms=old)) == {}
+
+    def value(lag: int | None, last_ms: int | None) -> float | None:
+        return reading("freshness:s", stream(lag=lag, last_commit_at_ms=last_ms)).value
+
+    assert value(None, old) is None
+    assert value(None, NOW_MS - MINUTE_MS) == 60
+    assert value(7, None) is None
+
+
+def test_a_sentence_names_the_command_or_where_the_action_is_off_how_to_go_on():
+    crowded = health(snapshots=3_000, data_files=6_000, data_bytes=6_000, bytes_since_compaction=2**40)
+    said = beyond(crowded)
+    assert "`frazil maintain demo.t --actions expiry`" in said["snapshots"]
+    assert "`frazil maintain demo.t --actions compaction`" in said["small-files"]
+    off = beyond(crowded, Maintenance.model_validate("off"))
+    assert "`maintenance.expiry` is off for this table: switch it on, or call expire_snapshots" in off["snapshots"]
+    assert "`maintenance.compaction` is off" in off["small-files"]
+    assert "since-compaction" in said
+    assert "since-compaction" not in off
