@@ -1,0 +1,50 @@
+"""A stream in a table by day, whose batches hold rows of the 30th, the 31st, and so on: a file of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.dev.made_batches import MadeStream
+from frazil.spec.load import load_stream
+
+DAY_US = 86_400_000_000
+FIRST_DAY_US = 16_069 * DAY_US
+"""30 December 2013."""
+BEGIN_MS = 2_000_000_000_000
+"""Later than this machine's clock: no commit is older than its table."""
+YAML = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: {identifier: demo.made, properties: {write.target-file-size-bytes: "4096"}}
+schema: {at: timestamptz, note: string}
+event-time: at
+partition-by: [day(at)]
+"""
+
+
+def made_stream(folder: Path) -> MadeStream:
+    """Declared in the folder."""
+    (folder / "made.yaml").write_text(YAML)
+    stream = MadeStream(load_stream(folder / "made.yaml"), BEGIN_MS, partitions=1)
+    stream.columns = day_by_day
+    return stream
+
+
+def day_by_day(rows: int) -> Mapping[str, pa.Array]:
+    return {
+        "at": pa.array(FIRST_DAY_US + np.arange(rows) * DAY_US).cast(pa.timestamp("us", "UTC")),
+        "note": pa.array([str(n) for n in range(rows)]),
+    }
+
+
+def land(stream: MadeStream, batches: int, *, rows: int = 2) -> None:
+    """So many batches, a minute apart."""
+    marker = stream.tables.marker()
+    at = marker.offsets[stream.topic, 0] if marker else 0
+    for start in range(at, at + batches * rows, rows):
+        stream.now_ms += 60_000
+        stream.land({0: (start, start + rows)})
