@@ -15,6 +15,7 @@ COMMANDS = {
     "validate": "frazil.cli.validate:validate",
     "run": "frazil.cli.run:run",
     "status": "frazil.cli.status:status",
+    "health": "frazil.cli.health:health",
     "pause": "frazil.cli.desired:pause",
     "resume": "frazil.cli.desired:resume",
     "restart": "frazil.cli.desired:restart",

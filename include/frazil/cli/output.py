@@ -17,8 +17,8 @@ WIDTH_OF_A_PIPE = 200
 
 
 def echo_json(document: object) -> None:
-    """One JSON document; fields of dataclasses in kebab-case, as in the streams' YAML."""
-    click.echo(json.dumps(_plain(document), indent=2))
+    """One JSON document; fields of dataclasses in kebab-case, as in the streams' YAML; what JSON has not, as text."""
+    click.echo(json.dumps(_plain(document), indent=2, default=str))
 
 
 def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> None:

@@ -1,0 +1,195 @@
+"""`frazil health`: what shape tables are in, and what is beyond an alert's threshold, without waiting for its hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import click
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_fields, echo_json, echo_table
+from frazil.cli.status import AT_ONCE
+from frazil.errors import SpecError
+from frazil.maintenance.alert_rules import Reading, readings
+from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
+from frazil.maintenance.measure import measure
+from frazil.maintenance.tables import Kind, MaintainedTable, find_maintained, maintained_tables
+from frazil.spec.load import sound_streams
+from frazil.spec.units import rounded_bytes
+from frazil.supervise.liveness import ago, utc
+from frazil.table.catalogs import load_catalog
+
+PARTITIONS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One table as it was found; `health` is null where it does not exist yet, or where `problem` says why."""
+
+    table: str
+    kind: Kind
+    health: TableHealth | None = None
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    beyond: tuple[Reading, ...] = ()
+    """Values beyond their alerts' thresholds, for however long."""
+    problem: str | None = None
+
+
+@click.command()
+@click.argument("table", required=False)
+@streams_option
+@json_option
+@click.option("--deep", is_flag=True, help="Read the manifests too: files by partition.")
+def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
+    """Show what shape every table is in that streams write, or TABLE alone and in full.
+
+    Reads metadata and commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 also where
+    a value is beyond its threshold, and with 10 where a declaration cannot be read.
+
+    \b
+    Example:
+      frazil health demo.flights --deep
+    """
+    specs, errors = sound_streams(streams_folder)
+    now_ms = time.time_ns() // 1_000_000
+    if table is not None:
+        found = [_look(find_maintained(specs, table), now_ms=now_ms, deep=deep)]
+    else:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = list(pool.map(partial(_look_if_possible, now_ms=now_ms, deep=deep), maintained_tables(specs)))
+    if as_json:
+        echo_json({"at-ms": now_ms, "tables": found, "errors": errors})
+    else:
+        _show(found, in_full=table is not None)
+    for error in () if as_json else errors:
+        click.echo(error, err=True)
+    if errors:
+        raise SystemExit(SpecError.exit_code)
+
+
+def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Look:
+    found = measure(load_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
+    if found is None:
+        return Look(maintained.identifier, maintained.kind)
+    ratios = {
+        "average-file-bytes": found.average_file_bytes,
+        "manifest-list-bytes-per-file": found.manifest_list_bytes_per_file,
+        "manifests-per-file": found.manifests_per_file,
+    }
+    beyond = tuple(r for r in readings(found, maintained.settings, now_ms=now_ms) if r.is_beyond)
+    return Look(maintained.identifier, maintained.kind, found, ratios, beyond)
+
+
+def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Look:
+    try:
+        return _look(maintained, now_ms=now_ms, deep=deep)
+    except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
+        problem = f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+        return Look(maintained.identifier, maintained.kind, problem=problem)
+
+
+def _show(found: Sequence[Look], *, in_full: bool) -> None:
+    if in_full:
+        for look in found:
+            echo_fields(_fields(look.health) if look.health else {"table": look.table, "state": _state(look)})
+            if look.health and look.health.partitions is not None:
+                _show_partitions(look.health.partitions)
+    else:
+        columns = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
+        echo_table(columns, map(_row, found), numbers=frozenset(columns[1:7]))
+    for look in found:
+        for said in (look.problem and f"{look.table}: {look.problem}", *(r.sentence for r in look.beyond)):
+            if said:
+                click.echo(said)
+
+
+def _row(look: Look) -> tuple[str, ...]:
+    one = look.health
+    if one is None:
+        return (look.table, *[""] * 7, _state(look))
+    return (
+        look.table,
+        f"{one.data_files:,}",
+        rounded_bytes(one.average_file_bytes),
+        f"{one.manifests:,}",
+        rounded_bytes(one.manifest_list_bytes_per_file),
+        rounded_bytes(one.metadata_bytes),
+        f"{one.snapshots:,}",
+        _compacted(one),
+        _state(look),
+    )
+
+
+def _state(look: Look) -> str:
+    if look.health is None:
+        return "unknown" if look.problem else "no table yet"
+    return ", ".join(r.rule for r in look.beyond) or "ok"
+
+
+def _fields(one: TableHealth) -> dict[str, str]:
+    target, average = rounded_bytes(one.target_file_bytes), rounded_bytes(one.average_file_bytes)
+    per_file = rounded_bytes(one.manifest_list_bytes_per_file)
+    added = f"{one.files_since_compaction:,} files of {rounded_bytes(one.bytes_since_compaction)} since"
+    return {
+        "table": one.table,
+        "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
+        "data files": f"{one.data_files:,}, {average} on average (target {target})",
+        "data": f"{rounded_bytes(one.data_bytes)}, {one.rows:,} rows",
+        "recent files": _recent_words(one.recent),
+        "delete files": f"{one.delete_files:,}",
+        "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
+        f"{rounded_bytes(one.manifests_bytes)}",
+        "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
+        "metadata.json": rounded_bytes(one.metadata_bytes),
+        "snapshots": f"{one.snapshots:,}, the oldest of {utc(one.oldest_snapshot_at_ms)}",
+        "compacted": f"{_compacted(one)}, {added}",
+        **{
+            f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
+            f"{_ago(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
+            for s in one.streams
+        },
+    }
+
+
+def _recent_words(recent: RecentFiles | None) -> str:
+    if recent is None:
+        return "unknown"
+    return (
+        f"{recent.files:,} of the last {recent.commits} commits, {recent.files_per_partition:.1f} per partition and "
+        f"commit, a tenth of them at most {rounded_bytes(recent.p10_bytes)}"
+    )
+
+
+def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
+    """The worst first: most small files, then most delete files."""
+    worst = sorted(partitions, key=lambda p: (-p.small_files, -p.delete_files, p.path))
+    columns = ("partition", "files", "small", "bytes", "in small", "delete files", "over at")
+    rows = [
+        (
+            p.path or "(all)",
+            f"{p.files:,}",
+            f"{p.small_files:,}",
+            rounded_bytes(p.bytes),
+            rounded_bytes(p.small_bytes),
+            f"{p.delete_files:,}",
+            "" if p.window_end_us is None else utc(p.window_end_us // 1000),
+        )
+        for p in worst[:PARTITIONS_SHOWN]
+    ]
+    echo_table(columns, rows, numbers=frozenset(columns[1:6]))
+    if len(worst) > PARTITIONS_SHOWN:
+        click.echo(f"and {len(worst) - PARTITIONS_SHOWN:,} partitions more, with fewer small files; --json has all")
+
+
+def _compacted(one: TableHealth) -> str:
+    at_ms = one.last_compaction_at_ms
+    return "not in its history" if at_ms is None else _ago(at_ms, one.at_ms)
+
+
+def _ago(ms: int | None, now_ms: int) -> str:
+    return "unknown" if ms is None else f"{ago(now_ms - ms)} ago"

@@ -1,0 +1,105 @@
+"""`frazil health`: every table in a line, one in full, what is beyond a threshold in a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from frazil.cli.main import frazil
+from frazil.dev.made_batches import MadeStream
+from frazil.errors import CommitUnavailable, SpecError
+from tests.unit.maintenance.day_by_day import YAML, land, made_stream
+
+ALERTS = "maintenance: {expiry: off, alerts: {snapshots: 3}}\n"
+
+
+@pytest.fixture
+def made(tmp_path: Path, frazil_home: Path) -> MadeStream:  # noqa: ARG001
+    stream = made_stream(tmp_path)
+    land(stream, 3)
+    return stream
+
+
+def call(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(frazil, ["health", *arguments, "--streams", str(folder)])
+
+
+def tables(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = call(folder, "--json", *arguments)
+    assert done.exit_code == 0, done.output
+    return list(json.loads(done.stdout)["tables"])
+
+
+def test_every_table_has_a_line_also_those_that_are_not_made_yet(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+    lines = call(tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["table", "demo.made", "demo.made_dead_letters", "frazil.signals"]
+    assert lines[1].rstrip().endswith("ok")
+    assert lines[3].rstrip().endswith("no table yet")
+
+
+def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: Path):
+    (found,) = tables(tmp_path, "demo.made")
+    size = sum(f["file_size_in_bytes"] for f in made.tables.main.refresh().inspect.files().to_pylist())
+    assert (found["kind"], found["health"]["data-files"], found["health"]["data-bytes"]) == ("main", 6, size)
+    assert found["ratios"]["manifests-per-file"] == 0.5
+    assert (found["beyond"], found["health"]["partitions"]) == ([], None)
+    shown = call(tmp_path, "demo.made").stdout
+    assert "data files     6, 1.3 KiB on average (target 4.0 KiB)" in shown
+    assert "at_day=" not in shown
+
+
+def test_deep_shows_partitions_the_worst_first(made: MadeStream, tmp_path: Path):
+    land(made, 1, rows=1)
+    lines = [line for line in call(tmp_path, "demo.made", "--deep").stdout.splitlines() if "at_day=" in line]
+    assert [line.split()[:3] for line in lines] == [["at_day=2013-12-30", "4", "4"], ["at_day=2013-12-31", "3", "3"]]
+    (found,) = tables(tmp_path, "demo.made", "--deep")
+    assert [p["path"] for p in found["health"]["partitions"]] == ["at_day=2013-12-30", "at_day=2013-12-31"]
+
+
+def test_a_long_list_of_partitions_is_cut_and_says_so(made: MadeStream, tmp_path: Path):
+    land(made, 1, rows=25)
+    shown = call(tmp_path, "demo.made", "--deep").stdout
+    assert shown.count("at_day=") == 20
+    assert "and 5 partitions more" in shown
+
+
+def test_what_is_beyond_a_threshold_is_a_sentence_and_no_error(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+    (tmp_path / "made.yaml").write_text(YAML + ALERTS)
+    done = call(tmp_path)
+    assert done.exit_code == 0
+    assert "demo.made has 4 snapshots" in done.stdout
+    assert "`maintenance.expiry` is off for this table" in done.stdout
+    assert [r["rule"] for r in tables(tmp_path)[0]["beyond"]] == ["snapshots"]
+
+
+def test_an_unknown_table_is_an_error_that_names_the_known_ones(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+    done = call(tmp_path, "demo.mad")
+    assert isinstance(done.exception, SpecError)
+    assert "maintained are: demo.made, demo.made_dead_letters, frazil.signals" in str(done.exception)
+
+
+def test_a_catalog_out_of_reach_hides_no_other_table_and_is_an_error_of_its_own(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
+    away = YAML.replace("name: made", "name: away").replace(
+        "identifier: demo.made", "catalog: away, identifier: demo.away"
+    )
+    (tmp_path / "away.yaml").write_text(away)
+    found = {t["table"]: t for t in tables(tmp_path) if t["kind"] == "main"}
+    assert "cannot be reached" in found["demo.away"]["problem"]
+    assert found["demo.made"]["health"]["data-files"] == 6
+    assert isinstance(call(tmp_path, "demo.away").exception, CommitUnavailable)
+
+
+def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+    (tmp_path / "broken.yaml").write_text("name: [")
+    done = call(tmp_path)
+    assert (done.exit_code, "demo.made" in done.stdout, "broken.yaml" in done.stderr) == (10, True, True)
