@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import sys
 from datetime import date
 from pathlib import Path
-
-from pyspark.sql import SparkSession
 
 from frazil.errors import FrazilError
 from frazil.stream.aggregate import aggregate_day
 from frazil.stream.aggregate_input import NO_REVISIONS, choose_input, day_signals, given_input
 from frazil.stream.aggregate_spec import AggregationSpec, find_aggregation, parse_day
-from frazil.table.catalogs import load_catalog, spark_properties
+from frazil.stream.submitted import log_to_stderr, start_session
+from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger("frazil")
 
@@ -25,9 +23,7 @@ def run_aggregation(
 
     Without a snapshot id, the day's signals are asked here. Codes are those of `frazil.errors`.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("py4j", "pyiceberg", "botocore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_to_stderr()
     try:
         _run(find_aggregation(folder, name), parse_day(day), snapshot_id=snapshot_id, revisions=revisions)
     except FrazilError as error:
@@ -47,16 +43,3 @@ def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions
         log.info(aggregate_day(spark, catalog, spec, day=day, given=given).sentence)
     finally:
         spark.stop()
-
-
-def start_session(app_name: str, catalog: str | None) -> SparkSession:
-    """A session with the catalog, which neither a command line nor Airflow's database ever held.
-
-    The master, all resources and Iceberg's runtime are spark-submit's.
-    """
-    builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
-    for key, value in spark_properties(catalog).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("WARN")
-    return session

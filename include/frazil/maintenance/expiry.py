@@ -1,0 +1,212 @@
+"""Which snapshots a table gives up, and what it keeps beyond its plain retention and why: from its metadata alone.
+
+Main stays one unbroken line from its head back to a cut, since readers, incremental readers and our own walks follow
+parents. Beyond the cut single snapshots stay that something names. What a plan expires is safe to remove also from
+metadata that moved on meanwhile: a writer moves its marker and its branch forward only, a head cannot be expired
+(Iceberg refuses it), and a rollback to a snapshot that the plan keeps makes none of the others needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil.commit.backfill_lane import PREFIX as LANE_PREFIX
+from frazil.commit.backfill_lane import read_lane
+from frazil.commit.history import ancestors
+from frazil.commit.late_rows import LATE
+from frazil.commit.marked_update import OPEN_SNAPSHOT
+from frazil.commit.marker import PROPERTY_PREFIX, Marker, open_branch, read_marker
+from frazil.commit.rules import MAIN, check_ancestry, check_open_branch
+from frazil.commit.signals import TableSignals
+from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.spec.maintenance import Expiry
+from frazil.table.tables import DEFAULT_PROPERTIES
+
+READER_TAG = "frazil-reader-"
+"""A consumer that reads increments tags where it stands; everything after the tag is kept."""
+UNREAD_MOST = timedelta(days=7)
+"""How long commits are kept for windows that nobody signals: a stalled watermark must not grow the table for ever."""
+RECENT_SIGNALS = 500
+METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What is read of a table's history by others than its metadata tells."""
+
+    unread_after: int | None = None
+    """The sequence number up to which the signals have accounted for late rows and dead letters."""
+    signalled: frozenset[int] = frozenset()
+    """Snapshots that recent signals name: what is downstream reads exactly those."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryPlan:
+    expire: tuple[int, ...]
+    """Snapshot ids."""
+    kept: Mapping[int, str]
+    """Snapshots beyond the plain retention, and why each is kept."""
+    sentence: str
+    refused: bool = False
+
+
+def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
+    """Ask the signals of a table whose windows are signalled. Raises `MarkerUnreadable`, and what the catalog does."""
+    if maintained.kind is not Kind.MAIN or all(spec.window is None for spec in maintained.streams):
+        return Pins()
+    signals = TableSignals.load(catalog, maintained.identifier)
+    since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
+    newest = signals.after(max(signals.number - RECENT_SIGNALS, 0))
+    named = frozenset(s.snapshot_id for s in newest if s.signalled_at_ms >= since_ms)
+    return Pins(signals.cursor.sequence_number if signals.cursor else None, named)
+
+
+def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
+    """What is expired of a table, by its metadata as it stands and what `pins` say of its readers."""
+    try:
+        markers = _sound_markers(metadata, table=table)
+        staging = _backfill_in_flight(metadata)
+    except (MarkerUnreadable, RolledBack) as error:
+        return ExpiryPlan((), {}, f"no snapshot is expired while this is so: {error}", refused=True)
+    if own := _own_rules(metadata):
+        return ExpiryPlan((), {}, own, refused=True)
+    horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
+    main = list(ancestors(metadata))
+    recent = _recent(main, horizon_ms)
+    plain = max(recent if staging else min(recent, settings.at_most), settings.at_least)
+    unread = [] if pins.unread_after is None else _unread(main, pins.unread_after)
+    oldest_ms = now_ms - UNREAD_MOST // timedelta(milliseconds=1)
+    holds = {
+        at: "its late rows or dead letters are not signalled" for at in unread if main[at].timestamp_ms >= oldest_ms
+    }
+    holds |= _reader_tags(metadata, main)
+    cut = max([plain, *(at + 1 for at in holds)])
+    line = main[:cut]
+    kept = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
+    single = _named(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
+    kept |= single
+    standing = {s.snapshot_id for s in line} | set(single)
+    of_main = {s.snapshot_id for s in main}
+    expire = tuple(
+        s.snapshot_id
+        for s in metadata.snapshots
+        if s.snapshot_id not in standing and (s.snapshot_id in of_main or s.timestamp_ms < horizon_ms)
+    )
+    lost = sum(at >= cut for at in unread)
+    return ExpiryPlan(expire, kept, _sentence(expire, line, kept, lost))
+
+
+def unset_properties(metadata: TableMetadata) -> dict[str, str]:
+    """What keeps `metadata.json` and its old versions few, where nobody has set it."""
+    return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
+
+
+def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
+    """Of every stream that ever committed, declared or not. Raises `MarkerUnreadable`, `RolledBack`."""
+    names = [name.removeprefix(PROPERTY_PREFIX) for name in metadata.properties if name.startswith(PROPERTY_PREFIX)]
+    markers = [marker for name in names if (marker := read_marker(metadata.properties, name))]
+    for marker in markers:
+        check_ancestry(metadata, marker, table=table)
+        check_open_branch(metadata, marker, table=table)
+    return markers
+
+
+def _backfill_in_flight(metadata: TableMetadata) -> bool:
+    """Its publication follows main back to the snapshot that its audit read: then `at_most` does not cut."""
+    names = [name.removeprefix(LANE_PREFIX) for name in metadata.properties if name.startswith(LANE_PREFIX)]
+    lanes = [read_lane(metadata.properties, name) for name in names]
+    return any(lane.is_open for lane in lanes if lane)
+
+
+def _own_rules(metadata: TableMetadata) -> str | None:
+    """What the table says itself, against which Iceberg would expire other snapshots than these, or none."""
+    if metadata.properties.get("gc.enabled", "true").lower() == "false":
+        return "no snapshot is expired: the table says `gc.enabled=false`, for another table may share its files"
+    main = metadata.refs.get(MAIN)
+    if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
+        return (
+            "no snapshot is expired: branch main has a retention of its own, by which Iceberg would expire what "
+            "streams still need; remove that, or declare `maintenance: {expiry: off}`"
+        )
+    return None
+
+
+def _recent(main: Sequence[Snapshot], horizon_ms: int) -> int:
+    """How many of the newest somebody may read who began after the horizon: a head is one until the next commit."""
+    return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
+
+
+def _unread(main: Sequence[Snapshot], after: int) -> list[int]:
+    """Places in the line of commits whose late rows or dead letters the signals have not accounted for."""
+    return [
+        at
+        for at, snapshot in enumerate(main)
+        if (snapshot.sequence_number or 0) > after
+        and (said := snapshot.summary)
+        and (said.get(LATE) or int(said.get("frazil.rejected") or 0))
+    ]
+
+
+def _reader_tags(metadata: TableMetadata, main: Sequence[Snapshot]) -> dict[int, str]:
+    places = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
+    tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG)}
+    return {places[found]: f"tag {name} stands there" for name, found in tags.items() if found in places}
+
+
+def _named(  # noqa: PLR0913 - all that names snapshots
+    metadata: TableMetadata,
+    markers: Sequence[Marker],
+    pins: Pins,
+    *,
+    main: Sequence[Snapshot],
+    line: Sequence[Snapshot],
+    now_ms: int,
+) -> dict[int, str]:
+    """Snapshots out of the line that something names, whatever their age."""
+    ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
+    reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
+    reasons |= dict.fromkeys(pins.signalled, "a signal names it")
+    reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
+    for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
+        if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT):
+            reasons[int(waiting)] = "a snapshot of main that is kept belongs to it"
+    reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} is there" for name, ref in metadata.refs.items()}
+    present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
+    return {found: why for found, why in reasons.items() if found in present}
+
+
+def _of_other_branches(
+    metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
+) -> Iterator[tuple[int, str]]:
+    """What other people's branches hold: all that is theirs alone, for Iceberg applies their own settings to it, and of
+    main's what those settings name."""
+    for name, ref in metadata.refs.items():
+        if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
+            continue
+        for at, snapshot in enumerate(ancestors(metadata, name)):
+            young = ref.max_snapshot_age_ms and now_ms - snapshot.timestamp_ms <= ref.max_snapshot_age_ms
+            if snapshot.snapshot_id not in main or young or at < (ref.min_snapshots_to_keep or 0):
+                yield snapshot.snapshot_id, f"branch {name} has it"
+
+
+def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
+    said = f"{len(expire):,} snapshots are expired" if expire else "no snapshot is old enough to be expired"
+    said += f", {len(line):,} of main are kept"
+    if kept:
+        why = Counter(kept.values()).most_common(3)
+        said += f"; {len(kept):,} are kept beyond the retention: " + ", ".join(f"{reason} ({n:,})" for reason, n in why)
+    if lost:
+        said += (
+            f". {lost:,} commits are older than {UNREAD_MOST.days} days whose late rows and dead letters no signal "
+            "will ever count: mend what keeps the watermark back"
+        )
+    return said

@@ -1,0 +1,55 @@
+"""The process of one maintenance run over some tables: its Spark session, its log, its report, its exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from frazil.errors import FrazilError
+from frazil.maintenance.due import Action
+from frazil.maintenance.outcome import Outcome
+from frazil.maintenance.run import maintain
+from frazil.maintenance.tables import find_maintained
+from frazil.spec.load import sound_streams
+from frazil.stream.submitted import log_to_stderr, start_session
+from frazil.table.catalogs import load_catalog
+
+log = logging.getLogger("frazil")
+
+
+def run_maintenance(
+    identifiers: Sequence[str], *, streams: Path, actions: Collection[Action], report: Path | None = None
+) -> int:
+    """Maintain the tables one after another in one session, and write the outcomes as a JSON list to `report`.
+
+    The process's exit code: 0, or that of the first failure, as in `frazil.errors`.
+    """
+    log_to_stderr()
+    try:
+        specs, problems = sound_streams(streams)
+        for problem in problems:
+            log.warning("%s", problem)
+        tables = [find_maintained(specs, identifier) for identifier in identifiers]
+        spark = start_session(f"frazil maintenance of {', '.join(identifiers)}", *{t.catalog for t in tables})
+    except FrazilError as error:
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
+        return error.exit_code
+    outcomes: list[Outcome] = []
+    try:
+        for table in tables:
+            now_ms = time.time_ns() // 1_000_000
+            outcomes += maintain(spark, load_catalog(table.catalog), table, actions=actions, now_ms=now_ms)
+            _write(report, outcomes)
+    finally:
+        spark.stop()
+    return next((o.exit_code for o in outcomes if o.exit_code), 0)
+
+
+def _write(report: Path | None, outcomes: Sequence[Outcome]) -> None:
+    """After each table, so that a run that is killed has told what it did."""
+    if report:
+        report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))

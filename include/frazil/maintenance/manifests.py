@@ -1,0 +1,37 @@
+"""Whether a table's manifests are worth a rewrite: pure, from their number and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frazil.spec.maintenance import Manifests
+
+TARGET_BYTES = 8 * 2**20
+"""Iceberg's own default of `commit.manifest.target-size-bytes`."""
+TARGET_PROPERTY = "commit.manifest.target-size-bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPlan:
+    spec_ids: tuple[int, ...]
+    """Whose manifests are rewritten: Iceberg does it for one partition spec at a time."""
+    sentence: str
+
+
+def plan_manifests(
+    manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
+) -> ManifestPlan:
+    """Rewrite where there are too many, and where it at least halves them: so a table with many large ones is left.
+
+    `manifests`: of each partition spec of the newest snapshot, how many there are and their bytes together.
+    """
+    total = sum(count for count, _ in manifests.values())
+    if total < settings.most:
+        return ManifestPlan((), f"{total:,} manifests are fewer than {settings.most:,}")
+    ideal = {spec: max(-(-size // target_bytes), 1) for spec, (_, size) in manifests.items()}
+    worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
+    if not worth:
+        return ManifestPlan((), f"{total:,} manifests would not be halved: their bytes take {sum(ideal.values()):,}")
+    left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
+    return ManifestPlan(worth, f"{total:,} manifests become about {left:,}")

@@ -1,0 +1,78 @@
+"""What each action would do now, decided on a table as it stands right then; nothing is changed, and no JVM starts.
+
+`frazil maintain --dry-run` shows these plans, and the PySpark app carries them out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.commit.completion import feeds_of
+from frazil.commit.rules import head_of
+from frazil.errors import SpecError
+from frazil.maintenance.compaction import CompactionPlan, plan_compaction
+from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
+from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
+from frazil.maintenance.measure import measure
+from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.partitions.completeness import complete_to
+from frazil.table.catalogs import catalog_errors
+
+CLOCK_SLACK_US = 3_600_000_000
+"""Where no stream's watermark tells, a partition by the clock is over an hour after its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Of one table. Its methods load it anew, and raise SpecError where it is not there, and what the catalog does."""
+
+    catalog: Catalog
+    maintained: MaintainedTable
+    now_ms: int
+
+    def compaction(self) -> tuple[Table, CompactionPlan]:
+        table = self._load()
+        health = measure(self.catalog, self.maintained, now_ms=self.now_ms, deep=True)
+        if health is None:
+            raise SpecError(f"table {self.maintained.identifier} was dropped while it was measured")
+        before_us = complete_before_us(table, self.maintained, now_ms=self.now_ms)
+        settings, spec_id = self.maintained.settings.compaction, table.metadata.default_spec_id
+        return table, plan_compaction(health, settings, complete_before_us=before_us, spec_id=spec_id)
+
+    def manifests(self) -> tuple[Table, ManifestPlan]:
+        table = self._load()
+        head = head_of(table.metadata)
+        sizes: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for manifest in head.manifests(table.io) if head else ():
+            count, size = sizes[manifest.partition_spec_id]
+            sizes[manifest.partition_spec_id] = (count + 1, size + manifest.manifest_length)
+        target = int(table.properties.get(TARGET_PROPERTY, TARGET_BYTES))
+        return table, plan_manifests(sizes, self.maintained.settings.manifests, target_bytes=target)
+
+    def expiry(self) -> tuple[Table, ExpiryPlan]:
+        # The signals first: what they have read by then, they need no more.
+        pins = read_pins(self.catalog, self.maintained, now_ms=self.now_ms)
+        table = self._load()
+        name, settings = self.maintained.identifier, self.maintained.settings.expiry
+        return table, plan_expiry(table.metadata, settings, pins, table=name, now_ms=self.now_ms)
+
+    def _load(self) -> Table:
+        with catalog_errors(self.catalog.name):
+            try:
+                return self.catalog.load_table(self.maintained.identifier)
+            except NoSuchTableError:
+                raise SpecError(
+                    f"there is no table {self.maintained.identifier} yet: its stream's writer makes it"
+                ) from None
+
+
+def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int | None:
+    """Partitions that end by then are not written any more, but for late rows; None where that is unknown."""
+    if maintained.kind is not Kind.MAIN:
+        return now_ms * 1_000 - CLOCK_SLACK_US
+    return complete_to(feeds_of(table, maintained.streams))

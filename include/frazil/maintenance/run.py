@@ -1,0 +1,154 @@
+"""One run over one table: compaction, then manifests, then expiry, each decided on the table as the one before left it.
+
+A writer commits throughout, and always wins. One action's failure does not keep the next from its work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from frazil.errors import FrazilError
+from frazil.maintenance.due import Action
+from frazil.maintenance.expiry import unset_properties
+from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.plans import Planner
+from frazil.maintenance.spark_actions import Conflict, SparkFailed, SparkTable
+from frazil.maintenance.tables import MaintainedTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def maintain(
+    spark: SparkSession,
+    catalog: Catalog,
+    maintained: MaintainedTable,
+    *,
+    actions: Collection[Action] = tuple(Action),
+    now_ms: int,
+) -> tuple[Outcome, ...]:
+    """Do what is worth doing of these actions, in the order of `Action`; what fails is an outcome, never raised.
+
+    The session must have the catalog under the catalog's name.
+    """
+    run = _Run(spark, catalog, maintained, now_ms)
+    return tuple(run.outcome(action) for action in Action if action in actions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    spark: SparkSession
+    catalog: Catalog
+    maintained: MaintainedTable
+    now_ms: int
+
+    def outcome(self, action: Action) -> Outcome:
+        settings = self.maintained.settings
+        switched = {
+            Action.COMPACTION: (settings.compaction, self._compact),
+            Action.MANIFESTS: (settings.manifests, self._rewrite_manifests),
+            Action.EXPIRY: (settings.expiry, self._expire),
+        }
+        setting, do = switched[action]
+        if not setting.enabled:
+            return self._ended(action, Ending.SKIPPED, "it is switched off")
+        try:
+            made = do()
+        except Conflict as conflict:
+            made = self._ended(action, Ending.GAVE_UP, f"another commit won: {conflict}")
+        except FrazilError as error:
+            made = self._ended(action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code)
+        except SparkFailed as error:
+            log.debug("%s failed", action, exc_info=True)
+            made = self._ended(action, Ending.FAILED, str(error), exit_code=1)
+        except Exception as error:  # the next action, and the next table, have their turn all the same
+            log.exception("%s of %s failed", action, self.maintained.identifier)
+            made = self._ended(action, Ending.FAILED, repr(error), exit_code=1)
+        log.log(logging.ERROR if made.ending is Ending.FAILED else logging.INFO, "%s", made)
+        return made
+
+    def _compact(self) -> Outcome:
+        table, plan = self._planner.compaction()
+        if not plan.rewrites:
+            return self._ended(Action.COMPACTION, Ending.SKIPPED, plan.sentence)
+        sort = self.maintained.settings.compaction.strategy == "sort" and not table.sort_order().is_unsorted
+        began = time.monotonic()
+        done = self._open(table).rewrite(plan.rewrites, sort=sort)
+        seconds = time.monotonic() - began
+        missing = plan.files - done.removed
+        sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
+        if missing > 0:
+            sentence += (
+                f"; {missing:,} were not rewritten: another commit won, or they are gone ({done.failed:,} failed)"
+            )
+        numbers = {
+            "partitions": len(plan.rewrites),
+            "files-removed": done.removed,
+            "files-added": done.added,
+            "files-missed": max(missing, 0),
+            "bytes": done.bytes,
+            "seconds": round(seconds, 3),
+            "mb-per-second": round(done.bytes / 1e6 / seconds, 2),
+        }
+        moved = self.catalog.load_table(table.name()).current_snapshot() != table.current_snapshot()
+        ending = Ending.DONE if done.removed else Ending.GAVE_UP if moved and not done.failed else Ending.FAILED
+        return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
+
+    def _rewrite_manifests(self) -> Outcome:
+        table, plan = self._planner.manifests()
+        if not plan.spec_ids:
+            return self._ended(Action.MANIFESTS, Ending.SKIPPED, plan.sentence)
+        began, opened = time.monotonic(), self._open(table)
+        counts = [opened.rewrite_manifests(spec_id) for spec_id in plan.spec_ids]
+        removed, added = (sum(of) for of in zip(*counts, strict=True))
+        seconds = time.monotonic() - began
+        numbers = {"manifests-removed": removed, "manifests-added": added, "seconds": round(seconds, 3)}
+        sentence = f"{plan.sentence}: {removed:,} became {added:,} in {seconds:.1f} s"
+        return self._ended(Action.MANIFESTS, Ending.DONE, sentence, numbers)
+
+    def _expire(self) -> Outcome:
+        table, plan = self._planner.expiry()
+        unset = unset_properties(table.metadata)
+        if unset and not plan.refused:
+            with table.transaction() as change:
+                change.set_properties(unset)
+        if not plan.expire:
+            return self._ended(Action.EXPIRY, Ending.SKIPPED, plan.sentence)
+        began = time.monotonic()
+        gone = self._open(table).expire(plan.expire)
+        seconds = time.monotonic() - began
+        numbers = {
+            "snapshots-expired": len(plan.expire),
+            "snapshots-kept-beyond": len(plan.kept),
+            **{f"{kind}-removed": count for kind, count in gone.items()},
+            "seconds": round(seconds, 3),
+        }
+        files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())
+        return self._ended(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; gone with them: {files}", numbers)
+
+    @property
+    def _planner(self) -> Planner:
+        return Planner(self.catalog, self.maintained, self.now_ms)
+
+    def _open(self, table: Table) -> SparkTable:
+        return SparkTable.load(self.spark, self.catalog, table)
+
+    def _ended(
+        self,
+        action: Action,
+        ending: Ending,
+        sentence: str,
+        numbers: dict[str, float] | None = None,
+        *,
+        exit_code: int = 0,
+    ) -> Outcome:
+        return Outcome(self.maintained.identifier, action, ending, sentence, numbers or {}, exit_code)

@@ -1,0 +1,170 @@
+"""Iceberg's own actions on one table, asked through its Java API, with what each did as plain numbers.
+
+Nothing here decides. What another commit makes impossible raises `Conflict`: the other commit always wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyspark.errors import PySparkException
+
+from frazil.commit.target import target_file_bytes
+from frazil.maintenance.compaction import Rewrite
+from frazil.maintenance.partition_filter import partition_filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS_AT_ONCE = 200
+"""Of one action: planning holds every file against each of them."""
+FILES_A_GROUP = 16
+"""Target files of one commit at least: what loses against another commit is no more than that."""
+_CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
+"""Of Iceberg; the last one where somebody tagged what was to be expired."""
+
+
+class Conflict(Exception):
+    """Another commit won: nothing of this action is in the table, and nothing is lost."""
+
+
+class SparkFailed(Exception):
+    """Anything else that went wrong in the JVM, in its own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Data files."""
+
+    removed: int = 0
+    added: int = 0
+    bytes: int = 0
+    """Of the removed files."""
+    failed: int = 0
+    """Files of jobs that failed before they had anything to commit."""
+
+    def __add__(self, other: Rewritten) -> Rewritten:
+        return Rewritten(
+            self.removed + other.removed,
+            self.added + other.added,
+            self.bytes + other.bytes,
+            self.failed + other.failed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTable:
+    """A table as this session's JVM has it, with the metadata that decided what is done."""
+
+    spark: SparkSession
+    table: Table
+    java: Any
+
+    @classmethod
+    def load(cls, spark: SparkSession, catalog: Catalog, table: Table) -> SparkTable:
+        name = ".".join(f"`{part}`" for part in (catalog.name, *table.name()))
+        with java_errors():
+            java = _jvm(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
+            java.refresh()  # the session's catalog caches tables
+        return cls(spark, table, java)
+
+    @property
+    def _actions(self) -> Any:
+        return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
+
+    def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
+        """Rewrite the small files of partitions: those that are taken whole together, every other by itself."""
+        whole = [r for r in rewrites if not (r.in_part or r.applies_deletes)]
+        batches = [whole[at : at + PARTITIONS_AT_ONCE] for at in range(0, len(whole), PARTITIONS_AT_ONCE)]
+        batches += [[r] for r in rewrites if r.in_part or r.applies_deletes]
+        return sum((self._rewrite(batch, sort=sort) for batch in batches), Rewritten())
+
+    def _rewrite(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
+        target = target_file_bytes(self.table)
+        options = {
+            "target-file-size-bytes": target,
+            "min-input-files": 2,  # what is worth it was decided
+            "max-file-size-bytes": 2**62,  # and large files are good ones
+            "partial-progress.enabled": "true",
+            "max-file-group-size-bytes": FILES_A_GROUP * target,
+            "max-concurrent-file-group-rewrites": self.spark.sparkContext.defaultParallelism,
+            "rewrite-job-order": "files-desc",
+            "use-starting-sequence-number": "true",  # deletes that come meanwhile apply to what is rewritten
+        }
+        if batch[0].in_part:
+            options["max-files-to-rewrite"] = batch[0].files
+        if batch[0].applies_deletes:
+            options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}
+        metadata = self.table.metadata
+        chosen = [r.partition.values for r in batch]
+        with java_errors():
+            action = self._actions.rewriteDataFiles(self.java)
+            action = action.sort() if sort else action.binPack()
+            action = action.filter(
+                partition_filter(_jvm(self.spark), chosen, spec=metadata.spec(), schema=metadata.schema())
+            )
+            for key, value in options.items():
+                action = action.option(key, str(value))
+            done = action.snapshotProperty("frazil.operation", "compaction").execute()
+        return Rewritten(
+            done.rewrittenDataFilesCount(),
+            done.addedDataFilesCount(),
+            done.rewrittenBytesCount(),
+            done.failedDataFilesCount(),
+        )
+
+    def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
+        """How many manifests of a spec were replaced, and by how many."""
+        with java_errors():
+            action = self._actions.rewriteManifests(self.java).specId(spec_id)
+            done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
+            return (_count(done.rewrittenManifests()), _count(done.addedManifests()))
+
+    def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
+        """Remove these snapshots and no others, and the files that only they had; how many of each kind.
+
+        Iceberg keeps what is younger than `older_than`, on every branch and off them: nothing is older than 1970.
+        """
+        with java_errors():
+            action = self._actions.expireSnapshots(self.java).expireOlderThan(0)
+            for each in snapshot_ids:
+                action = action.expireSnapshotId(each)
+            done = action.execute()
+            return {
+                "data-files": done.deletedDataFilesCount(),
+                "delete-files": done.deletedPositionDeleteFilesCount() + done.deletedEqualityDeleteFilesCount(),
+                "manifests": done.deletedManifestsCount(),
+                "manifest-lists": done.deletedManifestListsCount(),
+            }
+
+
+@contextmanager
+def java_errors() -> Iterator[None]:
+    """Tell a lost race, `Conflict`, from `SparkFailed`."""
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+        first = text.split("\n", 1)[0]
+        if any(sign in text for sign in _CONFLICTS):
+            raise Conflict(first) from error
+        raise SparkFailed(first) from error
+
+
+def _jvm(spark: SparkSession) -> Any:
+    """PySpark has no public name for it."""
+    return spark._jvm
+
+
+def _count(items: Any) -> int:
+    iterator, count = items.iterator(), 0
+    while iterator.hasNext():
+        iterator.next()
+        count += 1
+    return count

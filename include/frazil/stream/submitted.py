@@ -1,0 +1,31 @@
+"""A process that spark-submit started: its log, and a session with catalogs that no command line ever held."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from pyspark.sql import SparkSession
+
+from frazil.table.catalogs import spark_properties
+
+
+def log_to_stderr() -> None:
+    """Sentences of ours, and warnings of others."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("py4j", "pyiceberg", "botocore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def start_session(app_name: str, *catalogs: str | None) -> SparkSession:
+    """A session with the catalogs, which neither a command line nor Airflow's database ever held.
+
+    The master, all resources and Iceberg's runtime are spark-submit's.
+    """
+    builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
+    for catalog in catalogs:
+        for key, value in spark_properties(catalog).items():
+            builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN")
+    return session

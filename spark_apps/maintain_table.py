@@ -1,0 +1,32 @@
+"""Maintains tables of declared streams: `spark-submit spark_apps/maintain_table.py TABLE [TABLE…] --streams DIR`.
+
+Small files, small manifests and old snapshots go, as far as it is worth the work; writers run meanwhile. Started by
+Airflow's SparkSubmitOperator, which reads the report. The exit codes are listed in `frazil.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from frazil.maintenance.due import Action
+from frazil.maintenance.main import run_maintenance
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Keep tables of declared streams in shape.")
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="as the stream's file names it: demo.flights")
+    parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
+    parser.add_argument("--actions", default=",".join(Action), help="by default all: %(default)s")
+    parser.add_argument("--report", type=Path, help="a file for the outcomes, as a JSON list")
+    arguments = parser.parse_args()
+    try:
+        actions = {Action(name) for name in arguments.actions.split(",")}
+    except ValueError as error:
+        parser.error(f"--actions: {error}")
+    return run_maintenance(arguments.tables, streams=arguments.streams, actions=actions, report=arguments.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
