@@ -24,6 +24,7 @@ COMMANDS = {
     "audit": "frazil.cli.audit:audit",
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
+    "orphans": "frazil.cli.orphans:orphans",
 }
 
 
