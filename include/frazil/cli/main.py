@@ -25,6 +25,7 @@ COMMANDS = {
     "audit": "frazil.cli.audit:audit",
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
+    "orphans": "frazil.cli.orphans:orphans",
 }
 
 

@@ -1,0 +1,44 @@
+"""`frazil orphans`: the files below a table that nobody knows; shown, or deleted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_json
+from frazil.maintenance.orphan_cleanup import clean_orphans
+from frazil.maintenance.tables import find_maintained
+from frazil.spec.load import load_streams
+from frazil.table.catalogs import load_catalog
+
+
+@click.command()
+@click.argument("table")
+@streams_option
+@json_option
+@click.option("--delete", is_flag=True, help="Delete what an earlier run with --delete found as well.")
+def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
+    """Show files below TABLE's folders that no snapshot, journal or backfill knows.
+
+    With --delete those go that an earlier run found, an hour before at least, and since when the table has committed.
+    Ends with 1 where the cleanup is refused, or stops.
+
+    \b
+    Example:
+      frazil orphans demo.flights
+      frazil orphans demo.flights --delete --json
+    """
+    maintained = find_maintained(load_streams(streams_folder).values(), table)
+    now_ms = time.time_ns() // 1_000_000
+    report = clean_orphans(load_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
+    if as_json:
+        echo_json(report)
+    else:
+        click.echo(report.sentence)
+        for path in report.examples:
+            click.echo(path)
+    if report.refused:
+        raise SystemExit(1)

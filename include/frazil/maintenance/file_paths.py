@@ -1,0 +1,52 @@
+"""One form for the many ways to write a file's path, so that a listing and a table's metadata can be compared.
+
+Where two forms might mean two files they are taken for one: a comparison that errs keeps a file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import NamedTuple
+from urllib.parse import unquote
+
+_FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+
+
+class Place(NamedTuple):
+    """Where a file or folder is. Files are compared by `path` alone: one bucket may have many names."""
+
+    store: str
+    """The kind of storage and its authority: `s3:bucket`, `file:`."""
+    path: str
+    """Decoded, from the root, without repeated or trailing slashes."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+    def lies_in(self, folder: Place) -> bool:
+        """Below the folder, or the folder itself."""
+        return self.store == folder.store and below(self.path, folder.path)
+
+
+def below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def place_of(path: str) -> Place:
+    """`s3a://b//t/x`, `s3://b/t/x/` are one place, and so are `file:/t/x`, `file:///t/x` and `/t/x`."""
+    match = _SCHEME.match(path)
+    scheme = match[1].lower() if match else ""
+    family, rest = _FAMILY.get(scheme, scheme), path[match.end() :] if match else path
+    authority = ""
+    if family != "file" and rest.startswith("//"):
+        authority, _, rest = rest[2:].partition("/")
+    return Place(f"{family}:{authority.lower()}", _plain(rest))
+
+
+def _plain(path: str) -> str:
+    while "%" in path and (decoded := unquote(path)) != path:
+        path = decoded
+    return "/" + posixpath.normpath("/" + path).lstrip("/")

@@ -1,0 +1,288 @@
+"""Deletes the files below a table's location that are nobody's: lists, asks the metadata, remembers, deletes.
+
+Why nothing that is needed can go stands in `frazil.maintenance.orphans`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import groupby
+from typing import Self
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.errors import FrazilError, MarkerUnreadable, SpecError
+from frazil.maintenance.file_paths import Place
+from frazil.maintenance.orphan_memory import Memory, Run, Standing
+from frazil.maintenance.orphan_references import (
+    Resolver,
+    folders_of,
+    foreign_metadata,
+    metadata_apart,
+    new_references,
+    other_tables,
+    read_references,
+    undecided_manifests,
+)
+from frazil.maintenance.orphans import (
+    Folders,
+    Judgement,
+    Listed,
+    References,
+    Undecided,
+    deletable,
+    judge,
+    missing,
+    own_files,
+    shared_with,
+)
+from frazil.maintenance.tables import MaintainedTable
+from frazil.spec.maintenance import Orphans
+from frazil.table.catalogs import catalog_errors
+from frazil.table.storage import ObjectStore, open_store
+from frazil.table.tables import state_location
+
+log = logging.getLogger(__name__)
+
+STATE = "_maintenance"
+BATCH = 1_000
+"""Files that are deleted between two looks at the table."""
+LOOKS = 3
+"""How often the metadata is read anew where an expiry takes away what is being read."""
+EXAMPLES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanReport:
+    """What a cleanup found and did. Each listed file is referenced, registered, young or a candidate."""
+
+    table: str
+    dry_run: bool
+    listed: int = 0
+    referenced: int = 0
+    registered: int = 0
+    """May still be committed."""
+    young: int = 0
+    candidates: int = 0
+    candidate_bytes: int = 0
+    waiting: int = 0
+    """Candidates that wait for another run, or for the table's next commit."""
+    deleted: int = 0
+    deleted_bytes: int = 0
+    examples: tuple[str, ...] = ()
+    """Some candidates."""
+    refused: str | None = None
+    """Why nothing was deleted, or no more."""
+
+    @property
+    def sentence(self) -> str:
+        """All of it, for the log and for people."""
+        found = (
+            f"{self.listed:,} files listed: {self.referenced:,} referenced, {self.registered:,} that may still be "
+            f"committed, {self.young:,} too young, {self.candidates:,} orphans of {self.candidate_bytes:,} bytes"
+        )
+        done = f"{self.deleted:,} deleted ({self.deleted_bytes:,} bytes)"
+        if self.refused:
+            return f"{self.table}: {'stopped' if self.deleted else 'refused'}: {self.refused}. {found}; {done}"
+        later = f"; {self.waiting:,} wait for a run an hour later at least, after the table's next commit"
+        return f"{self.table}: {found}; {done}{later if self.waiting else ''}"
+
+
+class _Refused(Exception):
+    """The reason why nothing may be deleted."""
+
+
+@dataclass(slots=True)
+class _Deleted:
+    """Counts files as they are handed out: that another one is asked for proves the last one gone."""
+
+    paths: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+    def hand_out(self, files: Iterable[Listed]) -> Iterator[str]:
+        for file in files:
+            yield file.info.path
+            log.debug("deleted the orphan %s", file.info.path)
+            self.paths.append(file.info.path)
+            self.bytes += file.info.bytes
+
+
+def clean_orphans(catalog: Catalog, table: MaintainedTable, *, now_ms: int, dry_run: bool = False) -> OrphanReport:
+    """Delete a table's orphans that an earlier run found as well; a dry run deletes and remembers nothing.
+
+    What speaks against it is `refused`, never an error. Raises SpecError where there is no such table, and what
+    catalog and storage raise before anything is deleted.
+    """
+    report = OrphanReport(table.identifier, dry_run)
+    try:
+        report = _Cleanup.begin(catalog, table, now_ms=now_ms).run(report)
+    except _Refused as refusal:
+        report = replace(report, refused=str(refusal))
+    log.log(logging.WARNING if report.refused else logging.INFO, "%s", report.sentence)
+    return report
+
+
+@dataclass(slots=True)
+class _Cleanup:
+    """One run."""
+
+    catalog: Catalog
+    settings: Orphans
+    before: Table
+    now_ms: int
+    place: Resolver = field(default_factory=Resolver)
+
+    @classmethod
+    def begin(cls, catalog: Catalog, table: MaintainedTable, *, now_ms: int) -> Self:
+        with catalog_errors(catalog.name):
+            try:
+                return cls(catalog, table.settings.orphans, catalog.load_table(table.identifier), now_ms)
+            except NoSuchTableError as error:
+                raise SpecError(f"there is no table {table.identifier}: its writer's first start makes it") from error
+
+    def run(self, report: OrphanReport) -> OrphanReport:
+        store, path = self._state()
+        if not report.dry_run:
+            if not self.settings.enabled:
+                raise _Refused("maintenance.orphans is off for this table")
+            self._check_clock(store, path)
+        memory = Memory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
+        table, references, found = self._look()
+        report = _found(report, found)
+        if found.refused:
+            return replace(report, refused=found.refused)
+        standing = Standing.of(table.metadata)
+        ready = deletable(found.candidates, memory.runs, now_ms=self.now_ms, standing=standing)
+        if report.dry_run:
+            return replace(report, waiting=report.candidates - len(ready))
+        gone, stopped = self._delete(ready, references)
+        still = {file.info.path for file in found.candidates}.difference(gone.paths)
+        store.put(path, memory.after(Run(self.now_ms, standing, tuple(still))).to_bytes())
+        return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
+
+    def _look(self) -> tuple[Table, References, Judgement]:
+        """The table after the listing, and what is to be thought of each file in it."""
+        others, roots = self._others(), self._roots()
+        listing = self._list(roots)
+        table, references = self._references()
+        if lost := missing({file.place.path for file in listing}, references, roots):
+            raise _Refused(lost)
+        files = own_files(listing, roots=roots, others=others)
+        if apart := metadata_apart(files, table, self.place):
+            raise _Refused(f"another table lies inside: {apart} is not this table's")
+        undecided = _undecided(table)
+        found = judge(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
+        if foreign := foreign_metadata(found.candidates, table):
+            raise _Refused(
+                f"{foreign} is the metadata of another table in the same folder: if that was dropped, delete its "
+                "metadata by hand"
+            )
+        return table, references, found.without(undecided_manifests(found.candidates, table, undecided))
+
+    def _state(self) -> tuple[ObjectStore, str]:
+        folder = state_location(self.before, STATE)
+        return self._store(folder), f"{folder}/orphans.json.gz"
+
+    def _store(self, location: str) -> ObjectStore:
+        return open_store(location, self.before.io.properties)
+
+    def _check_clock(self, store: ObjectStore, path: str) -> None:
+        """The storage's clock dates files, and ours says how old they are: one object tells them apart."""
+        store.put(path, store.get(path) or Memory(str(self.before.metadata.table_uuid)).to_bytes())
+        folder = path.rsplit("/", 1)[0]
+        at_ms = next(file.modified_ms for file in store.list_files(folder) if file.path == path)
+        off = timedelta(milliseconds=abs(self.now_ms - at_ms))
+        if off > self.settings.older_than / 3:
+            raise _Refused(
+                f"this host's clock and the storage's differ by {off}: no file's age is known. Set the clock"
+            )
+
+    def _others(self) -> list[Folders]:
+        with catalog_errors(self.catalog.name):
+            others = [folders_of(table, self.place) for table in other_tables(self.catalog, self.before.name())]
+        if shared := shared_with(folders_of(self.before, self.place), others):
+            raise _Refused(f"{shared}: nobody can tell whose its files are")
+        return others
+
+    def _roots(self) -> dict[Place, str]:
+        """What is listed, as the table writes it: its location, and the folders that lie elsewhere."""
+        folders, properties = folders_of(self.before, self.place), self.before.properties
+        roots = {folders.location: self.before.location()}
+        for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
+            if not any(folder.lies_in(root) for root in roots):
+                roots[folder] = properties[name]
+        return roots
+
+    def _list(self, roots: dict[Place, str]) -> list[Listed]:
+        listing: list[Listed] = []
+        for root in roots.values():
+            listing += [Listed(file, self.place(file.path)) for file in self._store(root).list_files(root)]
+            if len(listing) > self.settings.max_listed:
+                raise _Refused(
+                    f"{len(listing):,} files are listed, more than max-listed {self.settings.max_listed:,}: declare "
+                    "a larger maintenance.orphans.max-listed if the table is that large"
+                )
+        return listing
+
+    def _references(self) -> tuple[Table, References]:
+        """The table as it stands after the listing."""
+        for _ in range(LOOKS):
+            table = self._reload()
+            try:
+                references = read_references(table, self.place, before=self.before)
+            except FileNotFoundError as error:
+                log.info("%s: a snapshot was expired while it was read, looking again: %s", table.name(), error)
+                continue
+            if references.live:
+                return table, references
+        raise _Refused("snapshots were expired while the table was looked at: the next run will do")
+
+    def _reload(self) -> Table:
+        with catalog_errors(self.catalog.name):
+            table = self.catalog.load_table(self.before.name())
+        if table.metadata.table_uuid != self.before.metadata.table_uuid:
+            raise _Refused("the table was made again meanwhile")
+        return table
+
+    def _delete(self, ready: Sequence[Listed], references: References) -> tuple[_Deleted, str | None]:
+        """What was deleted, and what ended it early. Before each batch the table is asked once more."""
+        done = _Deleted()
+        for _, group in groupby(ready, key=lambda file: file.place.store):
+            for batch in _batches(list(group)):
+                try:
+                    table = self._reload()
+                    needed, undecided = new_references(table, references, self.place), _undecided(table)
+                    waste = (f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path))
+                    self._store(batch[0].info.path).delete(done.hand_out(waste))
+                except (_Refused, FrazilError, OSError) as error:
+                    return done, f"{type(error).__name__.strip('_')}: {error}"
+        return done, None
+
+
+def _batches(files: Sequence[Listed]) -> Iterator[Sequence[Listed]]:
+    return (files[start : start + BATCH] for start in range(0, len(files), BATCH))
+
+
+def _undecided(table: Table) -> Undecided:
+    try:
+        return Undecided.of(table.properties)
+    except MarkerUnreadable as error:
+        raise _Refused(f"what may still be committed is unknown: {error}") from error
+
+
+def _found(report: OrphanReport, found: Judgement) -> OrphanReport:
+    return replace(
+        report,
+        listed=found.listed,
+        referenced=found.referenced,
+        registered=found.registered,
+        young=found.young,
+        candidates=len(found.candidates),
+        candidate_bytes=found.candidate_bytes,
+        examples=tuple(file.info.path for file in found.candidates[:EXAMPLES]),
+    )

@@ -1,0 +1,85 @@
+"""What earlier cleanups of a table found, so that none deletes what it sees for the first time.
+
+`<location>/_frazil/_maintenance/orphans.json.gz`; no stream's name begins with an underscore.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from pyiceberg.table.metadata import TableMetadata
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MOST = 100_000
+"""Files that are remembered: more than that go in later runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a table had come."""
+
+    snapshot_id: int | None
+    sequence_number: int
+
+    @classmethod
+    def of(cls, metadata: TableMetadata) -> Self:
+        return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
+
+    def has_moved_to(self, now: Standing) -> bool:
+        """Whether a commit that was prepared then is refused now."""
+        return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run found, and where the table stood after its listing."""
+
+    at_ms: int
+    standing: Standing
+    paths: tuple[str, ...]
+    """As the listing has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Each path stands in the run that found it first."""
+
+    table_uuid: str
+    runs: tuple[Run, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        text = json.dumps({"format": FORMAT_VERSION, **asdict(self)})
+        return gzip.compress(text.encode(), mtime=0)
+
+    @classmethod
+    def read(cls, data: bytes | None, *, table_uuid: str) -> Self:
+        """Empty for what is absent, torn, newer or another table's: then the next run is a first one again."""
+        if data is None:
+            return cls(table_uuid)
+        try:
+            raw = json.loads(gzip.decompress(data))
+            if (raw["format"], raw["table_uuid"]) == (FORMAT_VERSION, table_uuid):
+                return cls(table_uuid, tuple(_run(run) for run in raw["runs"]))
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+            log.warning("what earlier cleanups of the table found cannot be read: this run counts as the first")
+        return cls(table_uuid)
+
+    def after(self, now: Run) -> Self:
+        """With what `now` found first, and without what it did not find any more."""
+        found = set(now.paths)
+        kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
+        fresh = sorted(found.difference(*(run.paths for run in kept)))
+        room = max(MOST - sum(len(run.paths) for run in kept), 0)
+        return replace(self, runs=tuple(run for run in (*kept, replace(now, paths=tuple(fresh[:room]))) if run.paths))
+
+
+def _run(raw: Mapping[str, Any]) -> Run:
+    return Run(raw["at_ms"], Standing(**raw["standing"]), tuple(raw["paths"]))

@@ -1,0 +1,184 @@
+"""What a table needs of its files, and which tables have files of their own inside: read with PyIceberg, no JVM."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.typedef import Identifier
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+from frazil.maintenance.file_paths import Place, place_of
+from frazil.maintenance.orphans import Folders, Listed, References, Undecided
+from frazil.table.tables import data_location
+
+METADATA = ".metadata.json"
+VERSION_HINT = "version-hint.text"
+
+_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
+
+
+@dataclass(slots=True)
+class Resolver:
+    """Places of paths; on a disk the folder's symbolic links are followed, each folder's once."""
+
+    folders: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, path: str) -> Place:
+        if not (path.startswith(("file:", "/")) or ":" not in path):
+            return place_of(path)
+        folder, _, name = ("/" + path.removeprefix("file:").lstrip("/")).rstrip("/").rpartition("/")
+        if folder not in self.folders:
+            self.folders[folder] = os.path.realpath(folder or "/")
+        return place_of(f"{self.folders[folder]}/{name}")
+
+
+def folders_of(table: Table, place: Callable[[str], Place]) -> Folders:
+    """Where a table keeps its files."""
+    location = table.location().rstrip("/")
+    metadata = table.properties.get(TableProperties.WRITE_METADATA_PATH) or f"{location}/metadata"
+    return Folders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
+
+
+def other_tables(catalog: Catalog, name: Identifier) -> Iterator[Table]:
+    """Every table of the catalog but one."""
+    for namespace in _namespaces(catalog, ()):
+        for identifier in catalog.list_tables(namespace):
+            if identifier == name:
+                continue
+            try:
+                yield catalog.load_table(identifier)
+            except (NoSuchTableError, NoSuchIcebergTableError):
+                continue  # dropped meanwhile, or a table of another format, whose folders are its own affair
+
+
+def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
+    for namespace in catalog.list_namespaces(parent):
+        yield namespace
+        if len(namespace) > len(parent):
+            yield from _namespaces(catalog, namespace)
+
+
+def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
+    """All that the table's metadata needs. What it needed `before` and still does is `live`; empty after an expiry.
+
+    Raises FileNotFoundError where an expiry takes away what is being read.
+    """
+    snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
+    lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
+    manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}
+    newest = before.current_snapshot()
+    of_newest = {
+        manifest.manifest_path
+        for snapshot, found in zip(snapshots, lists, strict=True)
+        if newest and snapshot.snapshot_id == newest.snapshot_id
+        for manifest in found
+    }
+    live = {place(path) for path in of_newest}
+    paths = {place(path).path for path in (*_of_metadata(table), *manifests, *(s.manifest_list for s in snapshots))}
+    for path, files in zip(manifests, pool.map(lambda m: _files(m, table.io), manifests.values()), strict=True):
+        places = [place(file) for file in files]
+        paths.update(found.path for found in places)
+        if path in of_newest:
+            live.update(places)
+    kept = [place(path) for path in (before.metadata_location, *([newest.manifest_list] if newest else ()))]
+    if not newest or kept[-1].path in paths:
+        live.update(found for found in kept if found.path in paths)
+    return References(paths, live, frozenset(manifests))
+
+
+def _of_metadata(table: Table) -> Iterator[str]:
+    metadata = table.metadata
+    yield table.metadata_location
+    yield from (entry.metadata_file for entry in metadata.metadata_log)
+    yield from (file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics))
+    yield f"{table.metadata_location.rsplit('/', 1)[0]}/{VERSION_HINT}"
+
+
+def _files(manifest: ManifestFile, io: FileIO) -> list[str]:
+    return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
+
+
+def new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
+    """Canonical paths that metadata loaded later needs beyond what is known: only new manifests are read."""
+    found = {place(path).path for path in _of_metadata(table)}
+    for snapshot in table.metadata.snapshots:
+        if (listed := place(snapshot.manifest_list).path) in known.paths:
+            continue
+        found.add(listed)
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path not in known.manifests:
+                found.add(place(manifest.manifest_path).path)
+                found.update(place(path).path for path in _files(manifest, table.io))
+    return found
+
+
+def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: Undecided) -> set[str]:
+    """Paths of manifests that name files which may still be committed."""
+    avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
+
+    def names_undecided(path: str) -> bool:
+        try:
+            return any(undecided.holds(file) for file in _files(_bare_manifest(path), table.io))
+        except FileNotFoundError:
+            return False
+        except Exception:
+            _read(path, table.io)  # where the storage fails nothing is known; else it is torn, or no manifest
+            return False
+
+    answers = ExecutorFactory.get_or_create().map(names_undecided, avro)
+    return {path for path, kept in zip(avro, answers, strict=True) if kept}
+
+
+def _bare_manifest(path: str) -> ManifestFile:
+    """As much as is needed to read its entries."""
+    return ManifestFile.from_args(
+        manifest_path=path,
+        manifest_length=0,
+        partition_spec_id=0,
+        content=ManifestContent.DATA,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=0,
+    )
+
+
+def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
+    """A `metadata.json` in a folder that never was this table's: there is another table inside, of any catalog."""
+    own = {place(path).path.rsplit("/", 1)[0] for path in _of_metadata(table)} | {
+        folders_of(table, place).metadata.path
+    }
+    found = (f for f in files if METADATA in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
+    return next((file.info.path for file in found), None)
+
+
+def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
+    """A `metadata.json` with the id of another table, which has the same folder."""
+    paths = [file.info.path for file in candidates if METADATA in file.place.name]
+    ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
+    own = (None, str(table.metadata.table_uuid))
+    return next((path for path, found in zip(paths, ids, strict=True) if found not in own), None)
+
+
+def _table_uuid(path: str, io: FileIO) -> str | None:
+    """None for what is no whole metadata, as a crash may leave it."""
+    try:
+        data = _read(path, io)
+        match = _UUID.search(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+    except (FileNotFoundError, EOFError, gzip.BadGzipFile, zlib.error):
+        return None
+    return match[1].decode() if match else None
+
+
+def _read(path: str, io: FileIO) -> bytes:
+    with io.new_input(path).open() as stream:
+        return stream.read()

@@ -1,0 +1,242 @@
+"""Which files below a table's location are nobody's: pure, from a listing, the table's metadata, and earlier runs.
+
+A file may go only if no snapshot will ever reference it, at no interleaving with writers, backfills, compaction or
+expiry. What that rests on:
+
+1. *Listing, then metadata.* The table is loaded after the listing ended, so a file that was committed meanwhile is
+   referenced or not listed; and again before each batch of deletions.
+2. *What is staged is undecided until its marker has passed it.* A stream's files lie in `<stream>/<epoch>/<batch>/`. A
+   take-over lands before its epoch stages a file, so the table has the marker of whatever was listed. Batches commit in
+   order: up to the marker's `settled` each is in the table or never will be, and unreferenced files of it are waste.
+   Later ones are kept, journaled or not, also of streams that are not declared any more; so is all of a backfill whose
+   lane is open. A forgotten stream is fenced: it has no marker, and commits nothing.
+3. *Manifests are as undecided as the files that they name*: a commit that is tried again uses them again.
+4. *The table has committed since.* Whatever else was about to land when a file was first found (a manifest list, a
+   `metadata.json`, an append to `frazil.signals`) asserts the branch's head, or the metadata, as it was before that
+   run: once the branch has moved on, every catalog refuses it. What such a commit tries again it has for minutes.
+5. *Age, twice.* The files of a rewrite by Spark are registered nowhere until it commits. They are left alone for
+   `older-than` by the storage's own times, and then until a second run an hour later at least: no rewrite takes days.
+   A host whose clock is off by more than a third of that is refused.
+
+The clock alone thus never decides: of streams and backfills 2 holds, whatever the time is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import islice
+from typing import Self
+
+from frazil.commit.backfill_lane import PREFIX as LANE_PREFIX
+from frazil.commit.backfill_lane import read_lane
+from frazil.commit.marker import PROPERTY_PREFIX, BatchKey, read_marker
+from frazil.maintenance.file_paths import Place, below
+from frazil.maintenance.orphan_memory import Run, Standing
+from frazil.spec.maintenance import Orphans
+from frazil.table.storage import FileInfo
+
+AGAIN_AFTER_MS = 3_600_000
+NAMED = 3
+"""How many files a sentence names."""
+
+_STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/)?(\d{8,})/(\d{8,})/")
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """What may still be committed, by the table's own properties."""
+
+    settled: Mapping[str, BatchKey | None]
+    """The last batch of each stream that was committed; None where a new marker has none yet."""
+    lanes: Mapping[str, str]
+    """The backfill under way of a stream."""
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self:
+        """Raises `MarkerUnreadable`: then nobody can say what is undecided."""
+        streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
+        markers = {stream: read_marker(properties, stream) for stream in streams}
+        named = [name.removeprefix(LANE_PREFIX) for name in properties if name.startswith(LANE_PREFIX)]
+        lanes = {stream: read_lane(properties, stream) for stream in named}
+        return cls(
+            {stream: marker.settled for stream, marker in markers.items() if marker},
+            {stream: lane.id for stream, lane in lanes.items() if lane and lane.is_open},
+        )
+
+    def holds(self, path: str) -> bool:
+        """Whether a staged file may still be committed; False for what is not in a batch's folder."""
+        for stream, lane, epoch, batch in _STAGED.findall(path):
+            if lane:
+                if self.lanes.get(stream) == lane:
+                    return True
+            elif stream in self.settled:
+                settled = self.settled[stream]
+                if settled is None or BatchKey(int(epoch), int(batch)) > settled:
+                    return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where one table keeps its files."""
+
+    identifier: str
+    location: Place
+    data: Place
+    metadata: Place
+
+    @property
+    def all(self) -> tuple[Place, ...]:
+        return self.location, self.data, self.metadata
+
+
+def shared_with(own: Folders, others: Iterable[Folders]) -> str | None:
+    """Why nobody can tell whose files lie in a table's folders; None where they are this table's alone."""
+    for folder in own.all:
+        if folder.path == "/" or (folder != own.location and own.location.lies_in(folder)):
+            return f"its folder {folder.path} is the storage's root, or holds the table's own location"
+    for other in others:
+        for mine in own.all:
+            if mine in other.all or any(mine.lies_in(theirs) for theirs in (other.data, other.metadata)):
+                return f"its folder {mine.path} is shared with table {other.identifier}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One file below the table's folders."""
+
+    info: FileInfo
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What the table's metadata, loaded after the listing, needs; canonical paths."""
+
+    paths: Set[str]
+    live: Collection[Place]
+    """Files, manifests and manifest list of the snapshot that was the newest before the listing."""
+    manifests: Set[str]
+    """Those that were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one listing comes to. Each listed file is counted in one of these."""
+
+    listed: int
+    referenced: int
+    registered: int
+    young: int
+    candidates: tuple[Listed, ...]
+    """Old enough, and nobody's."""
+    refused: str | None = None
+
+    @property
+    def candidate_bytes(self) -> int:
+        return sum(file.info.bytes for file in self.candidates)
+
+    def without(self, undecided: Set[str]) -> Self:
+        """With these candidates, by their listed paths, among the registered."""
+        left = tuple(file for file in self.candidates if file.info.path not in undecided)
+        registered = self.registered + len(self.candidates) - len(left)
+        return replace(self, registered=registered, candidates=left)
+
+
+def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iterable[Folders]) -> list[Listed]:
+    """Without hidden files, `_frazil` among them, and without other tables' folders inside."""
+    starts = [root.path for root in roots]
+    inside = [p.path for other in others for p in other.all if p.path not in starts]
+    theirs = [path for path in inside if any(below(path, start) for start in starts)]
+    return [
+        file
+        for file in listing
+        if not any(_hidden(file.place.path, start) for start in starts)
+        and not any(below(file.place.path, folder) for folder in theirs)
+    ]
+
+
+def _hidden(path: str, start: str) -> bool:
+    rest = path[len(start) :] if below(path, start) else ""
+    return "/_" in rest or "/." in rest
+
+
+def judge(
+    files: Collection[Listed], references: References, undecided: Undecided, *, settings: Orphans, now_ms: int
+) -> Judgement:
+    """Sort the table's own files into those that stay and those that may go."""
+    old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
+    referenced = registered = young = total_bytes = 0
+    candidates = []
+    for file in files:
+        total_bytes += file.info.bytes
+        if file.place.path in references.paths:
+            referenced += 1
+        elif undecided.holds(file.place.path):
+            registered += 1
+        elif file.info.modified_ms > old_ms:
+            young += 1
+        else:
+            candidates.append(file)
+    candidates.sort(key=lambda file: (file.place.store, file.info.path))
+    found = Judgement(len(files), referenced, registered, young, tuple(candidates))
+    refused = _look_alikes(candidates, references) or _too_many(found, total_bytes, most=settings.max_share)
+    return replace(found, refused=refused)
+
+
+def missing(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
+    """Why the listing is not this table's: each live file below a listed folder must be in it, and most must be."""
+    lost = [p.path for p in references.live if p.path not in present and any(p.lies_in(root) for root in roots)]
+    if lost:
+        return (
+            f"{len(lost)} of the table's {len(references.live)} live files are not in the listing of their folder, "
+            f"such as {_some(lost)}: the listing is another folder's, or is not whole"
+        )
+    found = sum(p.path in present for p in references.live)
+    if 2 * found < len(references.live):
+        return (
+            f"only {found} of the table's {len(references.live)} live files lie below {_some(r.path for r in roots)}: "
+            "paths may be written in a way that is not understood"
+        )
+    return None
+
+
+def _look_alikes(candidates: Iterable[Listed], references: References) -> str | None:
+    """Names of Iceberg's files are unique: the same name elsewhere is the same file by another path, or a copy."""
+    names = {path.rsplit("/", 1)[-1] for path in references.paths}
+    alike = [file.info.path for file in candidates if file.place.name in names]
+    if not alike:
+        return None
+    return (
+        f"{len(alike)} files have the names of files that the table references under other paths, such as "
+        f"{_some(alike)}: they may be the same files. Copies belong outside of the table's folders"
+    )
+
+
+def _too_many(found: Judgement, total_bytes: int, *, most: int) -> str | None:
+    count, size = len(found.candidates), found.candidate_bytes
+    if 100 * count <= most * found.listed and 100 * size <= most * total_bytes:
+        return None
+    return (
+        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, more than max-share {most} %: look "
+        "at some of them, and declare a larger maintenance.orphans.max-share if they may"
+    )
+
+
+def deletable(candidates: Iterable[Listed], runs: Iterable[Run], *, now_ms: int, standing: Standing) -> list[Listed]:
+    """Those that an earlier run found, an hour before at least, and since when the table has committed."""
+    known = {
+        path
+        for run in runs
+        if now_ms - run.at_ms >= AGAIN_AFTER_MS and run.standing.has_moved_to(standing)
+        for path in run.paths
+    }
+    return [file for file in candidates if file.info.path in known]
+
+
+def _some(paths: Iterable[str]) -> str:
+    return ", ".join(islice(paths, NAMED))

@@ -1,0 +1,598 @@
+"""Orphan cleanup on real tables: what is nobody's goes in two runs, and nothing that is, or will be, needed goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyiceberg.table.statistics import StatisticsFile
+
+from frazil.cli.main import frazil
+from frazil.commit.backfill_commit import LaneCommitter
+from frazil.commit.backfill_lane import Lane
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey
+from frazil.commit.settle import settle
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.dev.made_batches import MadeStream
+from frazil.errors import AccessDenied, SpecError
+from frazil.ingest.contract import RangeProgress
+from frazil.maintenance import orphan_cleanup, orphan_references
+from frazil.maintenance.orphan_cleanup import OrphanReport, clean_orphans
+from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.partitions.backfill_request import parse_request
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.local_storage import LocalStore
+
+DAY_S = 86_400
+HOUR_MS = 3_600_000
+
+
+def declared(name: str = "made", **orphans: object) -> StreamSpec:
+    return StreamSpec.model_validate(
+        {
+            "name": name,
+            "source": {"topics": [name], "bootstrap-servers": "127.0.0.1:1"},
+            "table": "demo.made",
+            "schema": {"at": "timestamptz", "note": "string"},
+            "event-time": "at",
+            "maintenance": {"orphans": {"max-share": 100, **orphans}},
+        }
+    )
+
+
+@dataclass
+class World:
+    """A stream's tables, beside which files are laid; the time is moved by hand, in hours."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    hours: float = 0.0
+    read: int = 0
+
+    @cached_property
+    def made(self) -> MadeStream:
+        return MadeStream(declared(), time.time_ns() // 1_000_000, partitions=1)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        return load_catalog(None)
+
+    def table(self, identifier: str = "demo.made") -> Table:
+        return self.catalog.load_table(identifier)
+
+    @property
+    def root(self) -> Path:
+        return Path(self.table().location().removeprefix("file://"))
+
+    def commit(self, rejected: Iterable[int] = ()) -> None:
+        """The next two records."""
+        start, self.read = self.read, self.read + 2
+        self.made.land({0: (start, self.read)}, rejected={0: [start + r for r in rejected]})
+
+    def stray(self, path: str, *, text: str = "nobody's", days: float = 5) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return aged(file, days=days)
+
+    def clean(self, table: str = "demo.made", *, dry_run: bool = False) -> OrphanReport:
+        now_ms = time.time_ns() // 1_000_000 + round(self.hours * HOUR_MS)
+        return clean_orphans(self.catalog, self.maintained(table), now_ms=now_ms, dry_run=dry_run)
+
+    def maintained(self, table: str = "demo.made") -> MaintainedTable:
+        return find_maintained([declared(**self.settings)], table)
+
+    def twice(self, table: str = "demo.made") -> OrphanReport:
+        """Two runs, between which the table commits and an hour passes."""
+        self.clean(table)
+        self.hours += 1
+        self.commit(rejected=[0])
+        return self.clean(table)
+
+    def age(self) -> None:
+        """Everything that is there was written five days ago."""
+        for file in self.root.parent.rglob("*.*"):
+            if file.is_file() and "_maintenance" not in file.parts:
+                aged(file)
+
+    def files(self) -> set[Path]:
+        return {f for f in self.root.parent.rglob("*") if f.is_file() and "_maintenance" not in f.parts}
+
+
+def aged(file: Path, *, days: float = 5) -> Path:
+    os.utime(file, (time.time() - days * DAY_S,) * 2)
+    return file
+
+
+def check_whole(table: Table) -> int:
+    """Every snapshot can be read; the rows of all of them together."""
+    return sum(table.scan(snapshot_id=s.snapshot_id).to_arrow().num_rows for s in table.metadata.snapshots)
+
+
+@pytest.fixture
+def world(frazil_home: Path) -> World:  # noqa: ARG001
+    made = World()
+    for _ in range(3):
+        made.commit(rejected=[0])
+    return made
+
+
+STRAYS = [
+    "data/made/00000001/00000001/00009-1-abandoned.parquet",
+    "data/made/backfill-0123-1/00000001/00000001/00000-0-ended.parquet",
+    "data/forgotten/00000007/00000002/00000-0-x.parquet",
+    "data/at_day=2013-12-30/00000-7-0a-00001.parquet",
+    "data/00000000.puffin",
+    "metadata/snap-1-0-lost.avro",
+    "metadata/torn-m0.avro",
+    "metadata/00009-torn.metadata.json",
+    "README.txt",
+]
+
+
+@pytest.mark.parametrize("table", ["demo.made", "demo.made_dead_letters"])
+def test_files_of_every_kind_that_nobody_knows_go_at_the_second_run(world: World, table: str):
+    folder = world.table(table).location().removeprefix("file://")
+    strays = [world.stray(f"{folder}/{path}") for path in STRAYS]
+    hidden = [world.stray(f"{folder}/{path}") for path in ("_SUCCESS", "data/.tmp/x.parquet", "_frazil/made/x.json")]
+    before = world.files()
+
+    first = world.clean(table)
+    assert (first.candidates, first.deleted, first.waiting) == (len(strays), 0, len(strays))
+    assert world.files() == before
+    world.hours += 0.9
+    world.commit(rejected=[0])
+    assert world.clean(table).deleted == 0
+    world.hours += 0.1
+    done = world.clean(table)
+    assert (done.deleted, done.deleted_bytes) == (len(strays), len(strays) * len("nobody's"))
+    assert before - world.files() == set(strays)
+    assert all(file.exists() for file in hidden)
+    assert done.listed == done.referenced + done.registered + done.young + done.candidates
+    assert check_whole(world.table(table)) > 0
+
+
+def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_committed_again(world: World):
+    young, old = world.stray("data/young.parquet", days=2), world.stray("data/old.parquet")
+    world.clean()
+    world.hours += 2
+    idle = world.clean()
+    assert (idle.young, idle.waiting, idle.deleted) == (idle.young, 1, 0)
+    assert "after the table's next commit" in idle.sentence
+    world.commit()
+    assert world.clean().deleted == 1
+    assert young.exists()
+    assert not old.exists()
+
+
+def test_a_dry_run_remembers_and_deletes_nothing(world: World):
+    stray = world.stray("data/stray.parquet")
+    for _ in range(3):
+        shown = world.clean(dry_run=True)
+        world.hours += 2
+        world.commit()
+    assert (shown.candidates, shown.examples) == (1, (f"file://{stray}",))
+    assert world.clean().deleted == 0
+    assert stray.exists()
+
+
+def test_a_memory_that_cannot_be_read_makes_the_next_run_a_first_one(world: World):
+    stray = world.stray("data/stray.parquet")
+    world.clean()
+    (world.root / "_frazil/_maintenance/orphans.json.gz").write_bytes(b"torn")
+    world.hours += 2
+    world.commit()
+    assert world.clean().deleted == 0
+    assert world.twice().deleted == 1
+    assert not stray.exists()
+
+
+# What must stay
+
+
+def progress(start: int, end: int, topic: str = "made", partition: int = 0) -> tuple[RangeProgress, ...]:
+    return (RangeProgress(topic, partition, start, end, end - start - 1, 1, None),)
+
+
+def journaled(made: MadeStream, start: int) -> Journal:
+    return made.stage(progress(start, start + 2, made.topic), {0: [start]}, {0: [start + 1]})
+
+
+def staged_chunk(world: World, lane: LaneCommitter, start: int) -> Journal:
+    """A chunk of a backfill of its own partition, not journaled."""
+    made, key, table = world.made, lane.next_key(), world.table()
+    own = MadeStream(made.spec.model_copy(update={"name": lane.own.stream}), made.now_ms, partitions=1)
+    files = own.write(table, key, "main", {5: [start]})
+    files += own.write(world.table("demo.made_dead_letters"), key, "dead-letters", {5: [start + 1]})
+    return Journal(
+        stream="made",
+        key=key,
+        table_uuid=str(table.metadata.table_uuid),
+        created_at_ms=made.now_ms,
+        source=made.source,
+        progress=progress(start, start + 2, partition=5),
+        files=files,
+        dead_letter_floor={},
+        idle=frozenset(),
+        offsets_after={},
+    )
+
+
+def begin_backfill(world: World) -> LaneCommitter:
+    lane = LaneCommitter.begin(world.made.tables, parse_request({"stream": "made"}))
+    lane.commit(staged_chunk(world, lane, 0), planned=3)
+    return lane
+
+
+def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfill_needs(world: World):
+    """The journals are of a stream that nobody declares any more, whose writer is dead."""
+    gone = MadeStream(declared("gone"), world.made.now_ms, partitions=1)
+    gone.begin()
+    waiting = journaled(gone, 0)
+    table = world.table()
+    prepared = SnapshotWriter(waiting.main_files)
+    prepared.prepare(table, summary={}, now_ms=world.made.now_ms)
+    Path(prepared.attempts[0].manifest_list.removeprefix("file://")).unlink()
+    staged = gone.write(table, BatchKey(1, 2), "main", {0: [2]})
+    tagged = table.current_snapshot()
+    assert tagged is not None
+    table.manage_snapshots().create_tag(tagged.snapshot_id, "kept").create_branch(tagged.snapshot_id, "aside").commit()
+    world.table().append(table.scan(limit=1).to_arrow(), branch="aside")
+    world.table().overwrite(world.table().scan().to_arrow())
+    lane = begin_backfill(world)
+    chunk = staged_chunk(world, lane, 2)
+    stats = world.stray("metadata/20-stats.puffin")
+    with world.table().update_statistics() as update:
+        update.set_statistics(StatisticsFile.model_validate({
+            "snapshot-id": tagged.snapshot_id, "statistics-path": f"file://{stats}", "file-size-in-bytes": 1,
+            "file-footer-size-in-bytes": 1, "blob-metadata": [],
+        }))  # fmt: skip
+    world.stray("metadata/version-hint.text")
+    world.age()
+    before = world.files()
+
+    for identifier in ("demo.made", "demo.made_dead_letters"):
+        report = world.twice(identifier)
+        assert (report.refused, report.candidates, report.deleted) == (None, 0, 0)
+        assert report.registered >= 2
+    assert before <= world.files()
+
+    lane.commit(chunk, planned=3)
+    settle(gone.tables, gone.begin(), LocalStore())
+    names = set(world.table().scan().to_arrow()["kafka_topic"].to_pylist())
+    assert {"made", "gone"} <= names
+    assert check_whole(world.table()) > 0
+    # By now the batch that was staged and not journaled is nobody's, and its stream's next start removes it.
+    assert not any(Path(file.path.removeprefix("file://")).exists() for file in staged)
+
+
+def test_what_a_backfill_staged_goes_only_once_that_has_ended(world: World):
+    lane = begin_backfill(world)
+    left = staged_chunk(world, lane, 2)
+    world.age()
+    assert world.twice().registered >= 1
+    _end(world, lane.lane)
+    assert world.twice().deleted == len(left.main_files)
+
+
+def _end(world: World, lane: Lane) -> None:
+    """As abandoning does, and dies before it removes the files."""
+    table = world.table()
+    ended = json.loads(table.properties["frazil.backfill.made"]) | {"state": "abandoned"}
+    with table.transaction() as change:
+        change.set_properties({"frazil.backfill.made": json.dumps(ended)})
+    assert lane.is_open
+
+
+def test_a_manifest_left_by_a_commit_that_was_decided_otherwise_goes(world: World):
+    journal = journaled(world.made, world.read)
+    other = SnapshotWriter(journal.main_files)
+    other.prepare(world.table(), summary={}, now_ms=world.made.now_ms)
+    assert world.made.committer is not None
+    world.age()
+    assert world.clean().registered >= 2
+    world.made.committer.commit(journal)
+    world.read += 2
+    assert world.twice().deleted == 2
+    assert not Path(other.manifests[0].manifest_path.removeprefix("file://")).exists()
+
+
+# Races
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], *, after: str) -> None:
+    """Something happens once, right after the store answered."""
+    acts = [act]
+    real = getattr(LocalStore, after)
+
+    def answer(self: LocalStore, path: str) -> Any:
+        found = real(self, path)
+        if "_maintenance" not in path and acts:
+            acts.pop()()
+        return found
+
+    monkeypatch.setattr(LocalStore, after, answer)
+
+
+def test_what_is_committed_while_files_are_listed_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+    journal = journaled(world.made, world.read)
+    assert world.made.committer is not None
+    world.age()
+    committer = world.made.committer
+    meanwhile(monkeypatch, lambda: committer.commit(journal), after="list_files")
+    report = world.clean()
+    assert (report.refused, report.candidates) == (None, 0)
+    assert check_whole(world.table()) > 0
+
+
+def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+    """An append by hand of a file that had lain there for days."""
+    live = next(iter(world.table().scan().plan_files())).file.file_path.removeprefix("file://")
+    imported = world.root / "data" / "imported.parquet"
+    shutil.copy(live, imported)
+    aged(imported)
+    other = world.stray("data/stray.parquet")
+    world.clean()
+    world.hours += 1
+    world.commit()
+    real = orphan_cleanup.deletable
+
+    def import_first(*args: Any, **kwargs: Any) -> Any:
+        world.table().add_files([f"file://{imported}"], check_duplicate_files=False)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(orphan_cleanup, "deletable", import_first)
+    assert world.clean().deleted == 1
+    assert (imported.exists(), other.exists()) == (True, False)
+
+
+def test_a_snapshot_that_is_expired_while_it_is_read_is_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch):
+    stray = world.stray("data/stray.parquet")
+    lists = [s.manifest_list for s in world.table().metadata.snapshots]
+    real, failures = orphan_references._files, [FileNotFoundError(lists[0])]
+
+    def vanishing(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(orphan_references, "_files", vanishing)
+    assert world.clean().candidates == 1
+    failures += [FileNotFoundError(lists[0])] * 99
+    assert "the next run will do" in str(world.clean().refused)
+    assert stray.exists()
+
+
+def test_a_batch_that_fails_ends_the_cleanup_which_says_what_it_did(world: World, monkeypatch: pytest.MonkeyPatch):
+    strays = [world.stray(f"data/stray-{n}.parquet") for n in range(6)]
+    world.clean()
+    world.hours += 1
+    world.commit()
+    real = LocalStore.delete
+
+    def refused(self: LocalStore, paths: Iterable[str]) -> None:
+        for path in paths:
+            if path.endswith("3.parquet"):
+                raise AccessDenied(f"{path}: no")
+            real(self, [path])
+
+    monkeypatch.setattr(orphan_cleanup, "BATCH", 2)
+    monkeypatch.setattr(LocalStore, "delete", refused)
+    report = world.clean()
+    assert (report.deleted, report.waiting) == (3, 3)
+    assert "AccessDenied" in str(report.refused)
+    assert "stopped" in report.sentence
+    assert [file.exists() for file in strays] == [False] * 3 + [True] * 3
+    monkeypatch.undo()
+    monkeypatch.setenv("FRAZIL_HOME", str(world.root.parents[2]))
+    assert world.clean().deleted == 3
+
+
+# Refusals
+
+
+def refused(world: World, **settings: object) -> str:
+    """The reason; nothing is deleted, however often it runs."""
+    world.settings = settings
+    before = world.files()
+    world.clean()
+    world.hours += 1
+    report = world.clean()
+    assert before == world.files()
+    assert report.deleted == 0
+    assert report.refused
+    assert report.refused in report.sentence
+    return report.refused
+
+
+def test_more_files_than_a_limit_are_refused(world: World):
+    assert "max-listed" in refused(world, **{"max-listed": 5})
+
+
+def test_a_larger_share_of_the_files_than_a_limit_is_refused(world: World):
+    for n in range(20):
+        world.stray(f"data/stray-{n}.parquet")
+    assert "20 of" in refused(world, **{"max-share": 20})
+
+
+def test_a_larger_share_of_the_bytes_than_a_limit_is_refused(world: World):
+    world.stray("data/stray.parquet", text="x" * 10_000_000)
+    assert "bytes) would go" in refused(world, **{"max-share": 20})
+
+
+def test_a_host_with_another_time_than_the_storage_is_refused(world: World):
+    world.stray("data/stray.parquet", days=0)
+    world.hours = 100 * 24
+    assert "clock" in refused(world)
+
+
+def test_a_cleanup_that_is_switched_off_shows_and_deletes_nothing(world: World):
+    world.stray("data/stray.parquet")
+    assert "off" in refused(world, enabled=False)
+    assert world.clean(dry_run=True).candidates == 1
+
+
+def test_a_listing_without_the_live_files_is_refused(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Another folder's listing, as a wrong path, bucket or mount would give."""
+    world.stray("data/stray.parquet")
+    real = LocalStore.list_files
+    monkeypatch.setattr(
+        LocalStore,
+        "list_files",
+        lambda s, f: [i for i in real(s, f) if "/data/made/" not in i.path or "json" in i.path],
+    )
+    assert "live files are not in the listing" in refused(world)
+
+
+def test_a_file_by_the_name_of_a_referenced_one_is_refused(world: World):
+    live = next(iter(world.table().scan().plan_files())).file.file_path.removeprefix("file://")
+    copy = world.root / "backup" / Path(live).name
+    copy.parent.mkdir()
+    shutil.copy(live, copy)
+    aged(copy)
+    assert str(copy) in refused(world)
+
+
+def test_a_marker_of_a_newer_frazil_is_refused(world: World):
+    world.stray("data/stray.parquet")
+    with world.table().transaction() as change:
+        change.set_properties({"frazil.stream.newer": '{"format": 99}'})
+    assert "format 99" in refused(world)
+
+
+def test_a_table_that_is_not_there_is_an_error(frazil_home: Path):  # noqa: ARG001
+    with pytest.raises(SpecError, match="no table"):
+        World().clean()
+
+
+def make_table(world: World, name: str, location: str | None = None, **properties: str) -> Table:
+    schema = pa.schema([pa.field("note", pa.string())])
+    made = world.catalog.create_table(f"demo.{name}", schema, location=location, properties=properties)
+    made.append(pa.Table.from_pylist([{"note": name}], schema=schema))
+    return world.catalog.load_table(f"demo.{name}")
+
+
+def test_the_files_of_tables_inside_stay(world: World):
+    """One whose location lies below this table's, and one that only keeps its data there."""
+    make_table(world, "inner", f"file://{world.root}/inner")
+    make_table(world, "guest", **{"write.data.path": f"file://{world.root}/guests"})
+    stray, theirs = world.stray("data/stray.parquet"), world.stray("inner/data/their-own-affair.parquet")
+    world.age()
+    assert world.twice().deleted == 1
+    assert (stray.exists(), theirs.exists()) == (False, True)
+    assert [check_whole(world.catalog.load_table(f"demo.{name}")) for name in ("inner", "guest")] == [1, 1]
+
+
+def test_a_table_inside_that_the_catalog_does_not_know_is_refused(world: World):
+    make_table(world, "inner", f"file://{world.root}/inner")
+    world.catalog.drop_table("demo.inner")
+    world.age()
+    assert "another table lies inside" in refused(world)
+
+
+@pytest.mark.parametrize("whose", ["data", "metadata"])
+def test_a_folder_that_two_tables_share_is_refused(world: World, whose: str):
+    make_table(world, "sharing", **{f"write.{whose}.path": f"file://{world.root}/{whose}"})
+    world.age()
+    assert "shared with table demo.sharing" in refused(world)
+
+
+def test_the_metadata_of_another_table_in_the_same_folder_is_refused(world: World):
+    """As two catalogs may do it; a table that was dropped and made again looks the same."""
+    other = make_table(world, "other")
+    for file in Path(other.metadata_location.removeprefix("file://")).parent.glob("*"):
+        shutil.move(file, world.root / "metadata")
+    world.catalog.drop_table("demo.other")
+    world.age()
+    assert "metadata of another table" in refused(world)
+
+
+def test_a_data_path_that_holds_the_table_itself_is_refused(world: World):
+    with world.table().transaction() as change:
+        change.set_properties({"write.data.path": f"file://{world.root.parent}/"})
+    world.age()
+    assert "holds the table's own location" in refused(world)
+
+
+def test_folders_outside_of_the_location_are_cleaned_too(world: World, tmp_path: Path):
+    with world.table().transaction() as change:
+        change.set_properties(
+            {"write.data.path": f"file:{tmp_path}/far/data", "write.metadata.path": f"{tmp_path}/far/m"}
+        )
+    world.made.tables.main.forget()
+    world.commit()
+    strays = [aged(path) for path in (tmp_path / "far/data/x.parquet", tmp_path / "far/m/x.avro") if _write(path)]
+    near = world.stray("data/stray.parquet")
+    world.age()
+    assert world.twice().deleted == 3
+    assert not any(file.exists() for file in (*strays, near))
+    assert check_whole(world.table()) > 0
+
+
+def _write(path: Path) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.write_text("nobody's") > 0
+
+
+def test_a_file_behind_a_symbolic_link_is_known_by_its_real_path(world: World, tmp_path: Path):
+    """The location leads there by a link, and by another form of `file:`; a file was added by the real path."""
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    table = make_table(world, "linked", f"file:{link}//linked/")
+    added = real / "linked/data/added.parquet"
+    shutil.copy(next(iter(table.scan().plan_files())).file.file_path.removeprefix("file:"), added)
+    table.add_files([str(added)])
+    stray = world.stray(f"{real}/linked/data/stray.parquet")
+    for file in real.rglob("*.*"):
+        aged(file)
+    linked = replace(world.maintained(), identifier="demo.linked")
+    for now_ms in (time.time_ns() // 1_000_000 + hours * HOUR_MS for hours in (0, 1)):
+        table.append(table.scan(limit=1).to_arrow())
+        report = clean_orphans(world.catalog, linked, now_ms=now_ms)
+    assert (report.refused, report.deleted) == (None, 1)
+    assert (added.exists(), stray.exists()) == (True, False)
+    assert check_whole(world.catalog.load_table("demo.linked")) > 0
+
+
+# The command
+
+
+def command(tmp_path: Path, *arguments: str) -> Any:
+    streams = tmp_path / "streams"
+    streams.mkdir(exist_ok=True)
+    (streams / "made.yaml").write_text(
+        'name: made\nsource: {topics: [made], bootstrap-servers: "127.0.0.1:1"}\ntable: demo.made\n'
+        "schema: {at: timestamptz, note: string}\nevent-time: at\nmaintenance: {orphans: {max-share: 100}}\n"
+    )
+    return CliRunner().invoke(frazil, ["orphans", "demo.made", "--streams", str(streams), *arguments])
+
+
+def test_the_command_shows_and_only_deletes_when_it_is_told_to(world: World, tmp_path: Path):
+    stray = world.stray("data/stray.parquet")
+    shown = command(tmp_path)
+    assert shown.exit_code == 0, shown.output
+    assert "1 orphans" in shown.stdout
+    assert str(stray) in shown.stdout
+    told = json.loads(command(tmp_path, "--delete", "--json").stdout)
+    assert (told["candidates"], told["deleted"], told["waiting"], told["refused"]) == (1, 0, 1, None)
+
+
+def test_the_command_ends_with_1_where_the_cleanup_is_refused(world: World, tmp_path: Path):
+    make_table(world, "sharing", **{"write.data.path": f"file://{world.root}/data"})
+    done = command(tmp_path, "--delete")
+    assert done.exit_code == 1
+    assert "shared with table demo.sharing" in done.stdout
