@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from confluent_kafka import KafkaException
+
 from frazil.commit.marker import Marker
 from frazil.errors import FrazilError
 from frazil.spec.model import StreamSpec
@@ -29,7 +31,7 @@ def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
     try:
         with open_kafka(spec) as kafka:
             ends = kafka.ends(marker.offsets)
-    except FrazilError as error:
+    except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return None
     return sum(max(end - marker.offsets[tp], 0) for tp, end in ends.items())

@@ -89,10 +89,8 @@ def test_a_catalog_out_of_reach_hides_no_other_table_and_is_an_error_of_its_own(
 ):
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
-    away = YAML.replace("name: made", "name: away").replace(
-        "identifier: demo.made", "catalog: away, identifier: demo.away"
-    )
-    (tmp_path / "away.yaml").write_text(away)
+    away = YAML.replace("identifier: demo.made", "catalog: away, identifier: demo.away")
+    (tmp_path / "away.yaml").write_text(away.replace("name: made", "name: away"))
     found = {t["table"]: t for t in tables(tmp_path) if t["kind"] == "main"}
     assert "cannot be reached" in found["demo.away"]["problem"]
     assert found["demo.made"]["health"]["data-files"] == 6
