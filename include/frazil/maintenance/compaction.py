@@ -161,14 +161,13 @@ def _within(budget: int, ordered: list[Rewrite], *, target: int) -> tuple[tuple[
 
 
 def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """As many of the partition's small files, which are taken to be equally large, as `rest` bytes are."""
-    if rewrite.applies_deletes:
+    """As many of the partition's small files as whole target files are made of; they are taken to be equally large."""
+    if rewrite.applies_deletes or rest < target:
         return None
-    files = rewrite.files * rest // rewrite.bytes
+    files = rewrite.files * (rest - rest % target) // rewrite.bytes
     size = -(-rewrite.bytes * files // rewrite.files)
-    removed = _removed(files, size, target)
     why = f"{rewrite.reason}; {files:,} of them are within the budget"
-    return Rewrite(rewrite.partition, files, size, removed, why) if removed else None
+    return Rewrite(rewrite.partition, files, size, _removed(files, size, target), why)
 
 
 def _sentence(taken: Iterable[Rewrite], left: Iterable[Left]) -> str:

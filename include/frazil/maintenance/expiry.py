@@ -79,30 +79,23 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         return ExpiryPlan((), {}, f"no snapshot is expired while this is so: {error}", refused=True)
     if own := _own_rules(metadata):
         return ExpiryPlan((), {}, own, refused=True)
-    horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
     main = list(ancestors(metadata))
+    horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
     recent = _recent(main, horizon_ms)
     plain = max(recent if staging else min(recent, settings.at_most), settings.at_least)
     unread = [] if pins.unread_after is None else _unread(main, pins.unread_after)
-    oldest_ms = now_ms - UNREAD_MOST // timedelta(milliseconds=1)
-    holds = {
-        at: "its late rows or dead letters are not signalled" for at in unread if main[at].timestamp_ms >= oldest_ms
-    }
-    holds |= _reader_tags(metadata, main)
-    cut = max([plain, *(at + 1 for at in holds)])
-    line = main[:cut]
-    kept = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
+    holds = _holds(metadata, main, unread, now_ms=now_ms)
+    line = main[: max([plain, *(at + 1 for at in holds)])]
     single = _named(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
-    kept |= single
-    standing = {s.snapshot_id for s in line} | set(single)
-    of_main = {s.snapshot_id for s in main}
+    held = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
+    stays, of_main = {s.snapshot_id for s in line} | set(single), {s.snapshot_id for s in main}
     expire = tuple(
         s.snapshot_id
         for s in metadata.snapshots
-        if s.snapshot_id not in standing and (s.snapshot_id in of_main or s.timestamp_ms < horizon_ms)
+        if s.snapshot_id not in stays and (s.snapshot_id in of_main or s.timestamp_ms < horizon_ms)
     )
-    lost = sum(at >= cut for at in unread)
-    return ExpiryPlan(expire, kept, _sentence(expire, line, kept, lost))
+    lost = sum(at >= len(line) for at in unread)
+    return ExpiryPlan(expire, held | single, _sentence(expire, line, held | single, lost))
 
 
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
@@ -156,10 +149,16 @@ def _unread(main: Sequence[Snapshot], after: int) -> list[int]:
     ]
 
 
-def _reader_tags(metadata: TableMetadata, main: Sequence[Snapshot]) -> dict[int, str]:
+def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int) -> dict[int, str]:
+    """Places in the line behind which it is not cut, and why."""
+    oldest_ms = now_ms - UNREAD_MOST // timedelta(milliseconds=1)
+    late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     places = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
     tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG)}
-    return {places[found]: f"tag {name} stands there" for name, found in tags.items() if found in places}
+    return {
+        **dict.fromkeys(late, "its late rows or dead letters are not signalled"),
+        **{places[found]: f"tag {name} stands there" for name, found in tags.items() if found in places},
+    }
 
 
 def _named(  # noqa: PLR0913 - all that names snapshots

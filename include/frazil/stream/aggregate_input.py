@@ -133,14 +133,22 @@ def _branch(catalog: Catalog, source: str) -> dict[int, int]:
             raise SpecError(
                 f"there is no table {source} yet: its stream's writer makes it at its first start"
             ) from None
-    branch = {s.snapshot_id: s.sequence_number or 0 for s in ancestors(metadata)}
+    branch = _line(metadata)
     if not branch:
         raise SpecError(f"the table {source} has no snapshot yet: nothing was ever written to it")
     return branch
 
 
+def _line(metadata: TableMetadata) -> dict[int, int]:
+    """As `_branch`; with what expiry keeps behind the branch's line, since signals name it."""
+    line = {s.snapshot_id: s.sequence_number or 0 for s in ancestors(metadata)}
+    oldest = min(line.values(), default=0)
+    single = {s.snapshot_id: s.sequence_number or 0 for s in metadata.snapshots}
+    return line | {found: number for found, number in single.items() if number < oldest}
+
+
 def _stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
     """Whether the source has been at that snapshot and has not left its line since."""
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
-        return any(s.snapshot_id == snapshot_id for s in ancestors(source))
+        return snapshot_id in _line(source)
     return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)

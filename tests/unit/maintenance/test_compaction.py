@@ -1,0 +1,173 @@
+"""Which partitions are rewritten: laws of the plan, on any table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.maintenance.compaction import CompactionPlan, Why, benefit, is_complete, plan_compaction
+from frazil.maintenance.health import PartitionFiles, TableHealth
+from frazil.spec.maintenance import Compaction
+
+TARGET = 1_000
+SMALL = 749
+"""The largest small file."""
+SETTINGS = Compaction(budget=20_000, min_files=5, open_files=20)
+
+
+def of(  # noqa: PLR0913 - what a partition is
+    path: str = "day=1", *, small: int = 10, size: int = 10, end_us: int | None = 1, deletes: int = 0, spec: int = 0
+) -> PartitionFiles:
+    """A partition of so many small files of a size, and two large ones."""
+    return PartitionFiles(spec, (path,), path, small + 2, small * size + 2_000, small, small * size, deletes, end_us)
+
+
+def table(partitions: Sequence[PartitionFiles]) -> TableHealth:
+    return TableHealth(
+        table="demo.flights", at_ms=0, snapshot_id=1, target_file_bytes=TARGET, data_files=0, data_bytes=0, rows=0,
+        delete_files=0, manifests=0, manifests_bytes=0, manifest_list_bytes=0, metadata_bytes=0, snapshots=0,
+        oldest_snapshot_at_ms=None, last_compaction_at_ms=None, files_since_compaction=0, bytes_since_compaction=0,
+        recent=None, streams=(), partitions=partitions,
+    )  # fmt: skip
+
+
+def plan(*partitions: PartitionFiles, settings: Compaction = SETTINGS, before: int | None = 100) -> CompactionPlan:
+    return plan_compaction(table(partitions), settings, complete_before_us=before, spec_id=0)
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> tuple[PartitionFiles, ...]:
+    count = draw(st.integers(0, 8))
+    return tuple(
+        of(
+            f"day={n}",
+            small=draw(st.integers(0, 60)),
+            size=draw(st.integers(1, SMALL)),
+            end_us=draw(st.none() | st.integers(0, 200)),
+            deletes=draw(st.sampled_from([0, 0, 0, 1, 9])),
+            spec=draw(st.sampled_from([0, 0, 0, 1])),
+        )
+        for n in range(count)
+    )
+
+
+settings = st.builds(
+    Compaction, budget=st.integers(1, 60_000), min_files=st.integers(2, 30), open_files=st.integers(2, 30)
+)
+
+
+def rewritten(partition: PartitionFiles, *, shrinks_to: float) -> PartitionFiles:
+    """As a perfect rewrite leaves it, where the codec does better with larger files."""
+    size = int(partition.small_bytes * shrinks_to)
+    full, rest = divmod(size, TARGET)
+    left = bool(rest) if rest < 750 else 0
+    return dataclasses.replace(
+        partition, files=2 + full + left, small_files=left, small_bytes=rest if left else 0, delete_files=0
+    )
+
+
+@given(partitions(), settings)
+def test_the_bytes_of_a_run_are_within_the_budget_but_for_one_partition_whose_deletes_are_applied(found, wanted):
+    made = plan(*found, settings=wanted)
+    alone = len(made.rewrites) == 1 and made.rewrites[0].applies_deletes
+    assert made.bytes <= wanted.budget or alone
+
+
+@given(partitions(), settings)
+def test_complete_partitions_come_first_and_then_the_most_files_for_a_byte(found, wanted):
+    made = plan(*found, settings=wanted)
+    order = [(not is_complete(r.partition, 100), -benefit(r)) for r in made.rewrites if not r.in_part]
+    assert order == sorted(order)
+
+
+@given(partitions(), settings)
+def test_every_partition_with_small_files_is_rewritten_or_left_with_a_reason(found, wanted):
+    made = plan(*found, settings=wanted)
+    answered = {r.partition.path for r in made.rewrites} | {left.partition.path for left in made.left}
+    assert answered >= {p.path for p in found if p.small_files}
+    assert all(each.reason for each in (*made.rewrites, *made.left))
+
+
+@given(partitions(), settings, st.floats(0.3, 1))
+def test_what_was_rewritten_is_not_worth_a_second_time(found, wanted, shrinks_to):
+    everything = wanted.model_copy(update={"budget": 10**9})
+    chosen = {r.partition.path for r in plan(*found, settings=everything).rewrites}
+    after = [rewritten(p, shrinks_to=shrinks_to) if p.path in chosen else p for p in found]
+    assert not plan(*after, settings=everything).rewrites
+
+
+@given(partitions(), settings)
+def test_run_after_run_everything_that_is_worth_it_is_rewritten_if_a_run_may_make_two_files(found, wanted):
+    wanted = wanted.model_copy(update={"budget": max(wanted.budget, 2 * TARGET)})
+    for _ in range(1_000):
+        made = plan(*found, settings=wanted)
+        if not made.rewrites:
+            break
+        taken = {r.partition.path: r for r in made.rewrites}
+        found = [_after(p, taken[p.path]) if p.path in taken else p for p in found]
+    assert all(left.why is not Why.BUDGET for left in plan(*found, settings=wanted).left)
+
+
+def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
+    if not rewrite.in_part:
+        return rewritten(partition, shrinks_to=1)
+    rest = rewrite.bytes % TARGET
+    small = partition.small_files - rewrite.files + (0 < rest < 750)
+    size = max(partition.small_bytes - rewrite.bytes, 0) + (rest if rest < 750 else 0)
+    return dataclasses.replace(partition, small_files=small, small_bytes=size)
+
+
+@pytest.mark.parametrize(
+    ("end_us", "before", "small", "worth"),
+    [
+        (1, 100, 5, True),
+        (1, 100, 4, False),
+        (101, 100, 19, False),
+        (101, 100, 20, True),
+        (1, None, 19, False),
+        (1, None, 20, True),
+        (None, 100, 19, False),
+        (None, 100, 20, True),
+    ],
+)
+def test_a_partition_that_may_still_be_written_takes_more_small_files(end_us, before, small, worth):
+    made = plan(of(small=small, end_us=end_us), before=before)
+    assert bool(made.rewrites) is worth
+    assert worth or made.left[0].why is Why.FEW
+
+
+def test_files_that_would_not_be_halved_are_left():
+    made = plan(of(small=10, size=600))
+    assert not made.rewrites
+    assert made.left[0].why is Why.MARGINAL
+    assert plan(of(small=10, size=500)).rewrites[0].removed == 5
+
+
+def test_delete_files_are_worth_a_rewrite_from_one_for_ten_files_on():
+    assert not plan(of(small=0, deletes=0)).rewrites
+    (one,) = plan(of(small=9, deletes=2, end_us=None)).rewrites
+    assert one.applies_deletes
+    assert (one.files, one.bytes) == (11, 2_090)
+    assert one.reason == "2 delete files are applied to 11 files by every reader"
+    assert not plan(of(small=9, deletes=1)).rewrites[0].applies_deletes
+
+
+def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtakes_it():
+    big, next_best = of("day=1", small=1_000, size=100), of("day=2", small=5, size=300)
+    made = plan(big, next_best, settings=SETTINGS)
+    assert [(r.partition.path, r.files, r.in_part) for r in made.rewrites] == [("day=1", 200, True)]
+    assert [(left.partition.path, left.why) for left in made.left] == [("day=2", Why.BUDGET)]
+    assert (
+        made.sentence == "200 files of 20,000 bytes in 1 partitions become 180 fewer; left are 1 for beyond the budget"
+    )
+
+
+def test_partitions_of_a_spec_that_the_table_gave_up_are_left():
+    made = plan(of(spec=3))
+    assert [left.reason for left in made.left] == [
+        "it is of partition spec 3, which the table gave up: rewrite it by hand"
+    ]

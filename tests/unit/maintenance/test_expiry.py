@@ -1,0 +1,231 @@
+"""Which snapshots go and which stay, decided on metadata made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table.sorting import SortOrder
+from pyiceberg.types import LongType, NestedField
+
+from frazil.commit.backfill_lane import Lane, State
+from frazil.commit.marker import SourceIdentity, first_marker
+from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry, unset_properties
+from frazil.spec.maintenance import Expiry
+
+MINUTE = 60_000
+NOW = 100_000 * MINUTE
+SETTINGS = Expiry(keep=timedelta(minutes=10), at_least=3, at_most=8)
+
+
+def snapshot(number: int, *, at: int, parent: int | None, **summary: str) -> Snapshot:
+    """Its id is 1000 + its sequence number; `at` is in minutes before now."""
+    said = {key.replace("_", "-").replace("frazil-", "frazil."): text for key, text in summary.items()}
+    return Snapshot(
+        snapshot_id=1_000 + number,
+        parent_snapshot_id=parent,
+        sequence_number=number,
+        timestamp_ms=NOW - at * MINUTE,
+        manifest_list=f"file:///{number}.avro",
+        summary=Summary(Operation.APPEND, **said),
+        schema_id=0,
+    )
+
+
+def line(count: int, *, every: int = 1, said: Mapping[int, Mapping[str, str]] | None = None) -> list[Snapshot]:
+    """Main's snapshots 1 to `count`, so many minutes apart, the last one now."""
+    return [
+        snapshot(n, at=(count - n) * every, parent=999 + n if n > 1 else None, **(said or {}).get(n, {}))
+        for n in range(1, count + 1)
+    ]
+
+
+def metadata(
+    snapshots: list[Snapshot],
+    *,
+    refs: Mapping[str, Any] | None = None,
+    properties: Mapping[str, str] | None = None,
+    head: int | None = None,
+) -> TableMetadataV2:
+    """`head` is main's, by sequence number; refs are `{name: number}`, or a mapping as Iceberg writes it."""
+    main = {"main": {"type": "branch", "snapshot-id": 1_000 + (head or len(snapshots))}} if snapshots else {}
+    others = {
+        name: {"type": "tag", "snapshot-id": 1_000 + ref} if isinstance(ref, int) else ref
+        for name, ref in (refs or {}).items()
+    }
+    return TableMetadataV2(
+        location="file:///t",
+        last_column_id=1,
+        schemas=[Schema(NestedField(1, "id", LongType()))],
+        partition_specs=[PartitionSpec()],
+        sort_orders=[SortOrder(order_id=0)],
+        last_sequence_number=max((s.sequence_number or 0 for s in snapshots), default=0),
+        snapshots=snapshots,
+        refs=main | others,
+        properties=dict(properties or {}),
+    )
+
+
+def branch(number: int, **retention: int) -> dict[str, Any]:
+    return {"type": "branch", "snapshot-id": 1_000 + number, **{k.replace("_", "-"): v for k, v in retention.items()}}
+
+
+def marker(stream: str, number: int, *, open_at: int | None = None) -> dict[str, str]:
+    made = first_marker(stream, epoch=1, offsets={}, source=SourceIdentity("c", {})).with_snapshots(
+        1_000 + number, number, open_snapshot_id=open_at and 1_000 + open_at
+    )
+    return {made.property_name: made.to_property()}
+
+
+def plan(found: TableMetadataV2, *, settings: Expiry = SETTINGS, **pins: Any) -> ExpiryPlan:
+    return plan_expiry(found, settings, Pins(**pins), table="demo.flights", now_ms=NOW)
+
+
+def gone(made: ExpiryPlan) -> list[int]:
+    return sorted(found - 1_000 for found in made.expire)
+
+
+def test_a_snapshot_is_kept_for_as_long_as_somebody_may_read_it_who_began_while_it_was_the_head():
+    made = plan(metadata(line(10, every=5)))
+    assert gone(made) == [1, 2, 3, 4, 5, 6], "the seventh was the head until ten minutes ago"
+    assert not made.kept
+    assert made.sentence == "6 snapshots are expired, 4 of main are kept"
+
+
+def test_of_a_table_that_is_seldom_written_the_newest_are_kept_however_old():
+    assert gone(plan(metadata(line(4, every=10_000)))) == [1]
+    assert gone(plan(metadata(line(3, every=10_000)))) == []
+    assert plan(metadata([])).sentence == "no snapshot is old enough to be expired, 0 of main are kept"
+
+
+def test_of_a_table_that_is_written_without_pause_no_more_are_kept_than_commits_can_carry():
+    snapshots = [snapshot(n, at=0, parent=999 + n if n > 1 else None) for n in range(1, 21)]
+    assert gone(plan(metadata(snapshots))) == list(range(1, 13))
+    lane = Lane("s", "b", {}, "d", 1, State.STAGED)
+    for state, left in ((State.STAGED, []), (State.PUBLISHED, list(range(1, 13)))):
+        lane = Lane("s", "b", {}, "d", 1, state)
+        assert gone(plan(metadata(snapshots, properties={"frazil.backfill.s": lane.to_property()}))) == left
+
+
+def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it():
+    made = plan(metadata(line(20), properties=marker("old", 2) | marker("new", 20)))
+    assert gone(made) == [1, *range(3, 13)]
+    assert made.kept == {1_002: "it is the last commit of stream 'old'"}
+
+
+def test_everything_after_a_readers_tag_is_kept_and_of_any_other_tag_the_snapshot():
+    made = plan(metadata(line(20), refs={"frazil-reader-copy": 4, "release": 2}))
+    assert gone(made) == [1, 3]
+    assert made.kept[1_004] == "tag frazil-reader-copy stands there"
+    assert made.kept[1_002] == "tag release is there"
+
+
+def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_a_week():
+    said = {3: {"frazil_late": '{"0":1}'}, 5: {"frazil_rejected": "7"}, 6: {"frazil_rejected": "0"}}
+    found = metadata(line(20, said=said))
+    assert gone(plan(found, unread_after=2)) == [1, 2]
+    assert gone(plan(found, unread_after=3)) == [1, 2, 3, 4]
+    assert gone(plan(found, unread_after=5)) == list(range(1, 13))
+    weeks = metadata(line(20, every=1_440, said=said))
+    made = plan(weeks, unread_after=2)
+    assert gone(made) == list(range(1, 18))
+    assert made.sentence.endswith(
+        "2 commits are older than 7 days whose late rows and dead letters no signal will ever count: mend what keeps "
+        "the watermark back"
+    )
+
+
+def test_snapshots_that_recent_signals_name_are_kept():
+    made = plan(metadata(line(20)), signalled=frozenset({1_007, 1_018, 4711}))
+    assert gone(made) == [n for n in range(1, 13) if n != 7]
+    assert made.kept == {1_007: "a signal names it"}
+
+
+def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belong_to():
+    main = [
+        snapshot(n, at=60 - n, parent=998 + n if n > 1 else None, frazil_open_snapshot_id=str(1_001 + n))
+        for n in range(1, 40, 2)
+    ]
+    waiting = [snapshot(n, at=60 - n, parent=998 + n if n > 2 else None) for n in range(2, 41, 2)]
+    found = metadata(
+        [*main, *waiting],
+        head=39,
+        refs={"frazil-open-s": branch(40, max_ref_age_ms=2**63 - 1)},
+        properties=marker("s", 39, open_at=40),
+    )
+    made = plan(found)
+    assert gone(made) == list(range(1, 35)), "three of main, and the three of the branch that belong to them"
+    assert made.kept[1_040] == "branch frazil-open-s is there"
+
+
+def test_a_branch_of_other_people_loses_nothing_of_its_own_and_of_main_what_its_settings_do_not_keep():
+    forked = [snapshot(21, at=500, parent=1_004), snapshot(22, at=400, parent=1_021)]
+    found = [*line(20), *forked]
+    assert gone(plan(metadata(found, head=20, refs={"audit": branch(22)}))) == list(range(1, 13))
+    kept = metadata(found, head=20, refs={"audit": branch(22, min_snapshots_to_keep=4)})
+    assert gone(plan(kept)) == [1, 2, *range(5, 13)]
+
+
+def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
+    rolled_back = [snapshot(21, at=11, parent=1_020), snapshot(22, at=9, parent=1_021)]
+    assert 21 in gone(plan(metadata([*line(20), *rolled_back], head=20)))
+    assert 22 not in gone(plan(metadata([*line(20), *rolled_back], head=20)))
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (metadata(line(20), head=15, properties=marker("gone", 18)), "was rolled back behind stream 'gone'"),
+        (metadata(line(20), properties=marker("s", 19, open_at=5)), "somebody moved or dropped it"),
+        (metadata(line(20), properties={"frazil.stream.s": "{}"}), "is not a marker"),
+        (metadata(line(20), properties={"frazil.backfill.s": "{}"}), "is not a backfill's"),
+        (metadata(line(20), properties={"gc.enabled": "false"}), "another table may share its files"),
+        (metadata(line(20), refs={"main": branch(20, min_snapshots_to_keep=1)}), "a retention of its own"),
+    ],
+)
+def test_nothing_is_expired_while_something_is_wrong_or_decided_by_others(found, why):
+    made = plan(found)
+    assert made.refused
+    assert not made.expire
+    assert why in made.sentence
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    st.sets(st.integers(1, 30)),
+    st.sets(st.integers(1, 30)),
+    st.integers(0, 30),
+)
+def test_main_stays_one_line_from_its_head_and_whatever_has_a_name_stays(ages, tags, streams, unread_after):
+    total = len(ages)
+    ages.sort(reverse=True)
+    said = {"frazil_late": "{}"}
+    snapshots = [snapshot(n, at=age, parent=999 + n if n > 1 else None, **said) for n, age in enumerate(ages, 1)]
+    tags, streams = {t for t in tags if t <= total}, {s for s in streams if s <= total}
+    properties = {key: text for n in streams for key, text in marker(f"s{n}", n).items()}
+    found = metadata(snapshots, refs={f"t{n}": n for n in tags}, properties=properties)
+    made = plan(found, unread_after=unread_after)
+    left = set(range(1, total + 1)) - set(gone(made))
+    assert left >= tags | streams | {total} | set(range(unread_after + 1, total + 1))
+    first = min(n for n in range(1, total + 1) if set(range(n, total + 1)) <= left)
+    assert left - set(range(first, total + 1)) <= tags | streams, "nothing else stays out of the line"
+    rest = [s for s in snapshots if s.snapshot_id not in made.expire]
+    again = metadata(rest, head=total, refs={f"t{n}": n for n in tags}, properties=properties)
+    assert not plan(again, unread_after=unread_after).expire
+
+
+def test_what_nobody_has_set_of_the_metadata_files_is_set():
+    assert set(unset_properties(metadata([]))) == {
+        "write.metadata.delete-after-commit.enabled",
+        "write.metadata.previous-versions-max",
+    }
+    mine = {"write.metadata.delete-after-commit.enabled": "false"}
+    assert unset_properties(metadata([], properties=mine)) == {"write.metadata.previous-versions-max": "100"}
