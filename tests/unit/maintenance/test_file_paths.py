@@ -1,0 +1,65 @@
+"""However a path is written, it is one place; and no two files of one bucket that differ in a name become one."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.maintenance.file_paths import below, place_of
+
+NAMES = st.lists(
+    st.text(st.sampled_from("abz019-_=:. %+é"), min_size=1, max_size=6).filter(
+        lambda n: n.strip(". ") and "%" not in n
+    ),
+    min_size=1,
+    max_size=4,
+)
+ROOTS = {
+    "local": ["/", "//", "file:/", "file://", "file:///", "FILE:///"],
+    "s3": ["s3://Bucket/", "s3a://bucket/", "s3n://bucket//", "S3://bucket/"],
+    "gs": ["gs://bucket/", "gcs://bucket/"],
+    "azure": ["abfs://c@a.host/", "abfss://c@a.host/", "wasb://c@A.host/", "wasbs://c@a.host/"],
+}
+
+
+@st.composite
+def spellings(draw: st.DrawFn, names: list[str]) -> str:
+    """One way to write the path of these names."""
+    path = ""
+    for name in names:
+        text = draw(st.sampled_from([name, quote(name), quote(name, safe=""), quote(quote(name, safe=""), safe="")]))
+        path += text + draw(st.sampled_from(["/", "//", "/./"]))
+    return path if draw(st.booleans()) else path.rstrip("/.") if not names[-1].endswith(".") else path
+
+
+@given(st.data(), NAMES, st.sampled_from(sorted(ROOTS)))
+def test_all_spellings_of_a_path_are_one_place(data: st.DataObject, names: list[str], kind: str):
+    one, other = (data.draw(st.sampled_from(ROOTS[kind])) + data.draw(spellings(names)) for _ in range(2))
+    assert place_of(one) == place_of(other)
+    assert place_of(one).path == "/" + "/".join(names)
+    folder = place_of(data.draw(st.sampled_from(ROOTS[kind])) + "/".join(quote(n) for n in names[:-1]))
+    assert place_of(one).lies_in(folder)
+
+
+@given(NAMES, NAMES, st.sampled_from(["/", "s3://bucket/"]))
+def test_other_names_are_other_places(one: list[str], other: list[str], root: str):
+    assert (place_of(root + "/".join(one)) == place_of(root + "/".join(other))) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("s3://a/x", "s3://b/x"), ("s3://a/x", "gs://a/x"), ("s3://a/x", "/x"), ("abfs://c@a/x", "abfs://d@a/x")],
+)
+def test_other_buckets_are_other_stores_with_the_same_path(one: str, other: str):
+    assert place_of(one) != place_of(other)
+    assert place_of(one).path == place_of(other).path
+    assert not place_of(one).lies_in(place_of(other))
+
+
+def test_a_table_lies_not_in_one_whose_name_begins_its_own():
+    assert not below("/lake/flights_dead_letters", "/lake/flights")
+    assert below("/lake/flights/data", "/lake/flights")
+    assert below("/lake", "/")
