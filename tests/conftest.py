@@ -286,3 +286,11 @@ def eventually() -> Callable[..., Any]:
 def throughout() -> Callable[..., None]:
     """`throughout(look, for_s=8)`: see `tests.polling`."""
     return polling.throughout
+
+
+@pytest.fixture
+def in_sparks_catalog(stream: Any, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stream by a name of its own, moved to the catalog that the session's Spark has opened: declare it anew."""
+    monkeypatch.setenv("FRAZIL_HOME", str(spark_home))
+    stream.name = f"maintained_{os.urandom(3).hex()}"
+    return stream

@@ -223,14 +223,6 @@ def test_a_clock_that_steps_back_an_hour_changes_nothing(stream: Any, events: An
     assert times == sorted(times)
 
 
-@pytest.fixture
-def in_sparks_catalog(stream: Any, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stream, moved to the catalog that the session's Spark has opened."""
-    monkeypatch.setenv("FRAZIL_HOME", str(spark_home))
-    stream.name = "maintained"
-    return stream
-
-
 def test_compaction_and_expiry_without_pause_take_nothing_from_a_writer(
     spark: Any, in_sparks_catalog: Any, events: Any, eventually: Any
 ):
@@ -243,7 +235,7 @@ def test_compaction_and_expiry_without_pause_take_nothing_from_a_writer(
         eventually(lambda: stream.has_rows(500))
         for start in range(500, 4500, 500):
             stream.produce(events(range(start, start + 500)), partitions=4)
-            maintain(spark, "test.maintained")
+            maintain(spark, f"test.{stream.name}")
             rounds += 1
             assert writer.runs
         eventually(lambda: stream.has_rows(4500) or not writer.runs)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from frazil.airflow.backfills import backfill_dag
     from frazil.airflow.dags import writer_dag_id, writer_dags
     from frazil.airflow.daily import daily_dag_id, daily_dags, reopened_dag_id
+    from frazil.airflow.health import health_dag
+    from frazil.airflow.maintenance import maintenance_dag_id, maintenance_dags
     from frazil.airflow.operators import WriterOperator
     from frazil.airflow.partitions import partition_dags, partitions_dag_id
     from frazil.airflow.sensors import PartitionCompleteSensor
@@ -29,6 +31,9 @@ __all__ = [
     "backfill_dag",
     "daily_dag_id",
     "daily_dags",
+    "health_dag",
+    "maintenance_dag_id",
+    "maintenance_dags",
     "partition_asset",
     "partition_dags",
     "partitions_dag_id",
@@ -53,6 +58,9 @@ _HOMES = {
     "daily_dag_id": "frazil.airflow.daily",
     "daily_dags": "frazil.airflow.daily",
     "reopened_dag_id": "frazil.airflow.daily",
+    "health_dag": "frazil.airflow.health",
+    "maintenance_dag_id": "frazil.airflow.maintenance",
+    "maintenance_dags": "frazil.airflow.maintenance",
     "writer_dag_id": "frazil.airflow.dags",
     "writer_dags": "frazil.airflow.dags",
 }

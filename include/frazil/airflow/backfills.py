@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dags import START_DATE, OnFailure
 from frazil.airflow.declared import declared_streams
+from frazil.airflow.spark import SPARK_CONNECTION, spark_pool
 
 if TYPE_CHECKING:
     from frazil.stream.backfill import Backfill
@@ -39,8 +40,7 @@ def backfill_dag(
     streams: str | Path,
     *,
     application: str | Path,
-    conn_id: str = "spark_default",
-    pool: str | None = None,
+    conn_id: str = SPARK_CONNECTION,
     on_failure: OnFailure | None = None,
 ) -> DAG:
     """The Dag that backfills any declared stream. Its runs queue, and take no more than one does.
@@ -48,11 +48,9 @@ def backfill_dag(
     :param streams: folder of the declared streams.
     :param application: the Spark application, `spark_apps/backfill.py` of the checkout.
     :param conn_id: the Airflow connection of the Spark that stages.
-    :param pool: an Airflow pool for the task that stages.
     :param on_failure: notifiers, called when a backfill needs a person.
     """
     folder = Path(streams).absolute()
-    in_pool: dict[str, Any] = {"pool": pool} if pool else {}
     with DAG(
         DAG_ID,
         description="Lands what Kafka, or files, have before a stream's position and its table lacks, each record once",
@@ -81,7 +79,7 @@ def backfill_dag(
                 "spark.default.parallelism": "{{ params.cores }}",
                 "spark.driver.memory": "{{ params['driver-memory'] }}",
             },
-            **in_pool,
+            pool=spark_pool(),
         )  # fmt: skip
         asked >> staged >> task(publish)(str(folder), asked)
     return dag

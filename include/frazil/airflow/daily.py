@@ -31,6 +31,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dags import START_DATE, OnFailure
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
 from frazil.spec.load import stream_files, streams_of
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 
     from frazil.commit.signal import Signal
 
-SPARK_CONNECTION = "spark_default"
-PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-file', '') }}}}"
-"""Of spark-submit, if the connection names one; otherwise Spark reads its own spark-defaults.conf."""
 RETRIES = 2
 _DAY = StartOfDayMapper(input_format=Grain.DAY.key_format)
 
@@ -142,6 +140,7 @@ def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None
             name=daily_dag_id(found.name),
             application=str(application.absolute()),
             properties_file=PROPERTIES_FILE,
+            pool=spark_pool(),
             application_args=[
                 *(found.name, "--aggregations", found.folder, "--day", "{{ dag_run.partition_key }}"),
                 *("--snapshot-id", "{{ ti.xcom_pull('inputs')['snapshot_id'] }}"),

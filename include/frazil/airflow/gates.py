@@ -12,6 +12,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from frazil.airflow.docs_address import docs_folder, docs_url
+from frazil.airflow.spark import SPARK_CONNECTION
 from frazil.commit.completion import Gate, Look, RunGates
 from frazil.commit.rules import head_of
 from frazil.partitions.windows import Window
@@ -21,9 +22,6 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 300.0
 """For a window: one of 1 M rows takes less than a minute."""
-
-SPARK_CONNECTION = "spark_default"
-"""Its properties file, if it names one, has Iceberg's runtime; else Spark's own spark-defaults.conf does."""
 
 
 def gates_of(expectations: Path | None, table: str) -> RunGates | None:

@@ -34,6 +34,8 @@ READY_WITHIN_S = 240
 STOP_GRACE_S = 20
 """The scheduler's shutdown may hang; then it is killed."""
 
+SPARK_POOL = "frazil_spark"
+
 _COMMANDS: dict[Component, tuple[str, ...]] = {
     "api-server": ("api-server",),
     "scheduler": ("scheduler", "--skip-serve-logs"),
@@ -96,6 +98,7 @@ class EmbeddedAirflow:
         streams = kept.get("FRAZIL_STREAMS") or self.checkout / "include" / "streams"
         return {
             "AIRFLOW_CONN_SPARK_DEFAULT": self._spark_connection(),
+            "FRAZIL_SPARK_POOL": SPARK_POOL,
             **kept,
             "PATH": path,
             "PYTHONPATH": python_path,
@@ -123,6 +126,7 @@ class EmbeddedAirflow:
             self._migrate()
             started = [component for component in COMPONENTS if self._launch(component)]
             self.wait_until_healthy(since if started else None)
+            self._make_spark_pool()
         except BaseException:
             self.stop()
             raise
@@ -248,6 +252,13 @@ class EmbeddedAirflow:
             reason = "\n".join((done.stderr or done.stdout).splitlines()[-3:])
             raise EnvironmentUnusable(f"Airflow's database in {self.home} was not made: {reason}")
         marker.touch()
+
+    def _make_spark_pool(self) -> None:
+        """Bounds batch Spark work to one application at a time, which has the machine's cores."""
+        client = self.client()
+        if all(pool["name"] != SPARK_POOL for pool in client.call("GET", "/api/v2/pools")["pools"]):
+            pool = {"name": SPARK_POOL, "slots": 1, "description": "Spark applications of frazil that run at once"}
+            client.call("POST", "/api/v2/pools", json=pool)
 
     def _launch(self, component: Component) -> bool:
         """Whether it had to be started."""

@@ -91,6 +91,9 @@ class Alerts(Switched):
 class Maintenance(Model):
     """How the table is kept in shape. Streams that feed one table declare the same."""
 
+    every: PositiveDuration = Field(
+        default=timedelta(hours=1), description="How often Airflow looks whether there is anything to do."
+    )
     compaction: Compaction = Field(default=Compaction(), description="Few large files.")
     manifests: Manifests = Field(default=Manifests(), description="Few manifests.")
     expiry: Expiry = Field(default=Expiry(), description="Few snapshots.")

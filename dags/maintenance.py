@@ -1,0 +1,20 @@
+"""Maintenance: `frazil_health` watches the tables; one DAG each keeps them in shape, `frazil_maintenance_<table>`.
+
+Every hour: compaction of partitions that are complete, manifests, snapshot expiry; once a day orphans. What is declared
+in the streams' YAML under `maintenance` decides (FRAZIL_STREAMS names another folder). What must be there: the Spark
+connection `spark_default`, and, where FRAZIL_SPARK_POOL names one, a pool for batch Spark work. To be told when
+something is wrong, pass `on_failure=` a notifier, and `on_resolved=` one for when it is well again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from frazil.airflow import health_dag, maintenance_dags
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
+
+globals().update(maintenance_dags(STREAMS, application=CHECKOUT / "spark_apps" / "maintain_table.py"))
+health = health_dag(STREAMS)
