@@ -1,0 +1,151 @@
+"""The DAG file of maintenance: what it parses to, and what its tasks do with real tables."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from frazil.airflow import health, table_care, table_health
+from frazil.dev.made_batches import MadeStream
+from frazil.spec.load import load_stream
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+Parse = Callable[..., dict[str, Any]]
+STREAM = """
+name: {name}
+source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
+table: demo.{name}
+schema: {{at: timestamptz}}
+event-time: at
+maintenance: {maintenance}
+"""
+EAGER = "{alerts: {hold: 1ms, snapshots: 3}, expiry: {keep: 1ms, at-least: 1}, orphans: {older-than: 1h}}"
+
+
+class Store(dict[str, Any]):
+    """Airflow's store of an asset, as far as tasks use it."""
+
+    set = dict.__setitem__
+
+
+@pytest.fixture
+def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
+    declare(tmp_path, EAGER)
+    stream = MadeStream(load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000, partitions=1)
+    for batch in range(5):
+        stream.land({0: (batch * 10, batch * 10 + 10)})
+    return stream
+
+
+def declare(folder: Path, maintenance: str, *, name: str = "made") -> None:
+    (folder / f"{name}.yaml").write_text(STREAM.format(name=name, maintenance=maintenance))
+
+
+def test_every_table_has_one_dag_and_all_are_watched_by_one(parsed: dict[str, Any]) -> None:
+    assert {"frazil_maintenance_demo.flights", "frazil_maintenance_frazil.signals"} <= set(parsed["dags"])
+    assert not any("dead_letters" in dag_id for dag_id in parsed["dags"])
+    flights = parsed["dags"]["frazil_maintenance_demo.flights"]
+    assert flights["tasks"]["rewrite"] == "SparkSubmitOperator"
+    assert (flights["max_active_runs"], flights["catchup"]) == (1, False)
+    assert flights["params"] == {"actions": ["compaction", "manifests", "expiry", "orphans"], "dry-run": False}
+    assert "min-files: 5" in flights["doc"]
+    watched = parsed["dags"]["frazil_health"]
+    assert set(watched["tasks"]) == {"measure", "changed", "alerts", "resolved"}
+    assert watched["outlets"] == {"changed": ["frazil.health"]}
+
+
+def test_an_action_that_is_off_is_shown_as_off(parse: Parse, tmp_path: Path) -> None:
+    declare(tmp_path, "{compaction: off}")
+    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
+    assert found["errors"] == {}
+    assert "| compaction | off |" in found["dags"]["frazil_maintenance_demo.made"]["doc"]
+
+
+@pytest.mark.usefixtures("made")
+def test_alerts_fire_once_stand_and_resolve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    assert table_health.measure_all(tmp_path, store)["active"] == []  # the hold begins
+    fired = table_health.measure_all(tmp_path, store)
+    assert [alert["rule"] for alert in fired["fired"]] == ["snapshots"]
+    stands = table_health.measure_all(tmp_path, store)
+    assert (stands["fired"], [alert["rule"] for alert in stands["active"]]) == ([], ["snapshots"])
+    with pytest.raises(AirflowFailException, match=r"frazil maintain demo\.made --actions expiry"):
+        health.alerts(stands)
+    declare(tmp_path, "{alerts: {hold: 1ms, snapshots: 300}}")
+    with caplog.at_level(logging.INFO):
+        over = table_health.measure_all(tmp_path, store)
+    assert [alert["rule"] for alert in over["resolved"]] == ["snapshots"]
+    assert "resolved" in caplog.text
+    with pytest.raises(AirflowSkipException):
+        health.alerts(over)
+
+
+@pytest.mark.usefixtures("made")
+def test_a_table_that_cannot_be_measured_is_an_alert_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, measure = Store(), table_health.measure
+
+    def broken(catalog: Any, table: Any, **options: Any) -> Any:
+        if table.identifier == "demo.made":
+            raise OSError("the storage is on fire")
+        return measure(catalog, table, **options)
+
+    monkeypatch.setattr(table_health, "measure", broken)
+    first, second = (table_health.measure_all(tmp_path, store) for _ in range(2))
+    assert [alert["table"] for alert in first["fired"]] == ["demo.made"]
+    assert "the storage is on fire" in first["active"][0]["sentence"]
+    assert (second["fired"], len(second["active"])) == ([], 1)
+    monkeypatch.setattr(table_health, "measure", measure)
+    assert [alert["rule"] for alert in table_health.measure_all(tmp_path, store)["resolved"]] == ["unmeasured"]
+
+
+@pytest.mark.parametrize("fired", [[], [{"rule": "snapshots"}]])
+def test_people_are_told_by_the_run_in_which_an_alert_fires(fired: list[Any]) -> None:
+    told: list[Any] = []
+    context = {
+        "ti": type("Ti", (), {"xcom_pull": lambda _, task_ids: {"fired": fired} if task_ids == "measure" else None})()
+    }
+    health._when_fired(told.append)(context)
+    assert len(told) == len(fired)
+
+
+@pytest.mark.usefixtures("made")
+def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        found = table_care.look(["demo.made", "demo.none"], tmp_path, actions=["compaction", "expiry"], dry_run=False)
+    assert [sentence.split(":")[0] for sentence in found] == ["demo.made"] * len(found)
+    assert any("expiry is due" in sentence for sentence in found)
+    assert "manifests" not in caplog.text, "nobody asked for it"
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+    made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert table_care.look(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
+    assert "expiry would be: " in caplog.text
+    assert len(made.tables.main.refresh().metadata.snapshots) == 6
+
+
+@pytest.mark.usefixtures("made")
+def test_orphans_are_looked_for_once_a_day(tmp_path: Path) -> None:
+    store = Store()
+    reports = table_care.orphans(["demo.made"], tmp_path, store, dry_run=False)
+    assert reports["demo.made"]["refused"] is None
+    with pytest.raises(AirflowSkipException, match="within a day"):
+        table_care.orphans(["demo.made"], tmp_path, store, dry_run=False)
+    assert table_care.orphans(["demo.made"], tmp_path, store, dry_run=True)
+
+
+@pytest.mark.usefixtures("made")
+def test_a_cleanup_that_refuses_needs_a_person(tmp_path: Path) -> None:
+    declare(tmp_path, "{orphans: {max-listed: 1}}")
+    with pytest.raises(AirflowFailException, match="max-listed"):
+        table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)
