@@ -14,7 +14,6 @@ from pyiceberg.table import Table
 
 from frazil.commit.completion import feeds_of
 from frazil.commit.rules import head_of
-from frazil.errors import SpecError
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
 from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
@@ -29,7 +28,7 @@ CLOCK_SLACK_US = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Of one table. Its methods load it anew, and raise SpecError where it is not there, and what the catalog does."""
+    """Of one table. Its methods load it anew, and raise PyIceberg's NoSuchTableError, and what the catalog does."""
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -39,7 +38,7 @@ class Planner:
         table = self._load()
         health = measure(self.catalog, self.maintained, now_ms=self.now_ms, deep=True)
         if health is None:
-            raise SpecError(f"table {self.maintained.identifier} was dropped while it was measured")
+            raise NoSuchTableError(self.maintained.identifier)
         before_us = complete_before_us(table, self.maintained, now_ms=self.now_ms)
         settings, spec_id = self.maintained.settings.compaction, table.metadata.default_spec_id
         return table, plan_compaction(health, settings, complete_before_us=before_us, spec_id=spec_id)
@@ -63,12 +62,7 @@ class Planner:
 
     def _load(self) -> Table:
         with catalog_errors(self.catalog.name):
-            try:
-                return self.catalog.load_table(self.maintained.identifier)
-            except NoSuchTableError:
-                raise SpecError(
-                    f"there is no table {self.maintained.identifier} yet: its stream's writer makes it"
-                ) from None
+            return self.catalog.load_table(self.maintained.identifier)
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int | None:

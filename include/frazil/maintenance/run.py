@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.errors import FrazilError
@@ -65,6 +66,8 @@ class _Run:
             made = do()
         except Conflict as conflict:
             made = self._ended(action, Ending.GAVE_UP, f"another commit won: {conflict}")
+        except NoSuchTableError:
+            made = self._ended(action, Ending.SKIPPED, "the table is not there yet")
         except FrazilError as error:
             made = self._ended(action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code)
         except SparkFailed as error:
