@@ -24,6 +24,7 @@ COMMANDS = {
     "audit": "frazil.cli.audit:audit",
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
+    "maintain": "frazil.cli.maintain:maintain",
 }
 
 

@@ -15,12 +15,15 @@ from pyiceberg.table import Table
 from frazil.commit.completion import feeds_of
 from frazil.commit.rules import head_of
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
+from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
 from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.partitions.completeness import complete_to
 from frazil.table.catalogs import catalog_errors
+
+Plan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
 """Where no stream's watermark tells, a partition by the clock is over an hour after its end."""
@@ -33,6 +36,15 @@ class Planner:
     catalog: Catalog
     maintained: MaintainedTable
     now_ms: int
+
+    def plan(self, action: Action) -> Plan:
+        match action:
+            case Action.COMPACTION:
+                return self.compaction()[1]
+            case Action.MANIFESTS:
+                return self.manifests()[1]
+            case Action.EXPIRY:
+                return self.expiry()[1]
 
     def compaction(self) -> tuple[Table, CompactionPlan]:
         table = self._load()
