@@ -26,6 +26,7 @@ COMMANDS = {
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
     "orphans": "frazil.cli.orphans:orphans",
+    "maintain": "frazil.cli.maintain:maintain",
 }
 
 

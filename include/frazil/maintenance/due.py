@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.manifests import plan_manifests
-from frazil.spec.maintenance import Compaction, Expiry, Maintenance
+from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Switched
 
 LOOK_AGAIN = timedelta(days=1)
 """What a run left for its budget, or as too few files, is looked at again at least so often."""
@@ -24,6 +24,12 @@ class Action(StrEnum):
     COMPACTION = "compaction"
     MANIFESTS = "manifests"
     EXPIRY = "expiry"
+
+
+def enabled(settings: Maintenance, action: Action) -> bool:
+    """An action is named as its settings are."""
+    switched: Switched = getattr(settings, action)
+    return switched.enabled
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,8 @@ def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
         Action.MANIFESTS: _manifests(health, settings),
         Action.EXPIRY: _expiry(health, settings.expiry),
     }
-    switches = {
-        Action.COMPACTION: settings.compaction.enabled,
-        Action.MANIFESTS: settings.manifests.enabled,
-        Action.EXPIRY: settings.expiry.enabled,
-    }
-    return {action: look if switches[action] else Due(False, "it is switched off") for action, look in looks.items()}
+    off = Due(False, "it is switched off")
+    return {action: look if enabled(settings, action) else off for action, look in looks.items()}
 
 
 def _compaction(health: TableHealth, settings: Compaction) -> Due:

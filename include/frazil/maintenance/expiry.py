@@ -175,10 +175,10 @@ def _named(  # noqa: PLR0913 - all that names snapshots
     reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     reasons |= dict.fromkeys(pins.signalled, "a signal names it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
+    reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} is there" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
         if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT):
-            reasons[int(waiting)] = "a snapshot of main that is kept belongs to it"
-    reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} is there" for name, ref in metadata.refs.items()}
+            reasons.setdefault(int(waiting), "a snapshot of main that is kept belongs to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
     return {found: why for found, why in reasons.items() if found in present}
 

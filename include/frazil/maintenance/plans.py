@@ -14,8 +14,8 @@ from pyiceberg.table import Table
 
 from frazil.commit.completion import feeds_of
 from frazil.commit.rules import head_of
-from frazil.errors import SpecError
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
+from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
 from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
 from frazil.maintenance.measure import measure
@@ -23,23 +23,34 @@ from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.partitions.completeness import complete_to
 from frazil.table.catalogs import catalog_errors
 
+Plan = CompactionPlan | ManifestPlan | ExpiryPlan
+
 CLOCK_SLACK_US = 3_600_000_000
 """Where no stream's watermark tells, a partition by the clock is over an hour after its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Of one table. Its methods load it anew, and raise SpecError where it is not there, and what the catalog does."""
+    """Of one table. Its methods load it anew, and raise PyIceberg's NoSuchTableError, and what the catalog does."""
 
     catalog: Catalog
     maintained: MaintainedTable
     now_ms: int
 
+    def plan(self, action: Action) -> Plan:
+        match action:
+            case Action.COMPACTION:
+                return self.compaction()[1]
+            case Action.MANIFESTS:
+                return self.manifests()[1]
+            case Action.EXPIRY:
+                return self.expiry()[1]
+
     def compaction(self) -> tuple[Table, CompactionPlan]:
         table = self._load()
         health = measure(self.catalog, self.maintained, now_ms=self.now_ms, deep=True)
         if health is None:
-            raise SpecError(f"table {self.maintained.identifier} was dropped while it was measured")
+            raise NoSuchTableError(self.maintained.identifier)
         before_us = complete_before_us(table, self.maintained, now_ms=self.now_ms)
         settings, spec_id = self.maintained.settings.compaction, table.metadata.default_spec_id
         return table, plan_compaction(health, settings, complete_before_us=before_us, spec_id=spec_id)
@@ -63,12 +74,7 @@ class Planner:
 
     def _load(self) -> Table:
         with catalog_errors(self.catalog.name):
-            try:
-                return self.catalog.load_table(self.maintained.identifier)
-            except NoSuchTableError:
-                raise SpecError(
-                    f"there is no table {self.maintained.identifier} yet: its stream's writer makes it"
-                ) from None
+            return self.catalog.load_table(self.maintained.identifier)
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int | None:

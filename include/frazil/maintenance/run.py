@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.errors import FrazilError
-from frazil.maintenance.due import Action
+from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import unset_properties
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.plans import Planner
@@ -52,19 +53,19 @@ class _Run:
     now_ms: int
 
     def outcome(self, action: Action) -> Outcome:
-        settings = self.maintained.settings
-        switched = {
-            Action.COMPACTION: (settings.compaction, self._compact),
-            Action.MANIFESTS: (settings.manifests, self._rewrite_manifests),
-            Action.EXPIRY: (settings.expiry, self._expire),
-        }
-        setting, do = switched[action]
-        if not setting.enabled:
+        do = {
+            Action.COMPACTION: self._compact,
+            Action.MANIFESTS: self._rewrite_manifests,
+            Action.EXPIRY: self._expire,
+        }[action]
+        if not enabled(self.maintained.settings, action):
             return self._ended(action, Ending.SKIPPED, "it is switched off")
         try:
             made = do()
         except Conflict as conflict:
             made = self._ended(action, Ending.GAVE_UP, f"another commit won: {conflict}")
+        except NoSuchTableError:
+            made = self._ended(action, Ending.SKIPPED, "the table is not there yet")
         except FrazilError as error:
             made = self._ended(action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code)
         except SparkFailed as error:

@@ -1,0 +1,133 @@
+"""`frazil maintain`: what maintenance would do with a table and why, and the same run as Airflow's from a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import click
+from pyiceberg.exceptions import NoSuchTableError
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_json, echo_table
+from frazil.dev import jars
+from frazil.errors import SpecError
+from frazil.maintenance.compaction import CompactionPlan
+from frazil.maintenance.due import Action, enabled
+from frazil.maintenance.expiry import ExpiryPlan
+from frazil.maintenance.plans import Plan, Planner
+from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.spec.load import sound_streams
+from frazil.spec.maintenance import Maintenance
+from frazil.table.catalogs import load_catalog
+
+SHOWN = 20
+"""Partitions of a dry run; all of them with --json."""
+
+
+class Actions(click.ParamType[tuple[Action, ...]]):
+    """Names of actions, with commas."""
+
+    name = "actions"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Action, ...]:
+        try:
+            return tuple(Action(name.strip()) for name in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not among {', '.join(Action)}", param, ctx)
+
+
+@click.command()
+@click.argument("table")
+@streams_option
+@json_option
+@click.option("--actions", type=Actions(), default=",".join(Action), show_default=True, help="Only these.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done and why, and change nothing; no JVM starts.")
+def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
+    """Compact TABLE, rewrite its manifests and expire its snapshots, as far as each is worth it.
+
+    A writer may run meanwhile: its commits win. TABLE is one that declared streams write, as their files name it, one
+    of their dead-letter tables, or frazil.signals.
+
+    Exits with 0 also where there was nothing to do or another commit won.
+
+    \b
+    Example:
+      frazil maintain demo.flights --dry-run
+      frazil maintain demo.flights --actions compaction
+    """
+    specs, problems = sound_streams(streams_folder)
+    for problem in problems:
+        click.echo(problem, err=True)
+    found = find_maintained(specs, table)
+    if dry_run:
+        plans = _plans(found, actions)
+        echo_json(plans) if as_json else _show(plans, found.settings)
+        return
+    _run(found, actions, as_json=as_json)
+
+
+def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Plan]:
+    """In the order in which a run does them. Raises SpecError where there is no such table."""
+    planner = Planner(load_catalog(found.catalog), found, _now_ms())
+    try:
+        return {action: planner.plan(action) for action in Action if action in actions}
+    except NoSuchTableError:
+        raise SpecError(f"there is no table {found.identifier} yet: its stream's writer makes it") from None
+
+
+def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
+    from frazil.maintenance import run  # noqa: PLC0415 - seconds of imports, which only a run needs
+    from frazil.stream.submitted import start_session  # noqa: PLC0415
+
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    session = start_session(f"frazil maintain {found.identifier}", found.catalog, properties=_local_spark())
+    try:
+        catalog = load_catalog(found.catalog)
+        outcomes = run.maintain(session, catalog, found, actions=tuple(actions), now_ms=_now_ms())
+    finally:
+        session.stop()
+    echo_json(outcomes) if as_json else click.echo("\n".join(map(str, outcomes)))
+    sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
+
+
+def _local_spark() -> dict[str, str]:
+    """All cores of this machine; nothing beyond the loopback."""
+    return {
+        "spark.master": "local[*,4]",
+        "spark.jars": ",".join(map(str, jars.ensure("spark"))),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def _show(plans: Mapping[Action, Plan], settings: Maintenance) -> None:
+    for action, plan in plans.items():
+        click.echo(f"{action}: {plan.sentence}")
+        if isinstance(plan, CompactionPlan):
+            _show_partitions(plan)
+        elif isinstance(plan, ExpiryPlan) and plan.kept:
+            kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
+            echo_table(("kept snapshot", "why"), kept[:SHOWN])
+    for action in (action for action in plans if not enabled(settings, action)):
+        click.echo(f"{action} is switched off: it is only shown")
+
+
+def _show_partitions(plan: CompactionPlan) -> None:
+    rows = [("rewrite", r.partition.path, f"{r.files:,}", f"{r.bytes:,}", r.reason) for r in plan.rewrites]
+    left = [(each.partition, each.reason) for each in plan.left]
+    rows += [("leave", p.path, f"{p.small_files:,}", f"{p.small_bytes:,}", reason) for p, reason in left]
+    if rows:
+        columns = ("", "partition", "files", "bytes", "why")
+        echo_table(columns, rows[:SHOWN], numbers=frozenset({"files", "bytes"}))
+    if len(rows) > SHOWN:
+        click.echo(f"and {len(rows) - SHOWN:,} more: --json has them all")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

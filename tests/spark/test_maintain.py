@@ -1,0 +1,317 @@
+"""Maintenance on real tables in Spark: nothing is lost or doubled, nothing else goes, and a writer never waits."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from frazil.commit.rules import check_ancestry, check_open_branch
+from frazil.dev.made_batches import EventTimes, MadeStream
+from frazil.maintenance import main
+from frazil.maintenance.compaction import CompactionPlan
+from frazil.maintenance.due import Action
+from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.plans import Planner
+from frazil.maintenance.run import maintain
+from frazil.maintenance.spark_actions import SparkTable
+from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+
+DAY_US = 86_400_000_000
+BEGIN_US = 1_388_361_600_000_000
+"""30 December 2013."""
+YAML = """\
+name: {name}
+source: {{topics: [{name}], format: json, bootstrap-servers: '127.0.0.1:1'}}
+table: maintain.{name}
+schema:
+  id: long not null
+  at: timestamptz not null
+  city: string
+  code: binary
+  price: decimal(9, 2)
+  local: timestamp
+  since: date
+  good: boolean
+  share: double
+event-time: at
+partition-by: [{partitions}]
+{rest}
+maintenance:
+  compaction: {{min-files: 2, open-files: 4, strategy: {strategy}}}
+  manifests: {{most: 4}}
+  expiry: {{keep: 1h, at-least: 2}}
+"""
+
+
+def columns(rows: int) -> Mapping[str, pa.Array]:
+    """Two days of rows; in every column some null, and some that are near 1970, negative, or no ASCII."""
+    n = np.arange(rows)
+
+    def pick(*values: Any) -> pa.Array:
+        return pa.array([values[i // 2 % len(values)] for i in n])
+
+    return {
+        "id": pa.array(n % 5 - 2),
+        "at": pa.array(BEGIN_US + n % 2 * DAY_US).cast(pa.timestamp("us", "UTC")),
+        "city": pick("Zürich", "Z", None, "東京都"),
+        "code": pick(b"\xff\xff", b"\x01\xff\x02", None, b"\x01"),
+        "price": pick(Decimal("-1.50"), None, Decimal("100000.25")),
+        "local": pick(1, None, BEGIN_US).cast(pa.timestamp("us")),
+        "since": pick(-1, None, 20_000).cast(pa.int32()).cast(pa.date32()),
+        "good": pick(True, None, False),
+        "share": pick(0.1, None, float("nan")),
+    }
+
+
+class Made:
+    """A stream with commits, and its table as it is maintained."""
+
+    def __init__(self, spark: Any, folder: Path, name: str, partitions: str, rest: str = "") -> None:
+        path, strategy = folder / f"{name}.yaml", "sort" if "sort-by" in rest else "binpack"
+        path.write_text(YAML.format(name=name, partitions=partitions, rest=rest, strategy=strategy))
+        self.folder, self.spec, self.spark = folder, load_stream(path), spark
+        self.stream = MadeStream(self.spec, now_ms=0, partitions=1, columns=columns)
+        self.catalog: Catalog = load_catalog(None)
+        self.landed = 0
+
+    def land(self, commits: int = 1, *, newest_us: int = BEGIN_US + 3 * DAY_US, rows: int = 24) -> None:
+        for _ in range(commits):
+            self.stream.now_ms = time.time_ns() // 1_000_000
+            span = (self.landed, self.landed + rows)
+            self.stream.land({0: span}, times=EventTimes(newest_us={0: newest_us}))
+            self.landed += rows
+
+    @property
+    def table(self) -> Table:
+        return self.catalog.load_table(self.spec.table.identifier)
+
+    @property
+    def maintained(self) -> MaintainedTable:
+        return find_maintained([self.spec], self.spec.table.identifier)
+
+    def plan(self) -> CompactionPlan:
+        return Planner(self.catalog, self.maintained, time.time_ns() // 1_000_000).compaction()[1]
+
+    def maintain(self, *actions: Action, later: timedelta = timedelta()) -> tuple[Outcome, ...]:
+        now_ms = time.time_ns() // 1_000_000 + later // timedelta(milliseconds=1)
+        return maintain(self.spark, self.catalog, self.maintained, actions=actions or tuple(Action), now_ms=now_ms)
+
+    def offsets(self) -> Counter[int]:
+        return Counter(self.table.scan(selected_fields=("kafka_offset",)).to_arrow()["kafka_offset"].to_pylist())
+
+    def assert_whole(self) -> None:
+        assert self.offsets() == Counter(range(self.landed))
+        marker = self.stream.tables.marker()
+        assert marker is not None
+        check_ancestry(self.table.metadata, marker, table="it")
+        check_open_branch(self.table.metadata, marker, table="it")
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W", "_", request.node.name.removeprefix("test_"))[-60:].lower()
+
+
+def files_of(table: Table) -> Counter[tuple[Any, ...]]:
+    """Data files by partition."""
+    return Counter(
+        tuple(task.file.partition[i] for i in range(len(table.spec().fields))) for task in table.scan().plan_files()
+    )
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        'day(at), "truncate(2, city)", "truncate(2, code)"',
+        'hour(at), "bucket(3, id)", "truncate(10, id)", "truncate(50, price)"',
+        "city, code, price",
+        "local, since, good, month(at)",
+    ],
+    ids=["texts", "numbers", "identities", "times"],
+)
+def test_of_any_partitioning_the_chosen_partitions_are_compacted_and_no_others(
+    spark: Any, tmp_path: Path, name: str, partitions: str
+) -> None:
+    made = Made(spark, tmp_path, name, partitions)
+    made.land(4)
+    before, rows = files_of(made.table), texts(made.table)
+    plan = made.plan()
+    assert len(plan.rewrites) == len(before) > 2
+    chosen = plan.rewrites[::2]
+    done = SparkTable.load(spark, made.catalog, made.table).rewrite(chosen, sort=False)
+    assert (done.removed, done.added, done.failed) == (4 * len(chosen), len(chosen), 0)
+    assert sorted(files_of(made.table).values()) == [1] * len(chosen) + [4] * (len(before) - len(chosen))
+    assert {p.path for p in (r.partition for r in chosen)}.isdisjoint(r.partition.path for r in made.plan().rewrites)
+    assert texts(made.table) == rows
+
+
+def test_a_table_is_sorted_as_it_is_compacted_and_an_open_partition_waits_for_more_files(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
+    made = Made(spark, tmp_path, name, "day(at)", "sort-by: [id desc]")
+    made.land(3, newest_us=BEGIN_US + DAY_US)
+    (left,) = made.plan().left
+    assert left.reason == "it is still written, and 3 small files are fewer than 4"
+    (compaction,) = made.maintain(Action.COMPACTION)
+    assert (compaction.ending, compaction.numbers["files-removed"]) == (Ending.DONE, 3)
+    assert sorted(files_of(made.table).values()) == [1, 3]
+    made.land(newest_us=BEGIN_US + DAY_US)
+    made.maintain(Action.COMPACTION)
+    assert sorted(files_of(made.table).values()) == [1, 1]
+    newest = [task.file.file_path for task in made.table.scan().plan_files() if task.file.record_count == 48]
+    ids = pq.read_table(newest[0].removeprefix("file:"))["id"].to_pylist()
+    assert ids == sorted(ids, reverse=True)
+    made.assert_whole()
+
+
+def test_a_writer_commits_throughout_and_every_row_is_there_once(spark: Any, tmp_path: Path, name: str) -> None:
+    made, ended, failures = Made(spark, tmp_path, name, "day(at)"), threading.Event(), []
+    made.land(6)
+
+    def write() -> None:
+        try:
+            while not ended.wait(0.5):
+                made.land()
+        except BaseException as error:
+            failures.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        outcomes = made.maintain(later=timedelta(hours=2))
+    finally:
+        ended.set()
+        writer.join(60)
+    assert not failures
+    assert [str(o) for o in outcomes if o.ending is Ending.FAILED] == []
+    assert outcomes[0].numbers["files-removed"] > 0
+    assert outcomes[2].ending is Ending.DONE
+    made.assert_whole()
+
+
+def on_disk(table: Table) -> set[str]:
+    """Data files, manifests and manifest lists."""
+    root = Path(table.location().removeprefix("file://"))
+    return {str(p) for pattern in ("data/**/*.parquet", "metadata/*.avro") for p in root.glob(pattern)}
+
+
+def referenced(table: Table) -> set[str]:
+    """By any snapshot of the table."""
+    found: set[str] = set()
+    for snapshot in table.metadata.snapshots:
+        found.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            found |= {manifest.manifest_path, *(e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io))}
+    return {path.removeprefix("file:").replace("///", "/") for path in found}
+
+
+def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_had(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
+    made = Made(spark, tmp_path, name, "hour(at)", "commit: {align: watermark}\ncomplete: hour")
+    made.land(2, newest_us=BEGIN_US + DAY_US)  # the second day's rows wait on the open branch
+    tagged = tag(made, "release")
+    made.land(2, newest_us=BEGIN_US + DAY_US)
+    with made.table.manage_snapshots() as refs:
+        refs.create_branch(snapshot_id=head(made), branch_name="audit")
+    forked = head(made)
+    made.land(4, newest_us=BEGIN_US + DAY_US)
+    made.maintain(Action.COMPACTION)
+    made.land(2)
+    kept = {head(made), made.table.metadata.snapshot_by_id(head(made)).parent_snapshot_id, tagged, forked}  # type: ignore[union-attr]
+    rows, everything = texts(made.table), len(made.table.metadata.snapshots)
+    (expiry,) = made.maintain(Action.EXPIRY, later=timedelta(hours=2))
+    assert expiry.ending is Ending.DONE, str(expiry)
+    after = made.table.metadata
+    waiting = {
+        int(s.summary["frazil.open-snapshot-id"] or 0) for s in after.snapshots if s.snapshot_id in kept and s.summary
+    }
+    left = {s.snapshot_id for s in after.snapshots}
+    assert left == kept | (waiting - {0}) | {ref.snapshot_id for ref in after.refs.values()}
+    assert expiry.numbers["snapshots-expired"] == everything - len(left) > 5
+    assert on_disk(made.table) == referenced(made.table)
+    assert expiry.numbers["data-files-removed"] > 0
+    assert texts(made.table) == rows
+    assert made.table.scan(snapshot_id=tagged).to_arrow().num_rows == 24
+    made.assert_whole()
+    made.land(2)
+    made.assert_whole()
+
+
+def test_whoever_commits_first_wins_and_the_run_goes_on(
+    spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(spark, tmp_path, name, "day(at)")
+    made.land(5)
+    load, rivals = SparkTable.load, iter([lambda: made.table.delete("id < 2"), lambda: tag(made, "mine", oldest=True)])
+
+    def overtaken(*arguments: Any) -> SparkTable:
+        opened = load(*arguments)
+        next(rivals)()
+        return opened
+
+    monkeypatch.setattr(SparkTable, "load", overtaken)
+    compaction, expiry = made.maintain(Action.COMPACTION, Action.EXPIRY, later=timedelta(hours=2))
+    assert compaction.ending is expiry.ending is Ending.GAVE_UP
+    assert compaction.numbers["files-missed"] == 10
+    assert "Still referenced by refs" in expiry.sentence
+    assert made.offsets() == Counter(n for n in range(made.landed) if n % 24 % 5 - 2 >= 2)
+
+
+def test_the_app_maintains_one_table_after_the_other_and_reports_each(
+    spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(spark, tmp_path, name, "day(at)")
+    made.land(3)
+    monkeypatch.setattr(main, "start_session", lambda *_: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    report = tmp_path / "report.json"
+    table = made.spec.table.identifier
+    run = [f"{table}_dead_letters", table, "frazil.signals"]
+    assert main.run_maintenance(run, streams=tmp_path, actions=set(Action), report=report) == 0
+    found = json.loads(report.read_text())
+    assert [(o["table"], o["action"]) for o in found] == [(t, a) for t in run for a in Action]
+    assert [o["ending"] for o in found if o["table"] == table] == ["done", "done", "skipped"]
+    assert set(found[3]["numbers"]) >= {"files-removed", "bytes", "seconds", "mb-per-second"}
+    with made.table.transaction() as change:
+        change.set_properties({"frazil.stream.other": "{}"})
+    assert main.run_maintenance(run, streams=tmp_path, actions={Action.COMPACTION}, report=report) == 18
+    assert main.run_maintenance(["no.such"], streams=tmp_path, actions=set(Action)) == 10
+
+
+def tag(made: Made, label: str, *, oldest: bool = False) -> int:
+    """Name main's head, or its oldest snapshot; its id."""
+    found = (
+        min(made.table.metadata.snapshots, key=lambda s: s.sequence_number or 0).snapshot_id if oldest else head(made)
+    )
+    with made.table.manage_snapshots() as refs:
+        refs.create_tag(snapshot_id=found, tag_name=label)
+    return found
+
+
+def head(made: Made) -> int:
+    return made.table.metadata.current_snapshot_id or 0
+
+
+def texts(table: Table) -> list[str]:
+    """All rows; in words, since no NaN equals another."""
+    return sorted(map(str, table.scan().to_arrow().to_pylist()))

@@ -1,0 +1,56 @@
+"""What `frazil maintain --dry-run` says of a table, without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from frazil.cli.main import frazil
+from frazil.dev.made_batches import MadeStream
+from frazil.errors import SpecError
+from frazil.spec.load import load_stream
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Command:  # noqa: ARG001
+    """The command on a folder with one stream."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ticks.yaml").write_text(
+        "name: ticks\n"
+        "source: {topics: [ticks], format: json, bootstrap-servers: '127.0.0.1:1'}\n"
+        "table: demo.ticks\n"
+        "schema: {at: timestamptz}\n"
+        "event-time: at\n"
+        "maintenance: {compaction: {open-files: 3}, manifests: off, expiry: {at-least: 1, keep: 1ms}}\n"
+    )
+    return lambda *options: CliRunner().invoke(
+        frazil, ["maintain", "demo.ticks", "--streams", str(tmp_path), "--dry-run", *options]
+    )
+
+
+def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(command: Command, tmp_path: Path):
+    stream = MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1)
+    for batch in range(3):
+        stream.land({0: (batch, batch + 1)})
+    said = command()
+    assert said.exit_code == 0, said.output
+    assert "compaction: 3 files of" in said.output
+    assert "it is still written: 3 small files become 1" in said.output
+    assert "manifests: 3 manifests are fewer than 100\n" in said.output
+    assert "manifests is switched off" in said.output
+    assert "snapshots are expired, 1 of main are kept" in said.output
+    assert len(stream.tables.main.refresh().metadata.snapshots) == 4
+    found = json.loads(command("--json", "--actions", "expiry").stdout)
+    assert list(found) == ["expiry"]
+    assert len(found["expiry"]["expire"]) >= 2
+
+
+def test_a_table_that_is_not_there_yet_is_an_error_that_says_so(command: Command):
+    assert isinstance(command().exception, SpecError)
+    assert command("--actions", "everything").exit_code == 2
