@@ -64,6 +64,8 @@ class StreamStatus:
     problems: tuple[str, ...]
     stall: Stall | None = None
     """What a writer that beats says it is held back by; among the problems as well."""
+    throttle: str | None = None
+    """Why it commits less often than declared, or should; among the problems as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     stall = beat_now.stall if beat_now else None
     if stall is not None:
         problems.append(stall.reason)
+    throttle = beat_now.throttle if beat_now else None
+    if throttle is not None:
+        problems.append(throttle)
     return StreamStatus(
         name=spec.name,
         table=spec.table.identifier,
@@ -116,6 +121,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         rows=view.rows,
         problems=(*problems, *view.problems),
         stall=stall,
+        throttle=throttle,
     )
 
 

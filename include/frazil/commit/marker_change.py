@@ -134,7 +134,7 @@ def forget(tables: StreamTables, store: ObjectStore, *, state: str) -> int:
     """Remove the stream's markers from both tables, then its objects under `state`; the number of those.
 
     The rows stay, those of open windows in main as well, and so do staged files that no table knows: orphans, for
-    `remove_orphan_files` to take. From the first step on a writer of the stream, on whatever host, is fenced.
+    `frazil orphans` to take. From the first step on a writer of the stream, on whatever host, is fenced.
     """
 
     def waiting_to_main(table: Table) -> BranchChange | None:

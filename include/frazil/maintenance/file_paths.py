@@ -49,4 +49,5 @@ def place_of(path: str) -> Place:
 def _plain(path: str) -> str:
     while "%" in path and (decoded := unquote(path)) != path:
         path = decoded
-    return "/" + posixpath.normpath("/" + path).lstrip("/")
+    path = "/" + path.strip("/")
+    return posixpath.normpath(path) if "//" in path or "/." in path else path

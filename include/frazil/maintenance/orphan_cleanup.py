@@ -1,4 +1,4 @@
-"""Deletes the files below a table's location that are nobody's: lists, asks the metadata, remembers, deletes.
+"""Deletes the files below a table's folders that are nobody's: lists, asks the metadata, remembers, deletes.
 
 Why nothing that is needed can go stands in `frazil.maintenance.orphans`.
 """
@@ -16,7 +16,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.errors import FrazilError, MarkerUnreadable, SpecError
+from frazil.errors import MarkerUnreadable, SpecError
 from frazil.maintenance.file_paths import Place
 from frazil.maintenance.orphan_memory import Memory, Run, Standing
 from frazil.maintenance.orphan_references import (
@@ -259,7 +259,7 @@ class _Cleanup:
                     needed, undecided = new_references(table, references, self.place), _undecided(table)
                     waste = (f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path))
                     self._store(batch[0].info.path).delete(done.hand_out(waste))
-                except (_Refused, FrazilError, OSError) as error:
+                except Exception as error:  # catalogs and storages raise what their clients raise
                     return done, f"{type(error).__name__.strip('_')}: {error}"
         return done, None
 

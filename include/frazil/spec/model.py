@@ -146,6 +146,11 @@ class Commit(Model):
         "time whole or not at all; until it is complete, its rows are on the branch `frazil-open-<stream>`.",
     )
 
+    @property
+    def longest_interval(self) -> timedelta:
+        """How old the oldest uncommitted record may become while the commits are throttled."""
+        return self.max_interval if self.throttle == "stretch" else self.interval
+
 
 class Watermark(Model):
     """How the stream's event time advances."""

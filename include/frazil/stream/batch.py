@@ -33,6 +33,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
+from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
 from frazil.supervise.heartbeat import Phase
 from frazil.table.storage import ObjectStore
 
@@ -53,6 +54,7 @@ class BatchRunner:
     reporter: Reporter
     run_folder: Path
     progress: ProgressFolder
+    throttle: Throttle | None = None
 
     def run(self, ranges: DataFrame) -> None:
         """Stage, journal and commit what `ranges` names. Raises what ends the epoch."""
@@ -71,11 +73,14 @@ class BatchRunner:
                 f"batch {key} of stream {self.spec.name!r} is journaled already: another writer has this epoch"
             )
         self.reporter.phase(Phase.COMMITTING)
+        committing = time.monotonic()
         self.marker = self.committer.commit(journal)
+        commit_s = time.monotonic() - committing
         now_ms = self.tables.clock_ms()
         self.reporter.committed(self.marker, at_ms=now_ms)
         self.reporter.phase(Phase.WAITING)
         self._learn(journal, answers, batch_s=time.monotonic() - began)
+        self._look_at_metadata(commit_s)
         log.info(
             "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
             key, journal.records, journal.rejected, len(journal.files), staged - began, time.monotonic() - staged,
@@ -139,6 +144,27 @@ class BatchRunner:
             overhead_s=batch_s - max(task_s),
         )
         write_rates(self.run_folder, rates)
+
+    def _look_at_metadata(self, commit_s: float) -> None:
+        """Tell the planner how far to stretch the interval, and everybody why; never fails a batch that landed."""
+        if self.spec.commit.throttle == "off":
+            return
+        try:
+            table = self.tables.main.current()
+            head = table.current_snapshot()
+            manifests = len(head.manifests(table.io)) if head else 0
+        except Exception as error:
+            log.warning("the table's metadata could not be looked at for throttling: %r", error)
+            return
+        measure = Measure(len(table.metadata.snapshots), manifests, commit_s)
+        before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
+        self.throttle = now
+        write_rates(self.run_folder, dataclasses.replace(read_rates(self.run_folder), stretch=now.stretch))
+        self.reporter.throttled(now.reason, stretch=now.stretch)
+        if now.reason and not (before and before.reason):
+            log.warning("stream %s: %s", self.spec.name, now.reason)
+        elif before and before.reason and not now.reason:
+            log.info("stream %s: the table's metadata grows no more, commits are as declared", self.spec.name)
 
 
 def staged_answers(ranges: DataFrame, rows: StageRows) -> list[dict[str, Any]]:

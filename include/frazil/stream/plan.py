@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from frazil.ingest.contract import OffsetRange, StageTask, TopicPartition
@@ -23,6 +23,8 @@ class Rates:
     """Wall time: what else runs on the host's cores counts, as it does for freshness."""
     overhead_s: float = 1.0
     """What a batch costs whatever its size: scheduling, journal, commit."""
+    stretch: float = 1.0
+    """How many times longer than declared the commit interval is (`frazil.stream.throttle`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Policy:
     max_records: int
     target_file_bytes: int
     parallelism: int
+    longest_interval_s: float = 0.0
+    """What the interval is stretched to at most; below it, it never is."""
     drain: bool = False
     """Whatever is unread is due at once: the writer is to catch up and end."""
 
@@ -67,7 +71,8 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
         return Due(True, f"about {size:.0f} bytes reach commit.size {policy.size_bytes}")
     records = min(unread, policy.max_records)
     stage_s = predicted_stage_s(records, tasks=task_count(records, rates=rates, policy=policy), rates=rates)
-    deadline_s = max(policy.interval_s - stage_s, 0.0)
+    interval_s = max(policy.interval_s, min(policy.interval_s * rates.stretch, policy.longest_interval_s))
+    deadline_s = max(interval_s - stage_s, 0.0)
     if oldest_age_s >= deadline_s:
         return Due(True, f"the oldest record is {oldest_age_s:.1f} s old, the batch will take about {stage_s:.1f} s")
     return Due(False, f"the oldest record is {oldest_age_s:.1f} s old, due at {deadline_s:.1f} s")
@@ -130,7 +135,8 @@ def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, over
     def mix(before: float, now: float) -> float:
         return before + weight * (now - before)
 
-    return Rates(
+    return replace(
+        old,
         bytes_per_record=mix(old.bytes_per_record, written_bytes / records),
         task_seconds_per_record=mix(old.task_seconds_per_record, max(task_s, 0.0) / records),
         overhead_s=mix(old.overhead_s, max(overhead_s, 0.0)),

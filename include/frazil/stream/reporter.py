@@ -85,6 +85,12 @@ class Reporter:
             epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=us // 1000 if us is not None else None, **commit
         )
 
+    def throttled(self, reason: str | None, *, stretch: float) -> None:
+        """Why the commits are, or should be, stretched, and how far they are."""
+        self._watch.stretch(stretch)
+        with self._lock:
+            self._state = dataclasses.replace(self._state, throttle=reason)
+
     def _change(self, **values: object) -> None:
         with self._lock:
             self._state = dataclasses.replace(self._state, advanced_at_ms=self._clock_ms(), **values)  # type: ignore[arg-type]

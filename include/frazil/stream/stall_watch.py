@@ -16,9 +16,13 @@ class StallWatch:
     """Remembers what the heartbeat's thread looks at. Not for several threads at once."""
 
     def __init__(self, stream: str, limits: Limits) -> None:
-        self._stream, self._limits = stream, limits
+        self._stream, self._declared, self._limits = stream, limits, limits
         self._history: History | None = None
         self._stall: Stall | None = None
+
+    def stretch(self, stretch: float) -> None:
+        """The commit interval is so many times longer than declared."""
+        self._limits = self._declared.stretched(stretch)
 
     def look(self, look: Look) -> Stall | None:
         """The stall at that moment. While the writer takes over or stops nothing new is judged: what was, stays."""

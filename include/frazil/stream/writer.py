@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -42,7 +42,9 @@ from frazil.stream.planner import (
     check_no_gap,
     clear_report,
     lost_ranges,
+    read_rates,
     read_report,
+    write_rates,
 )
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
@@ -236,6 +238,9 @@ class Epoch:
         for old in p.folder.glob("checkpoint-*"):
             shutil.rmtree(old, ignore_errors=True)
         clear_report(p.folder)
+        # An earlier writer may have left it stretched: what the table is like is judged anew.
+        write_rates(p.folder, replace(read_rates(p.folder), stretch=1.0))
+        p.reporter.throttled(None, stretch=1.0)
         position = Position(runner.marker.offsets, runner.marker.idle)
         interval_s = p.spec.commit.interval / timedelta(seconds=1)
         ranges = (
@@ -264,6 +269,7 @@ class Epoch:
             topics=spec.source.topics,
             policy=Policy(
                 interval_s=interval_s,
+                longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
                 size_bytes=spec.commit.size,
                 max_records=spec.commit.max_records,
                 target_file_bytes=target_file_bytes(self.parts.tables.main.current()),

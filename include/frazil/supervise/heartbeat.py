@@ -72,6 +72,8 @@ class Heartbeat:
     """Set once the table exists: desired state and journals stand beside it."""
     error: str | None = None
     stall: Stall | None = None
+    throttle: str | None = None
+    """Why the commit interval is stretched, or would be (`commit.throttle`)."""
 
     def write(self, folder: Path) -> None:
         """Replace the status file whole: a reader sees the old one or the new one."""

@@ -52,7 +52,7 @@ class Policy:
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:
-        """A stream may wait for its commit interval with records unread, and is not hung."""
-        interval_ms = int(spec.commit.interval.total_seconds() * 1000)
+        """A stream may wait for its commit interval, stretched or not, with records unread, and is not hung."""
+        interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
         return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

@@ -47,6 +47,10 @@ class Limits:
     def gap_ms(self) -> int:
         return max(GAP_MS, self.interval_ms)
 
+    def stretched(self, stretch: float) -> Limits:
+        """While the commits are throttled."""
+        return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
+
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Limits:
         millisecond = timedelta(milliseconds=1)

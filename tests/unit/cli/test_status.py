@@ -162,3 +162,11 @@ def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
     )
     (found,) = status(streams)["streams"]
     assert found["problems"] == ["the last writer ended with 11 (OffsetGap): OffsetGap: records lost"]
+
+
+def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), written_at_ms=now_ms, throttle="the metadata grows").write(run_folder("ticks"))
+        (found,) = status(streams)["streams"]
+    assert (found["problems"], found["throttle"]) == (["the metadata grows"], "the metadata grows")

@@ -9,8 +9,8 @@ import pytest
 from frazil.commit.marker import SourceIdentity
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.stream.kafka import Topics
-from frazil.stream.plan import Policy
-from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, Position, read_report
+from frazil.stream.plan import Policy, Rates
+from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, Position, read_report, write_rates
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 
@@ -95,6 +95,30 @@ def test_later_records_wait_for_the_interval(world: World):
     world.kafka.end = {TP0: 5, TP1: 0}
     assert world.after(30).offsets == {TP0: 0, TP1: 0}
     assert world.after(31).offsets == {TP0: 5, TP1: 0}
+
+
+def test_later_records_wait_for_the_stretched_interval_up_to_its_bound(tmp_path: Path):
+    world = World(tmp_path, longest_interval_s=180.0)
+    write_rates(tmp_path, Rates(stretch=50.0))
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 0}
+    assert world.after(175).offsets == {TP0: 0, TP1: 0}
+    assert world.after(5).offsets == {TP0: 5, TP1: 0}
+
+
+def test_without_a_longer_bound_nothing_is_stretched(world: World, tmp_path: Path):
+    write_rates(tmp_path, Rates(stretch=50.0))
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 0}
+    assert world.after(61).offsets == {TP0: 5, TP1: 0}
+
+
+def test_a_batch_that_is_due_by_its_size_waits_for_no_interval(tmp_path: Path):
+    world = World(tmp_path, longest_interval_s=180.0, size_bytes=400, max_records=10**6)
+    write_rates(tmp_path, Rates(stretch=3.0))
+    world.after(1)
+    world.kafka.end = {TP0: 11, TP1: 0}
+    assert world.after(1).offsets == {TP0: 11, TP1: 0}
 
 
 def test_the_interval_counts_from_the_oldest_record_not_the_newest(world: World):

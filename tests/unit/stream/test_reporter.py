@@ -190,3 +190,18 @@ def test_a_report_says_when_it_was_written_and_one_of_an_older_planner_is_old(tm
         json.dumps({"ends": {"flights": {"0": 5}}, "error_type": None, "error": None})
     )
     assert read_report(tmp_path) == PlannerReport({TP0: 5})
+
+
+def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(bench: Bench):
+    bench.waits()
+    bench.after(1)
+    bench.reporter.throttled("the metadata grows", stretch=3.0)
+    bench.ends = {TP0: 14, TP1: 20}
+    waits = bench.after(3 * STILL_S - 10)
+    assert (waits.stall, waits.throttle) == (None, "the metadata grows")
+    assert (stalls := bench.after(20).stall) is not None
+    assert stalls.kind is StallKind.OFFSETS
+    bench.commits(offsets={TP0: 14, TP1: 20})
+    bench.reporter.throttled(None, stretch=1.0)
+    assert (again := bench.after(1)).stall is None
+    assert again.throttle is None
