@@ -25,8 +25,8 @@ COMMANDS = {
     "audit": "frazil.cli.audit:audit",
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
-    "orphans": "frazil.cli.orphans:orphans",
     "maintain": "frazil.cli.maintain:maintain",
+    "orphans": "frazil.cli.orphans:orphans",
 }
 
 

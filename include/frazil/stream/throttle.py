@@ -106,5 +106,6 @@ def _reason(measure: Measure, bounds: Bounds, interval: timedelta) -> str:
     )
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: {', '.join(parts)}, and a "
-        f"commit takes {measure.commit_s:.1f} s; {done}. Look whether the table's maintenance runs"
+        f"commit takes {measure.commit_s:.1f} s; {done}. Look whether the table's maintenance runs, "
+        "and often enough (maintenance.every)"
     )
