@@ -41,7 +41,8 @@ def test_a_table_that_outgrows_its_maintenance_is_stretched_and_says_why():
     assert grown[-1].reason == (
         "the metadata of table demo.t grows faster than maintenance shrinks it: 3000 snapshots where maintenance "
         "leaves 500, 10 manifests where maintenance leaves 100, and a commit takes 0.5 s; the commit interval is "
-        "stretched from 1m to 4m. Look whether the table's maintenance runs"
+        "stretched from 1m to 4m. Look whether the table's maintenance runs, "
+        "and often enough (maintenance.every)"
     )
 
 
