@@ -1,0 +1,146 @@
+"""What compaction costs: `python bench/compaction.py --gigabytes 1`.
+
+Makes one table of ticks by hour, in files of about 3 MB as a busy stream commits them, and compacts it as `frazil
+maintain` does and as Iceberg's procedure does by its defaults (`CALL rewrite_data_files(table)`), each in a Spark of
+its own on the same files: main is put back in between. Prints MB of input a second and a core-second: of CPU time, user and
+system, of the whole process tree during the action, the JVM's compilers and collectors included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from frazil.cli.maintain import local_spark
+from frazil.dev.made_batches import EventTimes, MadeStream
+from frazil.maintenance.due import Action
+from frazil.maintenance.run import maintain
+from frazil.maintenance.tables import find_maintained
+from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
+from frazil.stream.submitted import start_session
+from frazil.table.catalogs import load_catalog
+
+TABLE = "bench.ticks"
+ROWS = 120_000
+"""Of one file: about 3 MB."""
+HOURS = 4
+BEGIN_US = 1_388_361_600_000_000
+STREAM = """\
+name: ticks
+source: {topics: [ticks], format: json, bootstrap-servers: "127.0.0.1:1"}
+table: bench.ticks
+schema: {symbol: string not null, price: double not null, size: int, venue: string, note: string, at: timestamptz}
+event-time: at
+partition-by: [hour(at)]
+"""
+VARIANTS = {
+    "frazil maintain": "ours",
+    "CALL rewrite_data_files(table)": "plain",
+}
+
+
+def columns(rows: int) -> dict[str, pa.Array]:
+    """Prices that wander, and a column that no codec shrinks much."""
+    random = np.random.default_rng()
+    number = random.integers(0, 2**31, rows)
+    hour = BEGIN_US + int(random.integers(HOURS)) * 3_600_000_000
+    return {
+        "symbol": pa.array(np.char.add("SYM", (number % 10_000).astype(str))),
+        "price": pa.array(np.round(100 + random.normal(0, 0.1, rows).cumsum(), 4)),
+        "size": pa.array((number % 1_000).astype(np.int32)),
+        "venue": pa.array(np.char.add("XNYS-ARCA-", (number % 50).astype(str))),
+        "note": pa.array(np.char.add("order-", number.astype(str))),
+        "at": pa.array(hour + np.sort(random.integers(0, 3_600_000_000, rows))).cast(pa.timestamp("us", "UTC")),
+    }
+
+
+def make(spec: StreamSpec, gigabytes: float) -> Table:
+    stream = MadeStream(spec, now_ms=0, partitions=1, columns=columns)
+    end_us, offset = BEGIN_US + HOURS * 3_600_000_000, 0
+    while True:
+        stream.land({0: (offset, offset + ROWS)}, times=EventTimes(newest_us={0: end_us}))
+        offset += ROWS
+        summary = stream.tables.main.current().current_snapshot().summary  # type: ignore[union-attr]
+        if int(summary["total-files-size"] or 0) >= gigabytes * 1e9:  # type: ignore[index]
+            return stream.tables.main.refresh()
+
+
+def cpu_seconds() -> float:
+    me = psutil.Process()
+    return sum(p.cpu_times().user + p.cpu_times().system for p in [me, *me.children(recursive=True)])
+
+
+def run(variant: str, folder: Path) -> None:
+    """Compact once in this process; prints JSON."""
+    spec, catalog = load_stream(folder / "ticks.yaml"), load_catalog(None)
+    properties = local_spark() if variant == "ours" else plain_spark()
+    spark = start_session("bench", None, properties=properties)
+    spark.sql(f"SELECT count(*) FROM {catalog.name}.{TABLE}").collect()
+    began, before = time.monotonic(), cpu_seconds()
+    if variant == "ours":
+        now_ms, table = time.time_ns() // 1_000_000, find_maintained([spec], TABLE)
+        (outcome,) = maintain(spark, catalog, table, actions=[Action.COMPACTION], now_ms=now_ms)
+        removed, size = outcome.numbers["files-removed"], outcome.numbers["bytes"]
+    else:
+        row = spark.sql(f"CALL {catalog.name}.system.rewrite_data_files(table => '{TABLE}')").collect()[0]
+        removed, size = row["rewritten_data_files_count"], row["rewritten_bytes_count"]
+    seconds, cpu = time.monotonic() - began, cpu_seconds() - before
+    files = catalog.load_table(TABLE).current_snapshot().summary["total-data-files"]  # type: ignore[union-attr,index]
+    # The parent reads the last line.
+    print(json.dumps({"removed": removed, "bytes": size, "seconds": seconds, "cpu": cpu, "files": files}))
+    spark.stop()
+
+
+def plain_spark() -> dict[str, str]:
+    """As Spark comes, with Iceberg's runtime."""
+    ours = {"spark.driver.extraJavaOptions", "spark.driver.memory"}
+    return {key: value for key, value in local_spark().items() if key not in ours}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=1)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--run", choices=VARIANTS.values(), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run:
+        run(arguments.run, Path(os.environ["FRAZIL_HOME"]))
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-compaction-") as folder:
+        os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
+        os.environ |= {"FRAZIL_HOME": folder, "HOME": folder, "SPARK_LOCAL_IP": "127.0.0.1"}
+        (Path(folder) / "ticks.yaml").write_text(STREAM)
+        table = make(load_stream(Path(folder) / "ticks.yaml"), arguments.gigabytes)
+        snapshot = table.current_snapshot()
+        assert snapshot
+        assert snapshot.summary
+        print(f"{snapshot.summary['total-data-files']} files of {snapshot.summary['total-records']} rows")
+        for _ in range(arguments.repeats):
+            for label, variant in VARIANTS.items():
+                table.refresh().manage_snapshots().set_current_snapshot(snapshot_id=snapshot.snapshot_id).commit()
+                child = [sys.executable, __file__, "--run", variant]
+                said = subprocess.run(child, stdout=subprocess.PIPE, check=True, text=True).stdout
+                found = json.loads(said.splitlines()[-1])
+                mb = found["bytes"] / 1e6
+                print(
+                    f"{label:32} {found['removed']:4.0f} files of {mb:6,.0f} MB to {found['files']}: "
+                    f"{found['seconds']:6.1f} s, {found['cpu']:6.1f} core-s, {mb / found['seconds']:6.1f} MB/s, "
+                    f"{mb / found['cpu']:6.1f} MB/core-s",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
