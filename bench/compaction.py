@@ -2,8 +2,8 @@
 
 Makes one table of ticks by hour, in files of about 3 MB as a busy stream commits them, and compacts it as `frazil
 maintain` does and as Iceberg's procedure does by its defaults (`CALL rewrite_data_files(table)`), each in a Spark of
-its own on the same files: main is put back in between. Prints MB of input a second and a core-second: of CPU time, user and
-system, of the whole process tree during the action, the JVM's compilers and collectors included.
+its own on the same files: main is put back in between. Prints MB of input a second and a core-second: of CPU time,
+user and system, of the whole process tree during the action, the JVM's compilers and collectors included.
 """
 
 from __future__ import annotations
