@@ -1,7 +1,7 @@
 """Maintains tables of declared streams: `spark-submit spark_apps/maintain_table.py TABLE [TABLE…] --streams DIR`.
 
 Small files, small manifests and old snapshots go, as far as it is worth the work; writers run meanwhile. Started by
-Airflow's SparkSubmitOperator, which reads the report. The exit codes are listed in `frazil.errors`.
+Airflow's SparkSubmitOperator. The exit codes are listed in `frazil.errors`.
 """
 
 from __future__ import annotations

@@ -91,6 +91,8 @@ def test_a_table_that_cannot_be_measured_is_an_alert_and_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, measure = Store(), table_health.measure
+    table_health.measure_all(tmp_path, store)
+    assert [alert["rule"] for alert in table_health.measure_all(tmp_path, store)["fired"]] == ["snapshots"]
 
     def broken(catalog: Any, table: Any, **options: Any) -> Any:
         if table.identifier == "demo.made":
@@ -98,12 +100,30 @@ def test_a_table_that_cannot_be_measured_is_an_alert_and_hides_no_other(
         return measure(catalog, table, **options)
 
     monkeypatch.setattr(table_health, "measure", broken)
-    first, second = (table_health.measure_all(tmp_path, store) for _ in range(2))
-    assert [alert["table"] for alert in first["fired"]] == ["demo.made"]
-    assert "the storage is on fire" in first["active"][0]["sentence"]
-    assert (second["fired"], len(second["active"])) == ([], 1)
+    begins, fires, stands = (table_health.measure_all(tmp_path, store) for _ in range(3))
+    assert begins["fired"] == []
+    assert [(alert["table"], alert["rule"]) for alert in fires["fired"]] == [("demo.made", "unmeasured")]
+    assert "the storage is on fire" in fires["fired"][0]["sentence"]
+    assert (stands["fired"], {alert["rule"] for alert in stands["active"]}) == ([], {"snapshots", "unmeasured"})
     monkeypatch.setattr(table_health, "measure", measure)
-    assert [alert["rule"] for alert in table_health.measure_all(tmp_path, store)["resolved"]] == ["unmeasured"]
+    well = table_health.measure_all(tmp_path, store)
+    assert [alert["rule"] for alert in well["resolved"]] == ["unmeasured"]
+    assert [alert["rule"] for alert in well["active"]] == ["snapshots"]
+
+
+@pytest.mark.usefixtures("made")
+def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_stand(tmp_path: Path) -> None:
+    store = Store()
+    for _ in range(2):
+        table_health.measure_all(tmp_path, store)
+    (tmp_path / "made.yaml").write_text("name: made\ntable: 7\n")
+    broken = [table_health.measure_all(tmp_path, store) for _ in range(2)][-1]
+    assert [alert["rule"] for alert in broken["active"]] == ["snapshots"]
+    (tmp_path / "made.yaml").unlink()
+    removed = table_health.measure_all(tmp_path, store)
+    assert [alert["rule"] for alert in removed["resolved"]] == ["snapshots"]
+    assert "no stream declares it any more" in removed["resolved"][0]["sentence"]
+    assert store["tables"] == []
 
 
 @pytest.mark.parametrize("fired", [[], [{"rule": "snapshots"}]])

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +44,8 @@ def maintenance_dags(
     on_late: OnLate | None = None,
 ) -> dict[str, DAG]:
     """The maintenance Dags by Dag id: one for each table that streams feed, with their dead-letter tables, and one for
-    `frazil.signals`. A Dag runs as soon as it is unpaused, and from then on at its interval.
+    `frazil.signals`. A Dag runs as soon as it is unpaused, and from then on at its interval; of whole hours, at a
+    minute of its own.
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, `spark_apps/maintain_table.py` of the checkout.
@@ -73,16 +75,20 @@ def _dag(
     on_failure: OnFailure | None,
     on_late: OnLate | None,
 ) -> DAG:
-    dag_id, names = maintenance_dag_id(tables[0].identifier), [table.identifier for table in tables]
+    dag_id, names = maintenance_dag_id(tables[0].name), [table.name for table in tables]
     with DAG(
         dag_id,
-        description=f"Keeps {tables[0].identifier} in shape: few files, manifests and snapshots, no orphans",
+        description=f"Keeps {tables[0].name} in shape: few files, manifests and snapshots, no orphans",
         doc_md=f"{_page(tables[0])}\n{__doc__}",
-        schedule=tables[0].settings.every,
+        schedule=_schedule(tables[0]),
         start_date=START_DATE,
         catchup=False,
         max_active_runs=1,
-        deadline=deadline(LATE_AFTER, sentence=f"{dag_id} has not ended in {LATE_AFTER}", on_late=on_late),
+        deadline=deadline(
+            LATE_AFTER,
+            sentence=f"{dag_id} has not ended in {LATE_AFTER}: it hangs, or waits for its pool",
+            on_late=on_late,
+        ),
         default_args={"on_failure_callback": on_failure, "retries": RETRIES, "retry_delay": RETRY_DELAY},
         params={
             "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="What to do."),
@@ -128,11 +134,19 @@ def orphans(tables: list[str], streams: str) -> dict[str, Any]:
     return table_care.orphans(tables, Path(streams), store, dry_run=params["dry-run"])
 
 
+def _schedule(table: MaintainedTable) -> str | timedelta:
+    """Of whole hours: each table at a minute of its own, so that they do not all ask for Spark at once."""
+    hours, rest = divmod(table.settings.every, timedelta(hours=1))
+    if rest or 24 % max(hours, 1) or not hours:
+        return table.settings.every
+    return f"{zlib.crc32(table.name.encode()) % 60} {'*' if hours == 1 else f'*/{hours}' if hours < 24 else 0} * * *"
+
+
 def _page(table: MaintainedTable) -> str:
     """The Dag's page begins with what is declared."""
     settings = table.settings.model_dump(mode="json", by_alias=True)
     rows = [f"| {name} | {_words(settings[name])} |" for name in ACTIONS]
-    return "\n".join([f"### {table.identifier}", "", "| action | declared |", "|---|---|", *rows, ""])
+    return "\n".join([f"### {table.name}", "", "| action | declared |", "|---|---|", *rows, ""])
 
 
 def _words(action: dict[str, Any]) -> str:

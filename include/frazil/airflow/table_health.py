@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -12,18 +13,20 @@ from typing import Any, Protocol
 
 from frazil.airflow.declared import declared_streams
 from frazil.errors import FrazilError
-from frazil.maintenance.alerts import Alert, AlertState, AlertStates, Step, step
+from frazil.maintenance.alerts import AlertStates, Step, step
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
+from frazil.maintenance.unmeasured import gone, unmeasured
+from frazil.spec.maintenance import Alerts
 from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
 """Tables that are measured together: a catalog that does not answer costs its timeout once."""
-UNMEASURED = "unmeasured"
-"""The rule of a table that cannot be measured: it fires at once, for none of the others can."""
+TABLES = "tables"
+"""The store's key for the names of the tables that it has states of."""
 
 
 class Store(Protocol):
@@ -37,26 +40,45 @@ class Store(Protocol):
 def measure_all(streams: Path, store: Store) -> dict[str, list[dict[str, Any]]]:
     """Measure the tables of all sound declarations, and step their alerts, whose states `store` keeps by table.
 
-    The alerts that `fired` and that `resolved` now, and all that are `active`.
+    The alerts that `fired` and that `resolved` now, and all that are `active`. A table that nobody declares any more is
+    done with; where a declaration is not sound, it may be that one's, and cannot be measured.
     """
-    tables = maintained_tables(found.spec for found in declared_streams(streams) if found.spec is not None)
+    declared = declared_streams(streams)
+    problems = [f"{found.name}: {found.problem}" for found in declared if found.problem]
+    for problem in problems:
+        log.warning("not watched, if it has a table: %s", problem)
+    tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
     now_ms = time.time_ns() // 1_000_000
-    changes: dict[str, list[dict[str, Any]]] = {"fired": [], "resolved": [], "active": []}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for table, found in zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables), strict=True):
-            if found is None:
-                continue
-            before = AlertStates.from_json(store.get(table.identifier))
-            if isinstance(found, str):
-                made = _unmeasured(before, table.identifier, found, now_ms)
-            else:
-                made = step(before, found, table.settings, now_ms=now_ms)
-            store.set(table.identifier, made.states.to_json())
-            for name, listed in changes.items():
-                listed += [asdict(alert) for alert in getattr(made, name)]
-    for name, level in (("active", logging.WARNING), ("resolved", logging.INFO)):
-        for alert in changes[name]:
-            log.log(level, "%s: %s", name, alert["sentence"])
+        found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
+    steps: dict[str, Step] = {}
+    for name in dict.fromkeys([*tables, *store.get(TABLES, [])]):
+        before, health = AlertStates.from_json(store.get(name)), found.get(name)
+        if isinstance(health, TableHealth):
+            steps[name] = step(before, health, tables[name].settings, now_ms=now_ms)
+        elif name in tables and health is None:
+            steps[name] = gone(before, name, "there is no such table")
+        elif name in tables or problems:
+            settings = tables[name].settings.alerts if name in tables else Alerts()
+            problem = health or f"a declaration is not sound: {'; '.join(problems)}"
+            steps[name] = unmeasured(before, name, problem, settings, now_ms=now_ms)
+        else:
+            steps[name] = gone(before, name, "no stream declares it any more")
+    return _remembered(steps, store)
+
+
+def _remembered(steps: Mapping[str, Step], store: Store) -> dict[str, list[dict[str, Any]]]:
+    """Keep the states, and say what changed."""
+    for name, made in steps.items():
+        store.set(name, made.states.to_json())
+    store.set(TABLES, sorted(name for name, made in steps.items() if made.states.rules))
+    changes = {
+        kind: [asdict(alert) for made in steps.values() for alert in getattr(made, kind)]
+        for kind in ("fired", "resolved", "active")
+    }
+    for kind, level in (("active", logging.WARNING), ("resolved", logging.INFO)):
+        for alert in changes[kind]:
+            log.log(level, "%s: %s", kind, alert["sentence"])
     return changes
 
 
@@ -66,14 +88,5 @@ def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | Non
         found = measure(load_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
-    log.info("%s: %s", table.identifier, found or "there is no table yet")
+    log.info("%s: %s", table.name, found or "there is no table yet")
     return found
-
-
-def _unmeasured(before: AlertStates, table: str, problem: str, now_ms: int) -> Step:
-    """All that stood stands; what comes on top is that nothing is known."""
-    was = before.rules.get(UNMEASURED)
-    states = {**before.rules, UNMEASURED: was or AlertState(now_ms, active=True)}
-    sentence = f"{table} cannot be measured, and none of its alerts can fire: {problem}"
-    alert = Alert(UNMEASURED, table, problem, states[UNMEASURED].since_ms, sentence)
-    return Step(AlertStates(states), () if was else (alert,), (), (alert,))

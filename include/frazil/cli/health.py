@@ -75,14 +75,14 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Look:
     found = measure(load_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
-        return Look(maintained.identifier, maintained.kind)
+        return Look(maintained.name, maintained.kind)
     ratios = {
         "average-file-bytes": found.average_file_bytes,
         "manifest-list-bytes-per-file": found.manifest_list_bytes_per_file,
         "manifests-per-file": found.manifests_per_file,
     }
     beyond = tuple(r for r in readings(found, maintained.settings, now_ms=now_ms) if r.is_beyond)
-    return Look(maintained.identifier, maintained.kind, found, ratios, beyond)
+    return Look(maintained.name, maintained.kind, found, ratios, beyond)
 
 
 def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Look:
@@ -90,7 +90,7 @@ def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -
         return _look(maintained, now_ms=now_ms, deep=deep)
     except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
         problem = f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
-        return Look(maintained.identifier, maintained.kind, problem=problem)
+        return Look(maintained.name, maintained.kind, problem=problem)
 
 
 def _show(found: Sequence[Look], *, in_full: bool) -> None:

@@ -66,7 +66,7 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
     target = target_file_bytes(table)
     watched = maintained.streams if maintained.kind is Kind.MAIN else ()
     return TableHealth(
-        table=maintained.identifier,
+        table=maintained.name,
         at_ms=now_ms,
         snapshot_id=head.snapshot_id if head else None,
         target_file_bytes=target,

@@ -5,6 +5,7 @@ It loads no PyIceberg, for Airflow's DAG processor asks it again and again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,8 @@ class Kind(StrEnum):
 class MaintainedTable:
     """One table, and what its streams declare of its maintenance."""
 
+    name: str
+    """The identifier; with its catalog before it where another catalog has a table of that name too."""
     identifier: str
     catalog: str | None
     kind: Kind
@@ -47,20 +50,20 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
         writers.setdefault((catalog, spec.dead_letter_table, Kind.DEAD_LETTERS), []).append(spec)
         if spec.window is not None:
             writers.setdefault((catalog, SIGNALS, Kind.SIGNALS), []).append(spec)
-    made = [
-        MaintainedTable(
-            identifier, catalog, kind, Maintenance() if kind is Kind.SIGNALS else streams[0].maintenance, tuple(streams)
-        )
-        for (catalog, identifier, kind), streams in writers.items()
-    ]
-    return tuple(sorted(made, key=lambda t: (t.identifier, t.catalog or "")))
+    times = Counter(identifier for _, identifier, _ in writers)
+    made = []
+    for (catalog, identifier, kind), streams in writers.items():
+        name = identifier if times[identifier] == 1 else f"{catalog or 'default'}.{identifier}"
+        settings = Maintenance() if kind is Kind.SIGNALS else streams[0].maintenance
+        made.append(MaintainedTable(name, identifier, catalog, kind, settings, tuple(streams)))
+    return tuple(sorted(made, key=lambda t: t.name))
 
 
-def find_maintained(specs: Iterable[StreamSpec], identifier: str) -> MaintainedTable:
+def find_maintained(specs: Iterable[StreamSpec], name: str) -> MaintainedTable:
     """Raises SpecError where no stream has a part in the table, with the tables that are known."""
     tables = maintained_tables(specs)
     for table in tables:
-        if table.identifier == identifier:
+        if table.name == name:
             return table
-    known = ", ".join(table.identifier for table in tables) or "none"
-    raise SpecError(f"no declared stream has a part in the table {identifier!r}; maintained are: {known}")
+    known = ", ".join(table.name for table in tables) or "none"
+    raise SpecError(f"no declared stream has a part in the table {name!r}; maintained are: {known}")
