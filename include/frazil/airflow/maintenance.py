@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 
 
+@dataclass(frozen=True, slots=True)
+class _App:
+    """The Spark application."""
+
+    path: str
+    conf: dict[str, str]
+
+
 def maintenance_dag_id(table: str) -> str:
     return f"frazil_maintenance_{table}"
 
@@ -40,6 +49,7 @@ def maintenance_dags(
     streams: str | Path,
     *,
     application: str | Path,
+    spark: Mapping[str, str] | None = None,
     on_failure: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> dict[str, DAG]:
@@ -49,16 +59,18 @@ def maintenance_dags(
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, `spark_apps/maintain_table.py` of the checkout.
+    :param spark: Spark properties of the application, such as `spark.driver.memory`, over those of the connection.
     :param on_failure: notifiers, called when a run needs a person.
     :param on_late: called where a run has not ended in time; otherwise the triggerer's log says it.
     """
     folder = Path(streams).absolute()
+    app = _App(str(Path(application).absolute()), dict(spark or {}))
     tables = maintained_tables(found.spec for found in declared_streams(folder) if found.spec is not None)
     dags = {}
     for table in tables:
         if table.kind is not Kind.DEAD_LETTERS:
             beside = [t for t in tables if table.kind is Kind.MAIN and _dead_letters_of(t, table)]
-            dag = _dag([table, *beside], folder, Path(application), on_failure, on_late)
+            dag = _dag([table, *beside], folder, app, on_failure, on_late)
             dags[dag.dag_id] = dag
     return dags
 
@@ -71,7 +83,7 @@ def _dead_letters_of(table: MaintainedTable, main: MaintainedTable) -> bool:
 def _dag(
     tables: Sequence[MaintainedTable],
     streams: Path,
-    application: Path,
+    app: _App,
     on_failure: OnFailure | None,
     on_late: OnLate | None,
 ) -> DAG:
@@ -102,7 +114,8 @@ def _dag(
             task_id="rewrite",
             conn_id=SPARK_CONNECTION,
             name=dag_id,
-            application=str(application.absolute()),
+            application=app.path,
+            conf=app.conf,
             properties_file=PROPERTIES_FILE,
             pool=spark_pool(),
             application_args=[

@@ -35,6 +35,8 @@ DEFAULT_PROPERTIES = {
     # A commit a minute leaves 1,440 metadata files a day: keep the last hundred.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
+    # Compaction beside a writer that commits every few seconds loses some races: Iceberg's default is 4.
+    "commit.retry.num-retries": "10",
 }
 EVOLUTION_ATTEMPTS = 5
 
