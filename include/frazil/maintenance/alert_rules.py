@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Maintenance
@@ -21,6 +22,9 @@ FEWEST_FILES = 256
 """Manifest-list bytes are shared among at least so many files. A list that begins with 4 KiB of Avro schema has a
 kilobyte and more for each file of a small table, and is one small read all the same: with the default threshold
 nothing is said of lists below 256 KiB."""
+
+INTERVALS = 2
+"""A stream is not stale before so many of its longest commit intervals, whatever `freshness` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,8 @@ def _small_files(health: TableHealth, threshold: int) -> float | None:
 
 
 def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
-    threshold_s = settings.alerts.freshness.total_seconds()
     for stream in health.streams:
+        threshold_s = stale_after_ms(settings, stream.longest_interval_ms) / 1000
         age_s = None if stream.last_commit_at_ms is None else (now_ms - stream.last_commit_at_ms) / 1000
         last = "unknown" if age_s is None else f"{ago(int(age_s * 1000))} ago"
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
@@ -149,6 +153,11 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
             f"stream {stream.name} of {health.table} does not commit what waits in Kafka: {shown}. `frazil status "
             f"{stream.name}` says whether its writer runs, is paused, or is held back and by what",
         )
+
+
+def stale_after_ms(settings: Maintenance, longest_interval_ms: int) -> int:
+    """How old the last commit may be while records wait: one commit in time must end what a missed one begins."""
+    return max(settings.alerts.freshness // timedelta(milliseconds=1), INTERVALS * longest_interval_ms)
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:

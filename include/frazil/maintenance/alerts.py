@@ -7,18 +7,23 @@ First match wins, for each rule:
   2. the value is unknown: nothing changes;
   3. active: it stays until the value is at most 80 % of the threshold;
   4. not beyond the threshold: the hold begins anew;
-  5. beyond for the hold: it fires.
+  5. for longer than the hold, and than three times the last gap between two such looks, nobody has seen it beyond: the
+     hold begins anew, for what was in between is unknown;
+  6. beyond for the hold: it fires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Self
 
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import TableHealth
 from frazil.spec.maintenance import Maintenance
+
+GAPS = 3
+"""A look that is late by less than so many of the usual gaps is a look in time, also where the hold is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,10 @@ class AlertState:
     since_ms: int
     active: bool
     """Whether it has fired, and was not resolved since."""
+    seen_ms: int | None = None
+    """When it was last seen beyond before it fired; None where an earlier version remembered it."""
+    gap_ms: int = 0
+    """Between the last two such looks: how often somebody measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +60,12 @@ class AlertStates:
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {rule: [state.since_ms, state.active] for rule, state in sorted(self.rules.items())}
+        return {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
         """None is where nothing was remembered yet."""
-        return cls({rule: AlertState(since_ms, active) for rule, (since_ms, active) in (value or {}).items()})
+        return cls({rule: AlertState(*remembered) for rule, remembered in (value or {}).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +108,12 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
         return None if reading.is_clear else before
     if not reading.is_beyond:
         return None
-    since_ms = min(before.since_ms, now_ms) if before is not None else now_ms  # a clock may have been put back
-    return AlertState(since_ms, active=now_ms - since_ms >= hold_ms)
+    if before is None:
+        return AlertState(now_ms, active=False, seen_ms=now_ms)
+    gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been put back
+    unseen = gap_ms > max(hold_ms, GAPS * before.gap_ms)
+    since_ms = now_ms if unseen else min(before.since_ms, now_ms)
+    return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
 
 
 def _over(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:

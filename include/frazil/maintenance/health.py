@@ -57,6 +57,8 @@ class StreamHealth:
     last_commit_at_ms: int | None
     """Of its newest batch; where the history has none any more, of the snapshot that its marker came with."""
     watermark_ms: int | None
+    longest_interval_ms: int = 0
+    """How far its commits may be apart as declared, throttled or not."""
 
 
 @dataclass(frozen=True, slots=True)

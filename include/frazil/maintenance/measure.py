@@ -8,6 +8,7 @@ opened, unless the measurement is to be deep (`frazil.maintenance.deep`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import islice
 
 from pyiceberg.catalog import Catalog
@@ -24,6 +25,7 @@ from frazil.commit.rules import head_of
 from frazil.commit.target import target_file_bytes
 from frazil.errors import MarkerUnreadable
 from frazil.ingest.contract import StagedFile
+from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
@@ -157,11 +159,12 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
         marker = None
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
     lag = heartbeat_lag(spec.name, now_ms=now_ms)
-    allowed_ms = spec.maintenance.alerts.freshness.total_seconds() * 1000
+    longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
+    allowed_ms = stale_after_ms(spec.maintenance, longest_ms)
     if lag is None and ask_kafka and marker and last_ms is not None and now_ms - last_ms > allowed_ms:
         lag = kafka_lag(spec, marker)
     watermark_us = marker.watermark_us if marker else None
-    return StreamHealth(spec.name, lag, last_ms, None if watermark_us is None else watermark_us // 1000)
+    return StreamHealth(spec.name, lag, last_ms, None if watermark_us is None else watermark_us // 1000, longest_ms)
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 
 from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_same_source
@@ -79,8 +80,7 @@ class BatchRunner:
         now_ms = self.tables.clock_ms()
         self.reporter.committed(self.marker, at_ms=now_ms)
         self.reporter.phase(Phase.WAITING)
-        self._learn(journal, answers, batch_s=time.monotonic() - began)
-        self._look_at_metadata(commit_s)
+        self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         log.info(
             "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
             key, journal.records, journal.rejected, len(journal.files), staged - began, time.monotonic() - staged,
@@ -134,6 +134,15 @@ class BatchRunner:
             late=_summed(result.late for result in results),
         )
 
+    def _observe(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float, commit_s: float) -> None:
+        """What the next batches go by. Never fails a batch that landed: without it they go by what was known."""
+        try:
+            self._learn(journal, answers, batch_s=batch_s)
+            if self.spec.commit.throttle != "off":
+                self._look_at_metadata(commit_s)
+        except Exception as error:  # whatever a storage or a full disk raises
+            log.warning("the planner was not told what batch %s taught: %r", journal.key, error)
+
     def _learn(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float) -> None:
         task_s = [a["task_s"] for a in answers]
         rates = learned(
@@ -146,25 +155,22 @@ class BatchRunner:
         write_rates(self.run_folder, rates)
 
     def _look_at_metadata(self, commit_s: float) -> None:
-        """Tell the planner how far to stretch the interval, and everybody why; never fails a batch that landed."""
-        if self.spec.commit.throttle == "off":
-            return
-        try:
-            table = self.tables.main.current()
-            head = table.current_snapshot()
-            manifests = len(head.manifests(table.io)) if head else 0
-        except Exception as error:
-            log.warning("the table's metadata could not be looked at for throttling: %r", error)
-            return
-        measure = Measure(len(table.metadata.snapshots), manifests, commit_s)
+        """Tell the planner how far to stretch the interval, and everybody why.
+
+        Main alone is looked at, as maintenance does: an open branch has a snapshot beside each of its own.
+        """
+        table = self.tables.main.current()
+        main = list(ancestors(table.metadata))
+        manifests = len(main[0].manifests(table.io)) if main else 0
+        measure = Measure(len(main), manifests, commit_s, self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
-        write_rates(self.run_folder, dataclasses.replace(read_rates(self.run_folder), stretch=now.stretch))
         self.reporter.throttled(now.reason, stretch=now.stretch)
         if now.reason and not (before and before.reason):
             log.warning("stream %s: %s", self.spec.name, now.reason)
         elif before and before.reason and not now.reason:
             log.info("stream %s: the table's metadata grows no more, commits are as declared", self.spec.name)
+        write_rates(self.run_folder, dataclasses.replace(read_rates(self.run_folder), stretch=now.stretch))
 
 
 def staged_answers(ranges: DataFrame, rows: StageRows) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ class Reporter:
         self._closing = False
         self._marker: Marker | None = None
         self._progress: ProgressFolder | None = None
+        self._stretch = 1.0
         self._state = Heartbeat(
             stream=stream,
             pid=os.getpid(),
@@ -87,8 +88,8 @@ class Reporter:
 
     def throttled(self, reason: str | None, *, stretch: float) -> None:
         """Why the commits are, or should be, stretched, and how far they are."""
-        self._watch.stretch(stretch)
         with self._lock:
+            self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
     def _change(self, **values: object) -> None:
@@ -123,11 +124,12 @@ class Reporter:
         # Before the state: with a phase older than the report, a batch would be credited with what came after it.
         report = read_report(self._folder)
         with self._lock:
-            state, marker = self._state, self._marker
+            state, marker, stretch = self._state, self._marker, self._stretch
         if marker is None or (report and report.error):
             return
         look = _look_of(state, marker, report, at_ms=self._clock_ms())
         lag = sum(look.unread.values()) if report else state.lag
+        self._watch.stretch(stretch)
         stall = self._watch.look(look)
         with self._lock:
             self._state = dataclasses.replace(self._state, lag=lag, stall=stall)

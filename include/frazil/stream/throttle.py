@@ -1,14 +1,17 @@
 """Whether a table's metadata grows faster than its maintenance shrinks it, and how far to stretch the commits. Pure.
 
-Pressure is how many times more snapshots or manifests a table has than maintenance is declared to leave. Between two
-runs of it that goes up and down, so being large says little: a table is under pressure while it is large *and* grows.
-It begins above `BEGIN`, ends below `END`, and ends as soon as the pressure falls by more than `TURN` from its height.
+Between two runs of maintenance every table grows, so neither being large nor growing says anything: judged is what
+maintenance leaves, the *low* of the last two of its periods. Pressure is how many times more snapshots or manifests
+that is than declared; a table is under pressure while its low is large *and* grows. It begins above `BEGIN`, ends below
+`END`, and ends as soon as the pressure falls by more than `TURN` from its height.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
@@ -17,15 +20,27 @@ BEGIN = 2.0
 END = 1.5
 TURN = 1.05
 """A change by less is no change of direction."""
+SLICES = 4
+"""Of half a period each: a low lies in every three of them also where a run is late by half a period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a commit leaves in the table, and how many seconds it took."""
+    """What a commit leaves in main's history, how many seconds it took, and when that was seen."""
 
     snapshots: int
     manifests: int
     commit_s: float
+    at_ms: int
+
+
+class Low(NamedTuple):
+    """The fewest that were seen in one slice of time."""
+
+    slice: int
+    """Counted from 1970."""
+    snapshots: int
+    manifests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,8 @@ class Bounds:
     table: str
     snapshots: int | None
     manifests: int | None
+    every: timedelta
+    """How often maintenance runs."""
     interval: timedelta
     longest: timedelta
     """The commit interval at its longest: `commit.interval` itself where nothing is stretched."""
@@ -46,13 +63,14 @@ class Bounds:
             spec.table.identifier,
             kept.expiry.at_most if kept.expiry.enabled else None,
             kept.manifests.most if kept.manifests.enabled else None,
+            kept.every,
             spec.commit.interval,
             spec.commit.longest_interval,
         )
 
-    def pressure(self, measure: Measure) -> float:
-        snapshots = measure.snapshots / self.snapshots if self.snapshots else 0.0
-        manifests = measure.manifests / self.manifests if self.manifests else 0.0
+    def pressure(self, low: Low) -> float:
+        snapshots = low.snapshots / self.snapshots if self.snapshots else 0.0
+        manifests = low.manifests / self.manifests if self.manifests else 0.0
         return max(snapshots, manifests)
 
 
@@ -60,6 +78,7 @@ class Bounds:
 class Throttle:
     """What the commits so far come to."""
 
+    lows: tuple[Low, ...]
     grows: bool
     turn: float
     """The pressure's height while it grows, and its depth while it does not."""
@@ -70,13 +89,30 @@ class Throttle:
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """After one more commit. The first one only begins the history."""
-    pressure = bounds.pressure(measure)
+    """After one more commit. The first one only begins the history, and so does one after a long rest."""
+    lows = _lows(before.lows if before else (), measure, every=bounds.every)
+    if before and before.lows[-1].slice not in {low.slice for low in lows}:
+        before = None
+    low = _lowest(lows)
+    pressure = bounds.pressure(low)
     grows, turn = _direction(before, pressure)
-    if not grows or pressure <= (END if before and before.reason else BEGIN):
-        return Throttle(grows, turn)
+    pressed = before is not None and before.reason is not None
+    known = pressed or len(lows) == SLICES
+    if not (known and grows) or pressure <= (END if pressed else BEGIN):
+        return Throttle(lows, grows, turn)
     interval = min(bounds.interval * pressure / END, bounds.longest)
-    return Throttle(grows, turn, interval / bounds.interval, _reason(measure, bounds, interval))
+    return Throttle(lows, grows, turn, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
+
+
+def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
+    """Of the last slices, oldest first; what a clock that was put back left in the future is forgotten."""
+    now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
+    earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)
+    return (*earlier, _lowest([*(low for low in before if low.slice == now.slice), now]))
+
+
+def _lowest(lows: Sequence[Low]) -> Low:
+    return Low(lows[-1].slice, min(low.snapshots for low in lows), min(low.manifests for low in lows))
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
@@ -89,12 +125,12 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
     return (True, pressure) if pressure > depth * TURN else (False, depth)
 
 
-def _reason(measure: Measure, bounds: Bounds, interval: timedelta) -> str:
+def _reason(low: Low, commit_s: float, bounds: Bounds, interval: timedelta) -> str:
     parts = [
         f"{count} {what} where maintenance leaves {kept}"
         for count, what, kept in (
-            (measure.snapshots, "snapshots", bounds.snapshots),
-            (measure.manifests, "manifests", bounds.manifests),
+            (low.snapshots, "snapshots", bounds.snapshots),
+            (low.manifests, "manifests", bounds.manifests),
         )
         if kept
     ]
@@ -105,7 +141,8 @@ def _reason(measure: Measure, bounds: Bounds, interval: timedelta) -> str:
         else "commit.throttle: stretch would commit less often until it is in shape"
     )
     return (
-        f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: {', '.join(parts)}, and a "
-        f"commit takes {measure.commit_s:.1f} s; {done}. Look whether the table's maintenance runs, "
-        "and often enough (maintenance.every)"
+        f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "
+        f"{format_duration(bounds.every * (SLICES - 1) / 2)} it never had less than {', '.join(parts)}, and a commit "
+        f"takes {commit_s:.1f} s; {done}. Look whether the table's maintenance runs, and often enough "
+        "(maintenance.every)"
     )

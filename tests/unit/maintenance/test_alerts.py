@@ -114,6 +114,38 @@ def test_a_clock_that_was_put_back_does_not_keep_an_alert_from_firing():
     assert step(seen.states, health(manifests=101), SETTINGS, now_ms=NOW_MS + HOLD).fired
 
 
+def looks(*minutes: int) -> list[bool]:
+    """Whether an alert that is beyond at every look has fired by then."""
+    states, fired = AlertStates(), []
+    for minute in minutes:
+        made = step(states, health(manifests=101), SETTINGS, now_ms=NOW_MS + minute * MINUTE_MS)
+        states = made.states
+        fired.append(bool(made.active))
+    return fired
+
+
+def test_a_time_in_which_nobody_looked_is_no_part_of_the_hold():
+    assert looks(0, 24 * 60, 24 * 60 + 5, 24 * 60 + 10) == [False, False, False, True]
+    assert looks(0, 5, 24 * 60, 24 * 60 + 5) == [False] * 4
+
+
+def test_looks_that_are_further_apart_than_the_hold_can_fire():
+    assert looks(0, 60, 120) == [False, False, True]
+
+
+def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_anew():
+    beyond_then_unknown = [LIMIT + 1, None, None, None, LIMIT + 1, LIMIT + 1, LIMIT + 1]
+    assert [len(s.fired) for s in run(beyond_then_unknown)] == [0, 0, 0, 0, 0, 0, 1]
+    assert [len(s.fired) for s in run([LIMIT + 1, None, LIMIT + 1])] == [0, 0, 1]
+
+
+def test_states_that_an_earlier_version_remembered_are_read():
+    old = AlertStates.from_json({"manifests": [NOW_MS, False], "snapshots": [NOW_MS, True]})
+    made = step(old, health(manifests=101, snapshots=2_001), SETTINGS, now_ms=NOW_MS + HOLD)
+    assert [a.rule for a in made.fired] == ["manifests"]
+    assert {a.rule for a in made.active} == {"manifests", "snapshots"}
+
+
 def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
     active = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in ("manifests", "freshness:gone")})
     made = step(active, health(manifests=101), SETTINGS, now_ms=NOW_MS)
@@ -169,6 +201,15 @@ def test_a_stream_is_stale_only_where_it_is_known_that_records_wait():
     assert value(None, old) is None
     assert value(None, NOW_MS - MINUTE_MS) == 60
     assert value(7, None) is None
+
+
+def test_a_stream_that_commits_once_an_hour_as_declared_is_not_stale():
+    def minutes_ago(minutes: int) -> TableHealth:
+        return stream(lag=7, last_commit_at_ms=NOW_MS - minutes * MINUTE_MS, longest_interval_ms=60 * MINUTE_MS)
+
+    assert beyond(minutes_ago(119)) == {}
+    assert set(beyond(minutes_ago(121))) == {"freshness:s"}
+    assert reading("freshness:s", minutes_ago(61)).is_clear
 
 
 def test_a_sentence_names_the_command_or_where_the_action_is_off_how_to_go_on():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,14 @@ def test_a_stream_is_said_with_its_last_commit_and_watermark(made: MadeStream):
     land(made, 1)
     (stream,) = measured(made).streams
     assert (stream.name, stream.lag, stream.last_commit_at_ms) == ("made", None, BEGIN_MS + 60_000)
+
+
+def test_a_stream_says_how_far_its_commits_may_be_apart(made: MadeStream):
+    land(made, 1)
+    assert measured(made).streams[0].longest_interval_ms == 60_000
+    commit = {"interval": timedelta(minutes=5), "throttle": "stretch", "max_interval": timedelta(minutes=30)}
+    made.spec = made.spec.model_copy(update={"commit": made.spec.commit.model_copy(update=commit)})
+    assert measured(made).streams[0].longest_interval_ms == 30 * 60_000
 
 
 def test_where_the_history_has_no_batch_left_the_marker_s_snapshot_says_how_old_the_last_one_is(made: MadeStream):

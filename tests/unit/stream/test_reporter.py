@@ -14,6 +14,7 @@ from frazil.commit.marker import BatchKey, Marker, SourceIdentity
 from frazil.stream.planner import PlannerReport, read_report, write_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
+from frazil.stream.stall_watch import StallWatch
 from frazil.supervise.heartbeat import Heartbeat, Phase, StallKind
 from frazil.supervise.stall_history import Limits
 
@@ -190,6 +191,18 @@ def test_a_report_says_when_it_was_written_and_one_of_an_older_planner_is_old(tm
         json.dumps({"ends": {"flights": {"0": 5}}, "error_type": None, "error": None})
     )
     assert read_report(tmp_path) == PlannerReport({TP0: 5})
+
+
+def test_what_looks_for_stalls_is_told_of_a_stretch_by_the_thread_that_looks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[float] = []
+    monkeypatch.setattr(StallWatch, "stretch", lambda _, stretch: told.append(stretch))
+    bench.waits()
+    bench.reporter.throttled("the metadata grows", stretch=3.0)
+    assert told == []
+    bench.after(1)
+    assert told == [3.0]
 
 
 def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(bench: Bench):

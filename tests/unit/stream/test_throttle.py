@@ -1,64 +1,139 @@
-"""When commits are stretched: while the metadata is large and grows, in bounds, and without flapping."""
+"""When commits are stretched: while what maintenance leaves is large and grows, in bounds, and without flapping."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frazil.commit.history import ancestors
+from frazil.commit.journal import Journal
 from frazil.dev.made_batches import MadeStream
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
-from frazil.stream.planner import read_rates, write_rates
+from frazil.stream.planner import read_rates
 from frazil.stream.reporter import Reporter
 from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
 from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.policy import Policy
 from frazil.supervise.stall_history import Limits
 
-MINUTE = timedelta(minutes=1)
-BOUNDS = Bounds("demo.t", snapshots=500, manifests=100, interval=MINUTE, longest=10 * MINUTE)
-WARNS = Bounds("demo.t", snapshots=500, manifests=100, interval=MINUTE, longest=MINUTE)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+BOUNDS = Bounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINUTE, longest=10 * MINUTE)
+WARNS = Bounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINUTE, longest=MINUTE)
 COUNTS = st.lists(st.integers(0, 20_000), min_size=1, max_size=60)
 
 
+def judged(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -> list[Throttle]:
+    """What is thought after each of some commits, by when they are and the snapshots and manifests that they leave."""
+    found: list[Throttle] = []
+    for at, snapshots, manifests in seen:
+        measure = Measure(snapshots, manifests, 0.5, at // timedelta(milliseconds=1))
+        found.append(throttle(found[-1] if found else None, measure, bounds))
+    return found
+
+
 def after(counts: list[int], bounds: Bounds = BOUNDS) -> list[Throttle]:
-    """What is thought after each of some commits, by the snapshots that they find."""
-    seen: list[Throttle] = []
-    for count in counts:
-        seen.append(throttle(seen[-1] if seen else None, Measure(count, 10, 0.5), bounds))
+    """By the fewest snapshots of each half hour."""
+    return judged([(n * HOUR / 2, count, 10) for n, count in enumerate(counts)], bounds)
+
+
+# A table between two runs of its maintenance
+
+
+def sawtooth(
+    hours: float, *, every_s: float, streams: int, runs: list[float], leaves: Callable[[int], int]
+) -> list[tuple[timedelta, int, int]]:
+    """A table that so many streams commit to, cut down at `runs`, in hours, to what the run of that number leaves."""
+    seen, count, done = [], 50, 0
+    for n in range(int(hours * 3600 / every_s)):
+        at = n * every_s / 3600
+        count += streams
+        if done < len(runs) and at >= runs[done]:
+            count, done = min(count, leaves(done)), done + 1
+        seen.append((at * HOUR, 400 + count, count))
     return seen
 
 
+@given(
+    st.sampled_from([5, 10, 20, 60]),
+    st.integers(1, 4),
+    st.lists(st.floats(-0.2, 0.2), min_size=8, max_size=8),
+    st.integers(2, 110),
+)
+@settings(max_examples=25, deadline=None)
+def test_maintenance_in_time_is_no_pressure_however_much_comes_between_its_runs(
+    every_s: int, streams: int, late_h: list[float], left: int
+):
+    runs = [n + 0.5 + late for n, late in enumerate(late_h)]
+    seen = sawtooth(8, every_s=every_s, streams=streams, runs=runs, leaves=lambda _: left)
+    assert not any(t.reason for t in judged(seen))
+
+
+@pytest.mark.parametrize(("every_s", "streams"), [(5, 1), (5, 4), (10, 2), (20, 4)])
+def test_maintenance_that_stops_is_pressure_after_about_two_of_its_periods(every_s: int, streams: int):
+    seen = sawtooth(8, every_s=every_s, streams=streams, runs=[1, 2, 3], leaves=lambda _: 5)
+    first = next(at for (at, *_), t in zip(seen, judged(seen), strict=True) if t.reason)
+    assert 1.5 * HOUR <= first - 3 * HOUR <= 2.5 * HOUR
+
+
+def test_maintenance_that_leaves_more_each_time_is_pressure_until_it_gains():
+    seen = sawtooth(12, every_s=10, streams=1, runs=[*range(1, 12)], leaves=lambda run: 80 * run if run < 8 else 5)
+    pressed = [at / HOUR for (at, *_), t in zip(seen, judged(seen), strict=True) if t.reason]
+    assert (4 < pressed[0] < 7, round(pressed[-1])) == (True, 9)
+
+
+def test_a_writer_that_comes_back_after_a_rest_does_not_take_the_table_s_worst_for_what_maintenance_leaves():
+    begins = [(n * HOUR / 2, 500, 10) for n in range(6)]
+    rested = [(10 * HOUR + n * HOUR / 2, 500, 700) for n in range(8)]
+    assert not any(t.reason for t in judged([*begins, *rested]))
+
+
+def test_a_stream_that_seldom_commits_is_no_judge_of_what_lies_between():
+    assert not any(t.reason for t in judged([(n * HOUR, 500, 10 + 200 * n) for n in range(12)]))
+
+
+def test_a_clock_that_was_put_back_begins_the_history_anew():
+    worst = judged([(100 * HOUR + n * HOUR / 2, 500, 10 + 200 * n) for n in range(8)])
+    assert worst[-1].reason
+    assert throttle(worst[-1], Measure(500, 5_000, 0.5, 0), BOUNDS).reason is None
+
+
+# What it comes to
+
+
 def test_a_table_that_outgrows_its_maintenance_is_stretched_and_says_why():
-    grown = after([900, 1_000, 1_100, 1_500, 3_000])
-    assert [round(t.stretch, 2) for t in grown] == [1, 1, 1.47, 2.0, 4.0]
+    grown = after([900, 1_000, 1_100, 1_500, 3_000, 3_000, 3_000, 3_000])
+    assert [round(t.stretch, 2) for t in grown] == [1, 1, 1, 1, 1, 1.47, 2.0, 4.0]
     assert grown[-1].reason == (
-        "the metadata of table demo.t grows faster than maintenance shrinks it: 3000 snapshots where maintenance "
-        "leaves 500, 10 manifests where maintenance leaves 100, and a commit takes 0.5 s; the commit interval is "
-        "stretched from 1m to 4m. Look whether the table's maintenance runs, "
+        "the metadata of table demo.t grows faster than maintenance shrinks it: for 1h30m it never had less than 3000 "
+        "snapshots where maintenance leaves 500, 10 manifests where maintenance leaves 100, and a commit takes 0.5 s; "
+        "the commit interval is stretched from 1m to 4m. Look whether the table's maintenance runs, "
         "and often enough (maintenance.every)"
     )
 
 
 def test_many_manifests_are_pressure_as_well():
-    first = throttle(None, Measure(10, 150, 0.5), BOUNDS)
-    assert throttle(first, Measure(10, 300, 0.5), BOUNDS).stretch == pytest.approx(2.0)
+    seen = [(n * HOUR / 2, 10, manifests) for n, manifests in enumerate([150, *[300] * 4])]
+    assert judged(seen)[-1].stretch == pytest.approx(2.0)
 
 
 def test_a_table_that_was_large_at_the_start_is_left_alone_until_it_grows():
     assert [t.reason for t in after([5_000] * 20)] == [None] * 20
-    assert after([5_000, 5_300])[-1].reason
+    assert after([5_000, *[5_300] * 4])[-1].reason
 
 
 def test_what_nobody_keeps_small_is_no_pressure():
-    nobody = Bounds("demo.t", None, None, MINUTE, 10 * MINUTE)
-    assert [t.reason for t in after([10, 10_000, 20_000], nobody)] == [None] * 3
+    nobody = Bounds("demo.t", None, None, HOUR, MINUTE, 10 * MINUTE)
+    assert [t.reason for t in after([10, *[10_000] * 4, *[20_000] * 4], nobody)] == [None] * 9
 
 
 @given(COUNTS)
@@ -94,8 +169,9 @@ def test_small_ups_and_downs_change_the_answer_once_at_most(level: int, wobbles:
 
 @given(st.integers(1, 1_000), st.integers(1, 200))
 def test_whatever_it_was_a_table_in_shape_commits_as_declared(snapshots: int, manifests: int):
-    worst = after([100, 10_000])[-1]
-    done = throttle(worst, Measure(min(snapshots, 750), min(manifests, 150), 0.5), BOUNDS)
+    worst = after([100, *[10_000] * 4])[-1]
+    assert worst.reason
+    done = throttle(worst, Measure(min(snapshots, 750), min(manifests, 150), 0.5, 2 * 3_600_000), BOUNDS)
     assert (done.stretch, done.reason) == (1.0, None)
 
 
@@ -107,7 +183,7 @@ def test_a_writer_that_waits_for_its_stretched_interval_is_not_hung():
     assert limits["stretch"] - limits["warn"] == 2 * 60_000
 
 
-def declared(mode: str) -> StreamSpec:
+def declared(mode: str, align: str = "none") -> StreamSpec:
     return StreamSpec.model_validate(
         {
             "name": "made",
@@ -115,28 +191,76 @@ def declared(mode: str) -> StreamSpec:
             "table": "demo.made",
             "schema": {"at": "timestamptz"},
             "event-time": "at",
-            "commit": {"throttle": mode, "interval": "1m", "max-interval": "3m"},
+            "partition-by": ["hour(at)"],
+            "commit": {"throttle": mode, "interval": "1m", "max-interval": "3m", "align": align},
             "maintenance": {"expiry": {"at-most": 1, "at-least": 1}},
         }
     )
 
 
+def at_noon(rows: int) -> dict[str, pa.Array]:
+    return {"at": pa.array([datetime(2033, 5, 18, 12, tzinfo=UTC)] * rows, pa.timestamp("us", "UTC"))}
+
+
+@dataclass
+class Writer:
+    """What a batch tells after it landed, with all but Kafka and Spark."""
+
+    spec: StreamSpec
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.made = MadeStream(self.spec, 2_000_000_000_000, partitions=1, columns=at_noon)
+        self.reporter = Reporter(
+            stream="made",
+            fingerprint="f",
+            folder=self.folder,
+            limits=Limits.for_stream(self.spec),
+            clock_ms=lambda: self.made.now_ms,
+        )
+        rest: Any = None
+        self.runner = BatchRunner(
+            self.spec, rest, {}, self.made.tables, rest, self.made.begin(), rest, self.reporter, self.folder, rest
+        )
+
+    def land(self, commits: int) -> None:
+        for n in range(commits):
+            self.made.now_ms += 30 * 60_000
+            landed = Journal(
+                "made", self.made.land({0: (n, n + 1)}).at, "", 0, self.made.source, (), (), {}, frozenset(), {}
+            )
+            self.runner._observe(landed, [{"task_s": 0.0}], batch_s=0.1, commit_s=0.1)
+
+
 @pytest.mark.parametrize(("mode", "stretch"), [("stretch", 3.0), ("warn", 1.0), ("off", None)])
 def test_a_commit_tells_planner_and_heartbeat(mode: str, stretch: float | None, frazil_home: Path, tmp_path: Path):  # noqa: ARG001
-    made = MadeStream(declared(mode), 2_000_000_000_000, partitions=1)
-    limits = Limits.for_stream(made.spec)
-    reporter = Reporter(stream="made", fingerprint="f", folder=tmp_path, limits=limits, clock_ms=lambda: made.now_ms)
-    rest: Any = None
-    runner = BatchRunner(
-        made.spec, rest, {}, made.tables, rest, made.begin(), rest, reporter, run_folder=tmp_path, progress=rest
-    )
-    write_rates(tmp_path, read_rates(tmp_path))
-    for n in range(6):
-        made.land({0: (n, n + 1)})
-        runner._look_at_metadata(0.1)
-    reporter.beat()
+    writer = Writer(declared(mode), tmp_path)
+    writer.land(8)
+    writer.reporter.beat()
     beat = Heartbeat.read(tmp_path)
     assert beat is not None
     assert read_rates(tmp_path).stretch == (stretch or 1.0)
     assert ("grows faster" in (beat.throttle or "")) == (stretch is not None)
     assert ("stretched from 1m to 3m" in (beat.throttle or "")) == (mode == "stretch")
+
+
+def test_of_an_aligned_stream_main_s_snapshots_are_compared_with_those_that_maintenance_leaves(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+):
+    writer = Writer(declared("warn", align="watermark"), tmp_path)
+    writer.land(2)
+    metadata = writer.made.tables.main.current().metadata
+    assert writer.runner.throttle is not None
+    assert writer.runner.throttle.lows[-1].snapshots == len(list(ancestors(metadata)))
+    assert len(metadata.snapshots) >= len(list(ancestors(metadata))) + 2
+
+
+def test_a_disk_that_takes_nothing_does_not_fail_a_batch_that_landed(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    writer = Writer(declared("stretch"), tmp_path / "gone")
+    writer.land(1)
+    assert "was not told" in caplog.text
