@@ -142,7 +142,7 @@ def _reason(low: Low, commit_s: float, bounds: Bounds, interval: timedelta) -> s
     )
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "
-        f"{format_duration(bounds.every * (SLICES - 1) / 2)} it never had less than {', '.join(parts)}, and a commit "
+        f"{format_duration(bounds.every * (SLICES - 1) / 2)} it never had fewer than {', '.join(parts)}, and a commit "
         f"takes {commit_s:.1f} s; {done}. Look whether the table's maintenance runs, and often enough "
         "(maintenance.every)"
     )

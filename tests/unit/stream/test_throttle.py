@@ -114,7 +114,7 @@ def test_a_table_that_outgrows_its_maintenance_is_stretched_and_says_why():
     grown = after([900, 1_000, 1_100, 1_500, 3_000, 3_000, 3_000, 3_000])
     assert [round(t.stretch, 2) for t in grown] == [1, 1, 1, 1, 1, 1.47, 2.0, 4.0]
     assert grown[-1].reason == (
-        "the metadata of table demo.t grows faster than maintenance shrinks it: for 1h30m it never had less than 3000 "
+        "the metadata of table demo.t grows faster than maintenance shrinks it: for 1h30m it never had fewer than 3000 "
         "snapshots where maintenance leaves 500, 10 manifests where maintenance leaves 100, and a commit takes 0.5 s; "
         "the commit interval is stretched from 1m to 4m. Look whether the table's maintenance runs, "
         "and often enough (maintenance.every)"
