@@ -7,7 +7,7 @@ First match wins, for each rule:
   2. the value is unknown: nothing changes;
   3. active: it stays until the value is at most 80 % of the threshold;
   4. not beyond the threshold: the hold begins anew;
-  5. for longer than the hold, and than three times the last gap between two such looks, nobody has seen it beyond: the
+  5. for longer than the hold, and than three of the usual gaps between two such looks, nobody has seen it beyond: the
      hold begins anew, for what was in between is unknown;
   6. beyond for the hold: it fires.
 """
@@ -23,7 +23,9 @@ from frazil.maintenance.health import TableHealth
 from frazil.spec.maintenance import Maintenance
 
 GAPS = 3
-"""A look that is late by less than so many of the usual gaps is a look in time, also where the hold is shorter."""
+"""So many of the usual gaps between two looks are no rest, also where the hold is shorter."""
+USUAL_MS = 300_000
+"""The gap that is usual until one was seen: every five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
     if before is None:
         return AlertState(now_ms, active=False, seen_ms=now_ms)
     gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been put back
-    unseen = gap_ms > max(hold_ms, GAPS * before.gap_ms)
+    unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, USUAL_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
 

@@ -131,6 +131,7 @@ def test_a_time_in_which_nobody_looked_is_no_part_of_the_hold():
 
 def test_looks_that_are_further_apart_than_the_hold_can_fire():
     assert looks(0, 60, 120) == [False, False, True]
+    assert looks(0, 12) == [False, True]
 
 
 def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_anew():
