@@ -6,8 +6,9 @@ halve a partition's small files, so that what a rewrite leaves behind is never w
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,11 +31,16 @@ class Rewrite:
     reason: str
     applies_deletes: bool = False
     """All of its files are read, and none of its delete files is left."""
+    below_bytes: int | None = None
+    """Where it is taken in part: only files smaller than this, so that `files` times this are within the budget."""
+    beside_files: int = 0
+    """Of older partition specs: Iceberg takes those as well whose rows may be the partition's."""
+    beside_bytes: int = 0
 
     @property
     def in_part(self) -> bool:
         """Only so many `files` of it: the budget ends within it."""
-        return not self.applies_deletes and self.files < self.partition.small_files
+        return self.below_bytes is not None
 
 
 class Why(StrEnum):
@@ -43,6 +49,7 @@ class Why(StrEnum):
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
     OLD_SPEC = "an older partition spec"
+    BESIDE = "small files of older partition specs beside them"
     BUDGET = "beyond the budget"
 
 
@@ -77,7 +84,8 @@ def plan_compaction(
 
     `complete_before_us`: partitions whose time ends by then are not written any more; None where that is unknown. A
     partition without a time of the event is always open. `spec_id` is the table's default partition spec: what is of
-    an older one is left, because Iceberg would spread it over any number of today's partitions.
+    an older one is left, because Iceberg would spread it over any number of today's partitions. It takes such small
+    files all the same where their time is a chosen partition's: they count against the budget.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -90,7 +98,8 @@ def plan_compaction(
         elif judged:
             left.append(judged)
     worth.sort(key=lambda w: (not w[0], -benefit(w[1]), w[1].partition.path))
-    taken, beyond = _within(settings.budget, [rewrite for _, rewrite in worth], target=target)
+    old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
+    taken, beyond = _within(settings.budget, [rewrite for _, rewrite in worth], old, target=target)
     left += beyond
     return CompactionPlan(taken, tuple(left), _sentence(taken, left))
 
@@ -139,35 +148,79 @@ def _files_of(size: int, target: int) -> int:
     return max(-(-size // target), 1)
 
 
-def _within(budget: int, ordered: list[Rewrite], *, target: int) -> tuple[tuple[Rewrite, ...], list[Left]]:
+def _within(
+    budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
+) -> tuple[tuple[Rewrite, ...], list[Left]]:
     """The best ones that fit, of the next one as much as fits, and nothing after it: so none is passed over for ever.
 
-    A partition with delete files is taken whole or not at all, and alone where it is beyond any budget.
+    A partition with delete files is taken whole or not at all, and alone where it is beyond any budget. What would
+    not even fit alone is passed over: neither with its files of `old` specs, nor in a part that is halved.
     """
     taken: list[Rewrite] = []
-    rest = budget
-    for place, rewrite in enumerate(ordered):
-        fitting = rewrite if rewrite.bytes <= rest else _part(rewrite, rest, target=target)
+    left: list[Left] = []
+    rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
+    for place, alone in enumerate(ordered):
+        beside = [p for p in old if _may_share_rows(p, alone.partition)]
+        rewrite = _with(alone, beside)
+        cost = rewrite.bytes + rewrite.beside_bytes
+        fitting = rewrite if cost <= rest else None if beside else _part(rewrite, rest, target=target)
+        if beside and cost > budget:
+            why = f"{rewrite.beside_files:,} small files of older specs would be rewritten with it, {cost:,} bytes"
+            left.append(Left(alone.partition, Why.BESIDE, f"{why} in all: rewrite those by hand"))
+            continue
         if fitting is None and rewrite.applies_deletes and not taken:
             fitting = rewrite
+        if fitting is None and not taken:
+            why = f"{rewrite.reason}; it is beyond any run's budget, and no part of it is sure to be halved"
+            left.append(Left(alone.partition, Why.MARGINAL, why))
+            continue
         if fitting is not None:
             taken.append(fitting)
-            rest -= fitting.bytes
+            rest -= fitting.bytes + fitting.beside_bytes
+            old = [p for p in old if not _may_share_rows(p, alone.partition)]
         if fitting is not rewrite or rest <= 0:
             later = ordered[place + 1 if fitting else place :]
-            spent = f"the {budget:,} bytes of one run go to partitions that gain more"
-            return tuple(taken), [Left(r.partition, Why.BUDGET, f"{r.reason}, and {spent}") for r in later]
-    return tuple(taken), []
+            left += [Left(r.partition, Why.BUDGET, f"{r.reason}, and {spent}") for r in later]
+            break
+    return tuple(taken), left
+
+
+def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
+    """Unless their times are known, and apart."""
+    spans = (one.window_begin_us, one.window_end_us, other.window_begin_us, other.window_end_us)
+    begin, end, other_begin, other_end = spans
+    if begin is None or end is None or other_begin is None or other_end is None:
+        return True
+    return begin < other_end and other_begin < end
+
+
+def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
+    """All that Iceberg may rewrite together with it."""
+    if not beside:
+        return rewrite
+    whole = rewrite.applies_deletes  # then it takes each file that has deletes, however large
+    files = sum(p.files if whole else p.small_files for p in beside)
+    size = sum(p.bytes if whole else p.small_bytes for p in beside)
+    why = f"{rewrite.reason}, with up to {files:,} small files of older specs"
+    return dataclasses.replace(rewrite, reason=why, beside_files=files, beside_bytes=size)
 
 
 def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """As many of the partition's small files as whole target files are made of; they are taken to be equally large."""
+    """As many of the partition's small files as are sure to fit, and to be halved; None where fewer than two are.
+
+    Iceberg takes any of the files below a size. No more than `bytes / below` files are as large as `below` (Markov's
+    inequality), and an even number of files below half the target becomes half as many.
+    """
     if rewrite.applies_deletes or rest < target:
         return None
-    files = rewrite.files * (rest - rest % target) // rewrite.bytes
+    below = max(min(-(-2 * rewrite.bytes // rewrite.files), target // 2), 1)
+    files = min(rest // below, rewrite.files - rewrite.bytes // below) // 2 * 2
+    if not files:
+        return None
     size = -(-rewrite.bytes * files // rewrite.files)
-    why = f"{rewrite.reason}; {files:,} of them are within the budget"
-    return Rewrite(rewrite.partition, files, size, _removed(files, size, target), why)
+    why = f"{rewrite.reason}; {files:,} of those below {below:,} bytes are within the budget"
+    removed = files - _files_of(size, target)
+    return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
 
 
 def _sentence(taken: Iterable[Rewrite], left: Iterable[Left]) -> str:

@@ -139,7 +139,8 @@ class _Description:
             small_files=count.small_files,
             small_bytes=count.small_bytes,
             delete_files=count.delete_files,
-            window_end_us=min(self._ends(values), default=None),
+            window_end_us=min(self._moments(values, after=1), default=None),
+            window_begin_us=max(self._moments(values, after=0), default=None),
         )
 
     def _path(self, values: tuple[object, ...]) -> str:
@@ -148,7 +149,8 @@ class _Description:
         except (ValueError, TypeError, OverflowError):  # a time beyond the year 9999, a column that was dropped
             return "/".join(f"{f.name}={v}" for f, v in zip(self._spec.fields, values, strict=True))
 
-    def _ends(self, values: Sequence[Any]) -> Iterable[int]:
+    def _moments(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
+        """Where its units of time begin, or so many units after that."""
         for at, unit in self._units:
             if values[at] is not None:
-                yield int(np.datetime64(values[at] + 1, unit).astype("datetime64[us]").astype(np.int64))
+                yield int(np.datetime64(values[at] + after, unit).astype("datetime64[us]").astype(np.int64))

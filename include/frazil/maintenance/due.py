@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from frazil.maintenance.compaction import DELETES_PER_FILE
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.manifests import plan_manifests
-from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Switched
+from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
 
 LOOK_AGAIN = timedelta(days=1)
-"""What a run left for its budget, or as too few files, is looked at again at least so often."""
+"""What this look cannot see, and what a run left, is looked at again so often: in the day's first run, by UTC."""
 
 
 class Action(StrEnum):
@@ -41,38 +42,51 @@ class Due:
 def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
     """Of a shallow measurement."""
     looks = {
-        Action.COMPACTION: _compaction(health, settings.compaction),
-        Action.MANIFESTS: _manifests(health, settings),
+        Action.COMPACTION: _compaction(health, settings.compaction, again=_again(health, settings)),
+        Action.MANIFESTS: _manifests(health, settings.manifests, again=_again(health, settings)),
         Action.EXPIRY: _expiry(health, settings.expiry),
     }
     off = Due(False, "it is switched off")
     return {action: look if enabled(settings, action) else off for action, look in looks.items()}
 
 
-def _compaction(health: TableHealth, settings: Compaction) -> Due:
-    if health.delete_files:
-        return Due(True, f"there are {health.delete_files:,} delete files")
-    small = health.average_file_bytes < health.target_file_bytes * 3 // 4
-    if health.data_files < settings.min_files or not small:
-        files = f"{health.data_files:,} files of {health.average_file_bytes:,.0f} bytes on average"
-        return Due(False, f"{files}: few enough, or large enough")
-    if health.files_since_compaction >= settings.min_files:
-        return Due(True, f"{health.files_since_compaction:,} files came since the last compaction")
-    last_ms = health.last_compaction_at_ms
-    if last_ms is None or health.at_ms - last_ms >= LOOK_AGAIN // timedelta(milliseconds=1):
-        return Due(True, "it was not looked at for a day")
-    return Due(False, f"{health.files_since_compaction:,} files came since the last compaction: fewer than it takes")
+def _again(health: TableHealth, settings: Maintenance) -> bool:
+    """Whether this is the first of the runs within `LOOK_AGAIN`; it needs no memory."""
+    return timedelta(milliseconds=health.at_ms) % LOOK_AGAIN < settings.every
 
 
-def _manifests(health: TableHealth, settings: Maintenance) -> Due:
-    plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings.manifests)
+def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:
+    if health.delete_files > 0 and health.delete_files >= DELETES_PER_FILE * health.data_files:
+        return Due(True, f"there are {health.delete_files:,} delete files for {health.data_files:,} files")
+    if health.data_files < settings.min_files and not health.delete_files:
+        return Due(False, f"{health.data_files:,} files are few enough")
+    if again:
+        return Due(True, "it is looked at in whole once a day")
+    files, size = health.files_since_compaction, health.bytes_since_compaction
+    came = "came since the last compaction, or since the history begins"
+    if not files and health.last_compaction_at_ms is None:  # a history that tells nothing
+        files, size, came = health.data_files, health.data_bytes, "are there"
+    said = f"{files:,} files of {size / max(files, 1):,.0f} bytes on average {came}"
+    if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
+        return Due(False, f"{said}: few enough, or large enough")
+    return Due(True, said)
+
+
+def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
+    """The specs are taken together, and the target is Iceberg's default: what that hides is looked at once a day."""
+    plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
+    if again and not plan.spec_ids and health.manifests >= settings.most:
+        return Due(True, f"{plan.sentence}; each partition spec's own are looked at once a day")
     return Due(bool(plan.spec_ids), plan.sentence)
 
 
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
-    if health.snapshots <= settings.at_least or health.oldest_snapshot_at_ms is None:
-        return Due(False, f"{health.snapshots:,} snapshots are no more than are always kept")
-    age = timedelta(milliseconds=health.at_ms - health.oldest_snapshot_at_ms)
-    if age < settings.keep and health.snapshots <= settings.at_most:
-        return Due(False, f"the oldest snapshot is {age} old: {settings.keep} are kept")
-    return Due(True, f"{health.snapshots:,} snapshots, the oldest {age} old")
+    """By main's line: what a marker or a tag holds beyond it is old, and stays."""
+    if health.snapshots > settings.at_most:
+        return Due(True, f"{health.snapshots:,} snapshots are more than {settings.at_most:,}")
+    if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:
+        return Due(False, f"{health.main_snapshots:,} snapshots of main are no more than are always kept")
+    age = timedelta(milliseconds=health.at_ms - health.main_oldest_at_ms)
+    if age < settings.keep:
+        return Due(False, f"the oldest snapshot of main is {age} old: {settings.keep} are kept")
+    return Due(True, f"{health.main_snapshots:,} snapshots of main, the oldest {age} old")

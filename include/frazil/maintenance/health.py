@@ -27,6 +27,8 @@ class PartitionFiles:
     delete_files: int
     window_end_us: int | None
     """The end of the partition's time of the event, in microseconds since 1970; None where it has no such part."""
+    window_begin_us: int | None = None
+    """And its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,10 @@ class TableHealth:
     """None for dead letters and signals, which may rest for months while all is well."""
     partitions: Sequence[PartitionFiles] | None = None
     """Only of a deep measurement."""
+    main_snapshots: int = 0
+    """In one line from main's head back: without single snapshots beyond it that a marker or a tag holds."""
+    main_oldest_at_ms: int | None = None
+    """Of that line."""
 
     @property
     def average_file_bytes(self) -> float:

@@ -65,6 +65,7 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
     deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
     rows = sum((m.added_rows_count or 0) + (m.existing_rows_count or 0) for m in data)
     compacted_at_ms, files_since, bytes_since = _since_compaction(metadata)
+    main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
     watched = maintained.streams if maintained.kind is Kind.MAIN else ()
     return TableHealth(
@@ -88,6 +89,8 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         recent=_recent(table, maintained),
         streams=tuple(_stream(metadata, spec, now_ms=now_ms, ask_kafka=ask_kafka) for spec in watched),
         partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
+        main_snapshots=len(main_at_ms),
+        main_oldest_at_ms=min(main_at_ms, default=None),
     )
 
 

@@ -15,6 +15,8 @@ class Ending(StrEnum):
     """There was nothing worth doing, or it is switched off."""
     GAVE_UP = "gave up"
     """Another commit won; the next run looks again."""
+    REFUSED = "refused"
+    """It would not be safe, or the table forbids it: a person has to look."""
     FAILED = "failed"
 
 
@@ -29,7 +31,7 @@ class Outcome:
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Named with their units, in kebab-case."""
     exit_code: int = 0
-    """Of a failure, as in `frazil.errors`."""
+    """Of a failure or a refusal, as in `frazil.errors`."""
 
     def __str__(self) -> str:
         return f"{self.table}: {self.action} {self.ending}: {self.sentence}"

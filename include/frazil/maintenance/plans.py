@@ -26,7 +26,9 @@ from frazil.table.catalogs import catalog_errors
 Plan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""Where no stream's watermark tells, a partition by the clock is over an hour after its end."""
+"""Where times are this clock's own, a partition is over an hour after its end."""
+UNKNOWN_SLACK_US = 86_400_000_000
+"""And a day where a stream has no watermark: one that is gone, or has not begun, holds nothing back for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,9 @@ class Planner:
             return self.catalog.load_table(self.maintained.identifier)
 
 
-def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int | None:
-    """Partitions that end by then are not written any more, but for late rows; None where that is unknown."""
+def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
+    """Partitions that end by then are not written any more, but for late rows: only what it costs rests on this."""
     if maintained.kind is not Kind.MAIN:
         return now_ms * 1_000 - CLOCK_SLACK_US
-    return complete_to(feeds_of(table, maintained.streams))
+    known = complete_to(feeds_of(table, maintained.streams))
+    return now_ms * 1_000 - UNKNOWN_SLACK_US if known is None else known

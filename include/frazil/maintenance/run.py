@@ -20,7 +20,7 @@ from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import unset_properties
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.plans import Planner
-from frazil.maintenance.spark_actions import Conflict, SparkFailed, SparkTable
+from frazil.maintenance.spark_actions import Conflict, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Run:
         except Exception as error:  # the next action, and the next table, have their turn all the same
             log.exception("%s of %s failed", action, self.maintained.identifier)
             made = self._ended(action, Ending.FAILED, repr(error), exit_code=1)
-        log.log(logging.ERROR if made.ending is Ending.FAILED else logging.INFO, "%s", made)
+        log.log(logging.ERROR if made.exit_code else logging.INFO, "%s", made)
         return made
 
     def _compact(self) -> Outcome:
@@ -86,11 +86,6 @@ class _Run:
         done = self._open(table).rewrite(plan.rewrites, sort=sort)
         seconds = time.monotonic() - began
         missing = plan.files - done.removed
-        sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
-        if missing > 0:
-            sentence += (
-                f"; {missing:,} were not rewritten: another commit won, or they are gone ({done.failed:,} failed)"
-            )
         numbers = {
             "partitions": len(plan.rewrites),
             "files-removed": done.removed,
@@ -100,8 +95,9 @@ class _Run:
             "seconds": round(seconds, 3),
             "mb-per-second": round(done.bytes / 1e6 / seconds, 2),
         }
-        moved = self.catalog.load_table(table.name()).current_snapshot() != table.current_snapshot()
-        ending = Ending.DONE if done.removed else Ending.GAVE_UP if moved and not done.failed else Ending.FAILED
+        ending, why = compacted(done)
+        sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
+        sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _rewrite_manifests(self) -> Outcome:
@@ -118,8 +114,10 @@ class _Run:
 
     def _expire(self) -> Outcome:
         table, plan = self._planner.expiry()
+        if plan.refused:
+            return self._ended(Action.EXPIRY, Ending.REFUSED, plan.sentence, exit_code=FrazilError.exit_code)
         unset = unset_properties(table.metadata)
-        if unset and not plan.refused:
+        if unset:
             with table.transaction() as change:
                 change.set_properties(unset)
         if not plan.expire:
@@ -153,3 +151,16 @@ class _Run:
         exit_code: int = 0,
     ) -> Outcome:
         return Outcome(self.maintained.identifier, action, ending, sentence, numbers or {}, exit_code)
+
+
+def compacted(done: Rewritten) -> tuple[Ending, str]:
+    """How a rewrite ended that was worth it, and what kept it from files that are not rewritten."""
+    if done.errors:
+        return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
+    failed = [f"{done.failed:,} failed before their commit, as Spark's log says"] if done.failed else []
+    lost = [f"another commit won: {said}" for said in dict.fromkeys(done.lost)]
+    if done.removed:
+        return Ending.DONE, "; ".join(failed + lost) or "another commit won, or they are gone"
+    if failed or lost:
+        return Ending.FAILED if failed else Ending.GAVE_UP, "; ".join(failed + lost)
+    return Ending.FAILED, "Iceberg finds none of them by its partitions. Rewrite them by hand, and report this"

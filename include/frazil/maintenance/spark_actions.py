@@ -48,6 +48,10 @@ class Rewritten:
     """Of the removed files."""
     failed: int = 0
     """Files of jobs that failed before they had anything to commit."""
+    lost: tuple[str, ...] = ()
+    """Of each part that another commit kept from the table, how that was told."""
+    errors: tuple[str, ...] = ()
+    """Of each part that went wrong otherwise."""
 
     def __add__(self, other: Rewritten) -> Rewritten:
         return Rewritten(
@@ -55,6 +59,8 @@ class Rewritten:
             self.added + other.added,
             self.bytes + other.bytes,
             self.failed + other.failed,
+            self.lost + other.lost,
+            self.errors + other.errors,
         )
 
 
@@ -79,15 +85,50 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite the small files of partitions: those that are taken whole together, every other by itself."""
+        """Rewrite the small files of partitions: those that are taken whole together, every other by itself.
+
+        What becomes of one part keeps no other from its turn; nothing is raised.
+        """
         whole = [r for r in rewrites if not (r.in_part or r.applies_deletes)]
         batches = [whole[at : at + PARTITIONS_AT_ONCE] for at in range(0, len(whole), PARTITIONS_AT_ONCE)]
         batches += [[r] for r in rewrites if r.in_part or r.applies_deletes]
-        return sum((self._rewrite(batch, sort=sort) for batch in batches), Rewritten())
+        return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
+
+    def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
+        try:
+            return self._rewrite(batch, sort=sort)
+        except Conflict as conflict:
+            return Rewritten(lost=(str(conflict),))
+        except SparkFailed as error:
+            return Rewritten(errors=(str(error),))
 
     def _rewrite(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
+        metadata, options = self.table.metadata, self._options(batch[0])
+        chosen = [r.partition.values for r in batch]
+        with java_errors():
+            begun = self.java.currentSnapshot().snapshotId()
+            action = self._actions.rewriteDataFiles(self.java)
+            action = action.sort() if sort else action.binPack()
+            those = partition_filter(_jvm(self.spark), chosen, spec=metadata.spec(), schema=metadata.schema())
+            action = action.filter(those)
+            for key, value in options.items():
+                action = action.option(key, value)
+            done = action.snapshotProperty("frazil.operation", "compaction").execute()
+            removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
+            lost = () if removed or failed or not self._finds(those, options, begun) else ("its commits failed",)
+        return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
+
+    def _finds(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
+        """Whether there was anything to commit: partial progress does not tell commits that failed from none."""
+        planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
+        made = planner(self.java, those, snapshot_id, True)
+        made.init(options)
+        return bool(made.plan().totalGroupCount())
+
+    def _options(self, rewrite: Rewrite) -> dict[str, str]:
+        """Iceberg's, of an action that begins with this one."""
         target = target_file_bytes(self.table)
-        options = {
+        options: dict[str, object] = {
             "target-file-size-bytes": target,
             "min-input-files": 2,  # what is worth it was decided
             "max-file-size-bytes": 2**62,  # and large files are good ones
@@ -97,27 +138,17 @@ class SparkTable:
             "rewrite-job-order": "files-desc",
             "use-starting-sequence-number": "true",  # deletes that come meanwhile apply to what is rewritten
         }
-        if batch[0].in_part:
-            options["max-files-to-rewrite"] = batch[0].files
-        if batch[0].applies_deletes:
+        if rewrite.below_bytes is not None:
+            most = rewrite.files * rewrite.below_bytes
+            options |= {
+                "min-file-size-bytes": rewrite.below_bytes,
+                "max-files-to-rewrite": rewrite.files,
+                # a sort makes as many files as it would of a whole group, also where it gets a part of it
+                "max-file-group-size-bytes": min(FILES_A_GROUP * target, most),
+            }
+        if rewrite.applies_deletes:
             options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}
-        metadata = self.table.metadata
-        chosen = [r.partition.values for r in batch]
-        with java_errors():
-            action = self._actions.rewriteDataFiles(self.java)
-            action = action.sort() if sort else action.binPack()
-            action = action.filter(
-                partition_filter(_jvm(self.spark), chosen, spec=metadata.spec(), schema=metadata.schema())
-            )
-            for key, value in options.items():
-                action = action.option(key, str(value))
-            done = action.snapshotProperty("frazil.operation", "compaction").execute()
-        return Rewritten(
-            done.rewrittenDataFilesCount(),
-            done.addedDataFilesCount(),
-            done.rewrittenBytesCount(),
-            done.failedDataFilesCount(),
-        )
+        return {key: str(value) for key, value in options.items()}
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
         """How many manifests of a spec were replaced, and by how many."""

@@ -109,7 +109,10 @@ def test_run_after_run_everything_that_is_worth_it_is_rewritten_if_a_run_may_mak
             break
         taken = {r.partition.path: r for r in made.rewrites}
         found = [_after(p, taken[p.path]) if p.path in taken else p for p in found]
-    assert all(left.why is not Why.BUDGET for left in plan(*found, settings=wanted).left)
+    last = plan(*found, settings=wanted)
+    assert all(left.why is not Why.BUDGET for left in last.left)
+    for left in (left for left in last.left if "any run's budget" in left.reason):
+        assert 2 * left.partition.small_bytes > left.partition.small_files * TARGET * 3 // 4
 
 
 def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
@@ -159,11 +162,53 @@ def test_delete_files_are_worth_a_rewrite_from_one_for_ten_files_on():
 def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtakes_it():
     big, next_best = of("day=1", small=1_000, size=100), of("day=2", small=5, size=300)
     made = plan(big, next_best, settings=SETTINGS)
-    assert [(r.partition.path, r.files, r.in_part) for r in made.rewrites] == [("day=1", 200, True)]
+    assert [(r.partition.path, r.files, r.in_part) for r in made.rewrites] == [("day=1", 100, True)]
     assert [(left.partition.path, left.why) for left in made.left] == [("day=2", Why.BUDGET)]
     assert (
-        made.sentence == "200 files of 20,000 bytes in 1 partitions become 180 fewer; left are 1 for beyond the budget"
+        made.sentence == "100 files of 10,000 bytes in 1 partitions become 90 fewer; left are 1 for beyond the budget"
     )
+
+
+@given(st.lists(st.integers(1, SMALL), min_size=2, max_size=300), st.integers(TARGET, 60_000))
+def test_whichever_files_a_part_takes_they_are_there_and_within_the_budget_and_halved(sizes, budget):
+    found = dataclasses.replace(of(small=len(sizes)), small_bytes=sum(sizes))
+    for rewrite in plan(found, settings=Compaction(budget=budget, min_files=2, open_files=2)).rewrites:
+        if rewrite.below_bytes is None:
+            assert rewrite.bytes <= budget
+            continue
+        eligible = sorted((size for size in sizes if size < rewrite.below_bytes), reverse=True)
+        assert len(eligible) >= rewrite.files >= 2
+        worst = sum(eligible[: rewrite.files])
+        assert worst <= budget
+        assert 2 * -(-worst // TARGET) <= rewrite.files
+
+
+def test_a_partition_that_never_fits_keeps_no_other_from_its_turn():
+    never, other = of("day=1", small=60, size=500), of("day=2", small=10, size=500)
+    made = plan(never, other, settings=SETTINGS)
+    assert [r.partition.path for r in made.rewrites] == ["day=2"]
+    assert [left.why for left in made.left] == [Why.MARGINAL]
+
+
+def at(path: str, begin_us: int | None, end_us: int | None, *, spec: int = 0, small: int = 10) -> PartitionFiles:
+    return dataclasses.replace(of(path, small=small, size=100, spec=spec, end_us=end_us), window_begin_us=begin_us)
+
+
+def test_small_files_of_an_older_spec_count_once_against_the_budget_where_their_time_is_a_chosen_partition_s():
+    old, days = at("month=1", 0, 30, spec=3, small=50), [at(f"day={n}", n, n + 1) for n in (28, 29, 30)]
+    made = plan(old, *days, settings=SETTINGS)
+    assert [(r.partition.path, r.beside_files, r.beside_bytes) for r in made.rewrites] == [
+        ("day=28", 50, 5_000), ("day=29", 0, 0), ("day=30", 0, 0),
+    ]  # fmt: skip
+    assert made.rewrites[0].reason.endswith("with up to 50 small files of older specs")
+    assert sum(r.bytes + r.beside_bytes for r in made.rewrites) <= SETTINGS.budget
+
+
+def test_a_partition_is_left_where_the_older_spec_s_files_beside_it_are_beyond_any_budget():
+    old, day, later = at("", None, None, spec=3, small=500), at("day=1", 1, 2), at("day=40", 40, 41)
+    assert [left.why for left in plan(old, day).left] == [Why.OLD_SPEC, Why.BESIDE]
+    made = plan(dataclasses.replace(old, window_begin_us=0, window_end_us=31), day, later)
+    assert [r.partition.path for r in made.rewrites] == ["day=40"]
 
 
 def test_partitions_of_a_spec_that_the_table_gave_up_are_left():

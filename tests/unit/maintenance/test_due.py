@@ -1,0 +1,95 @@
+"""When a run of the PySpark app is worth its JVM, by a look that opens no manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from frazil.dev.made_batches import MadeStream
+from frazil.maintenance.due import Action, due
+from frazil.maintenance.health import TableHealth
+from frazil.maintenance.manifests import TARGET_BYTES
+from frazil.maintenance.measure import measure
+from frazil.maintenance.tables import find_maintained
+from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests
+from frazil.table.catalogs import load_catalog
+from tests.unit.maintenance.day_by_day import land
+
+HOUR_MS = 3_600_000
+NOON_MS = 1_000 * 24 * HOUR_MS + 12 * HOUR_MS
+MIB = 2**20
+SETTINGS = Maintenance(
+    compaction=Compaction(min_files=5),
+    manifests=Manifests(most=10),
+    expiry=Expiry(keep=timedelta(hours=6), at_least=20),
+)
+LARGE = TableHealth(
+    table="demo.flights", at_ms=NOON_MS, snapshot_id=1, target_file_bytes=512 * MIB, data_files=10_000,
+    data_bytes=10_000 * 500 * MIB, rows=1, delete_files=0, manifests=3, manifests_bytes=3, manifest_list_bytes=1,
+    metadata_bytes=1, snapshots=20, oldest_snapshot_at_ms=NOON_MS, last_compaction_at_ms=None,
+    files_since_compaction=0, bytes_since_compaction=0, recent=None, streams=(), main_snapshots=20,
+    main_oldest_at_ms=NOON_MS,
+)  # fmt: skip
+
+
+def is_due(action: Action, **changes: Any) -> bool:
+    return due(dataclasses.replace(LARGE, **changes), SETTINGS)[action].due
+
+
+@pytest.mark.parametrize(
+    ("changes", "worth"),
+    [
+        ({}, False),
+        ({"files_since_compaction": 3_000, "bytes_since_compaction": 3_000 * MIB}, True),
+        ({"files_since_compaction": 3_000, "bytes_since_compaction": 3_000 * 500 * MIB}, False),
+        ({"files_since_compaction": 4, "bytes_since_compaction": 4 * MIB}, False),
+        ({"data_bytes": 10_000 * MIB}, True),
+        ({"data_bytes": 10_000 * MIB, "last_compaction_at_ms": 0}, False),
+        ({"delete_files": 1}, False),
+        ({"delete_files": 1_000}, True),
+    ],
+    ids=["large", "small since", "large since", "few since", "no history", "compacted", "a delete", "many deletes"],
+)
+def test_compaction_is_due_by_what_came_since_the_last_one(changes: dict[str, Any], worth: bool) -> None:
+    assert is_due(Action.COMPACTION, **changes) is worth
+
+
+@pytest.mark.parametrize("changes", [{}, {"delete_files": 1}])
+def test_whatever_the_look_cannot_see_is_looked_at_in_one_run_of_each_day(changes: dict[str, Any]) -> None:
+    hours = [is_due(Action.COMPACTION, at_ms=NOON_MS + hour * HOUR_MS, **changes) for hour in range(48)]
+    assert sum(hours) == 2
+    assert not is_due(Action.COMPACTION, at_ms=NOON_MS + 12 * HOUR_MS, data_files=4)
+
+
+def test_what_something_holds_beyond_main_s_line_is_not_counted_with_it(made: MadeStream) -> None:
+    land(made, 3)
+    table = made.tables.main.refresh()
+    table.maintenance.expire_snapshots().by_id(table.metadata.snapshots[-2].snapshot_id).commit()
+    found = measure(load_catalog(None), find_maintained([made.spec], "demo.made"), now_ms=made.now_ms)
+    assert found
+    assert (found.snapshots, found.main_snapshots, found.main_oldest_at_ms) == (3, 1, made.now_ms)
+
+
+def test_manifests_of_specs_that_hide_one_another_are_looked_at_once_a_day() -> None:
+    full_and_tiny = {"manifests": 100, "manifests_bytes": 60 * TARGET_BYTES}
+    assert sum(is_due(Action.MANIFESTS, at_ms=NOON_MS + n * HOUR_MS, **full_and_tiny) for n in range(24)) == 1
+    assert is_due(Action.MANIFESTS, manifests=100, manifests_bytes=100)
+    assert not is_due(Action.MANIFESTS, manifests=9, manifests_bytes=9, at_ms=NOON_MS + 12 * HOUR_MS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "worth"),
+    [
+        ({"snapshots": 22, "oldest_snapshot_at_ms": 0}, False),
+        ({"snapshots": 21, "main_snapshots": 21}, False),
+        ({"snapshots": 21, "main_snapshots": 21, "main_oldest_at_ms": NOON_MS - 6 * HOUR_MS}, True),
+        ({"snapshots": 501}, True),
+        ({"snapshots": 0, "main_snapshots": 0, "main_oldest_at_ms": None}, False),
+    ],
+    ids=["an idle marker", "all young", "old ones", "too many", "empty"],
+)
+def test_expiry_is_due_by_the_age_of_main_s_own_line(changes: dict[str, Any], worth: bool) -> None:
+    assert is_due(Action.EXPIRY, **changes) is worth

@@ -1,0 +1,64 @@
+"""How a run of Iceberg's actions ends: what is told, and whether somebody has to look."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from frazil.dev.made_batches import MadeStream
+from frazil.errors import FrazilError
+from frazil.maintenance.due import Action
+from frazil.maintenance.outcome import Ending
+from frazil.maintenance.run import compacted, maintain
+from frazil.maintenance.spark_actions import Conflict, Rewritten, SparkFailed, SparkTable
+from frazil.maintenance.tables import find_maintained
+from frazil.table.catalogs import load_catalog
+from tests.unit.maintenance.day_by_day import land
+
+
+@pytest.mark.parametrize(
+    ("done", "ending", "why"),
+    [
+        (Rewritten(removed=3), Ending.DONE, "they are gone"),
+        (Rewritten(removed=3, lost=("x",)), Ending.DONE, "another commit won: x"),
+        (Rewritten(lost=("x", "x")), Ending.GAVE_UP, "another commit won: x"),
+        (Rewritten(lost=("x",), failed=2), Ending.FAILED, "2 failed"),
+        (Rewritten(), Ending.FAILED, "finds none of them"),
+        (Rewritten(removed=3, errors=("no memory",)), Ending.FAILED, "no memory"),
+    ],
+)
+def test_it_gives_up_only_where_another_commit_won(done: Rewritten, ending: Ending, why: str) -> None:
+    found, said = compacted(done)
+    assert found is ending
+    assert why in said
+
+
+def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = iter([Rewritten(removed=4, added=1), SparkFailed("no memory"), Conflict("mine"), Rewritten(removed=2)])
+
+    def rewrite(*_: object, **__: object) -> Rewritten:
+        part = next(parts)
+        if isinstance(part, Exception):
+            raise part
+        return part
+
+    monkeypatch.setattr(SparkTable, "_rewrite", rewrite)
+    table = SparkTable(spark=None, table=None, java=None)  # type: ignore[arg-type]
+    assert table.rewrite([_InPart()] * 4, sort=False) == Rewritten(6, 1, lost=("mine",), errors=("no memory",))  # type: ignore[list-item]
+
+
+class _InPart:
+    in_part, applies_deletes = True, False
+
+
+def test_an_expiry_that_is_refused_is_an_ending_of_its_own_that_fails_its_task(made: MadeStream) -> None:
+    land(made, 1)
+    with made.tables.main.refresh().transaction() as change:
+        change.set_properties({"gc.enabled": "false"})
+    found, now_ms = find_maintained([made.spec], "demo.made"), time.time_ns() // 1_000_000
+    (outcome,) = maintain(None, load_catalog(None), found, actions=[Action.EXPIRY], now_ms=now_ms)  # type: ignore[arg-type]
+    assert (outcome.ending, outcome.exit_code) == (Ending.REFUSED, FrazilError.exit_code)
+    assert "gc.enabled=false" in outcome.sentence
