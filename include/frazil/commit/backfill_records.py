@@ -13,7 +13,7 @@ from typing import Any
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.backfill_lane import Lane, State, read_lane
-from frazil.commit.history import ancestors
+from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.window import Window
 
@@ -87,7 +87,7 @@ def _paths(journals: JournalStore) -> list[str]:
 
 
 def _paths_in(metadata: TableMetadata, stream: str, window: Window) -> Iterator[str]:
-    for snapshot in ancestors(metadata):
+    for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         if summary and summary.get("frazil.backfill-stream") == stream and snapshot.timestamp_ms in window:
             yield str(summary["frazil.commit-record"])

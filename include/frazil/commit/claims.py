@@ -58,7 +58,8 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     A batch's time is its snapshot's in the branch's history: a journal that waited for its writer to come back was
     committed when it came back. So one window after the other leaves nothing out, whenever a batch was journaled.
     Where the history of the window's beginning was expired, the records themselves are searched, newest first, by the
-    time they were written at, back to an hour before the window: a clock that went back further hides some.
+    time they were written at, back to an hour before the window: a clock that went back further hides some. Records
+    of backfills and of skipped ranges have no such time: expiry keeps their snapshots for the audits of their hour.
     """
     found: list[Journal] = []
     gone: list[str] = []

@@ -13,6 +13,9 @@ from frazil.commit.rules import MAIN, head_of
 from frazil.errors import RolledBack
 from frazil.ingest.contract import TopicPartition
 
+ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
+"""Of summaries: ranges that were skipped, and backfills that were published. No record has the time of either."""
+
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
     """The branch's snapshots, newest first, as far as its history was not expired."""
@@ -21,6 +24,16 @@ def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]
     while current is not None:
         yield current
         current = snapshots.get(current.parent_snapshot_id) if current.parent_snapshot_id else None
+
+
+def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
+    """Main's snapshots, newest first, and behind the cut of its history the single ones that expiry kept."""
+    oldest = 0
+    for snapshot in ancestors(metadata):
+        oldest = snapshot.sequence_number or 0
+        yield snapshot
+    kept = [s for s in metadata.snapshots if (s.sequence_number or 0) < oldest]
+    yield from sorted(kept, key=lambda s: s.sequence_number or 0, reverse=True)
 
 
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
@@ -42,7 +55,7 @@ def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
 
 def lost_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """What retention took from a stream that skips gaps, newest first: snapshots, and the ranges that each names."""
-    for snapshot in ancestors(metadata):
+    for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
         if summary and lost and summary.get("frazil.stream") == stream:

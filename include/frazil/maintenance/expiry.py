@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table.metadata import TableMetadata
@@ -19,12 +20,12 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.backfill_lane import PREFIX as LANE_PREFIX
-from frazil.commit.backfill_lane import read_lane
-from frazil.commit.history import ancestors
+from frazil.commit.backfill_lane import branch_name, read_lane
+from frazil.commit.history import ONLY_TOLD_HERE, ancestors
 from frazil.commit.late_rows import LATE
 from frazil.commit.marked_update import OPEN_SNAPSHOT
 from frazil.commit.marker import PROPERTY_PREFIX, Marker, open_branch, read_marker
-from frazil.commit.rules import MAIN, check_ancestry, check_open_branch
+from frazil.commit.rules import MAIN, check_ancestry, check_open_branch, head_of
 from frazil.commit.signals import TableSignals
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.maintenance.tables import Kind, MaintainedTable
@@ -35,6 +36,10 @@ READER_TAG = "frazil-reader-"
 """A consumer that reads increments tags where it stands; everything after the tag is kept."""
 UNREAD_MOST = timedelta(days=7)
 """How long commits are kept for windows that nobody signals: a stalled watermark must not grow the table for ever."""
+AUDIT_MOST = timedelta(days=1)
+"""How long the audit of a backfill may take: a backfill that rests on its branch must not grow the table for ever."""
+TOLD_FOR = timedelta(hours=6)
+"""How long the hourly audits find what snapshots alone tell, whatever the retention: an hour's audit may come late."""
 RECENT_SIGNALS = 500
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 
@@ -74,25 +79,26 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     """What is expired of a table, by its metadata as it stands and what `pins` say of its readers."""
     try:
         markers = _sound_markers(metadata, table=table)
-        staging = _backfill_in_flight(metadata)
+        lanes = _lane_heads(metadata)
     except (MarkerUnreadable, RolledBack) as error:
         return ExpiryPlan((), {}, f"no snapshot is expired while this is so: {error}", refused=True)
     if own := _own_rules(metadata):
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
-    recent = _recent(main, horizon_ms)
-    plain = max(recent if staging else min(recent, settings.at_most), settings.at_least)
+    plain = max(min(_recent(main, horizon_ms), settings.at_most), settings.at_least)
     unread = [] if pins.unread_after is None else _unread(main, pins.unread_after)
-    holds = _holds(metadata, main, unread, now_ms=now_ms)
+    holds = _holds(metadata, main, unread, now_ms=now_ms) | _audits(main, lanes, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
     single = _named(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
     held = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
-    stays, of_main = {s.snapshot_id for s in line} | set(single), {s.snapshot_id for s in main}
+    stays = {s.snapshot_id for s in line} | set(single)
+    open_lines = (ancestors(metadata, open_branch(marker.stream)) for marker in markers)
+    ours = {s.snapshot_id for s in chain(main, *open_lines)}
     expire = tuple(
         s.snapshot_id
         for s in metadata.snapshots
-        if s.snapshot_id not in stays and (s.snapshot_id in of_main or s.timestamp_ms < horizon_ms)
+        if s.snapshot_id not in stays and (s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
     )
     lost = sum(at >= len(line) for at in unread)
     return ExpiryPlan(expire, held | single, _sentence(expire, line, held | single, lost))
@@ -113,11 +119,11 @@ def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
     return markers
 
 
-def _backfill_in_flight(metadata: TableMetadata) -> bool:
-    """Its publication follows main back to the snapshot that its audit read: then `at_most` does not cut."""
+def _lane_heads(metadata: TableMetadata) -> list[Snapshot]:
+    """Of the backfills that are under way. Raises `MarkerUnreadable`."""
     names = [name.removeprefix(LANE_PREFIX) for name in metadata.properties if name.startswith(LANE_PREFIX)]
-    lanes = [read_lane(metadata.properties, name) for name in names]
-    return any(lane.is_open for lane in lanes if lane)
+    lanes = [lane for name in names if (lane := read_lane(metadata.properties, name)) and lane.is_open]
+    return [head for lane in lanes if (head := head_of(metadata, branch_name(lane.stream)))]
 
 
 def _own_rules(metadata: TableMetadata) -> str | None:
@@ -161,6 +167,17 @@ def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[i
     }
 
 
+def _audits(main: Sequence[Snapshot], lanes: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
+    """A backfill's publication follows main back to what its audit read: at the earliest, main as it was when the run
+    took the lane over, by the last commit on the lane's branch."""
+    oldest_ms = now_ms - AUDIT_MOST // timedelta(milliseconds=1)
+    numbers = [head.sequence_number or 0 for head in lanes if head.timestamp_ms >= oldest_ms]
+    if not (numbers and main):
+        return {}
+    first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
+    return {first: "the audit of a backfill under way may have begun there"}
+
+
 def _named(  # noqa: PLR0913 - all that names snapshots
     metadata: TableMetadata,
     markers: Sequence[Marker],
@@ -173,6 +190,8 @@ def _named(  # noqa: PLR0913 - all that names snapshots
     """Snapshots out of the line that something names, whatever their age."""
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
     reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
+    told = _only_told_there(metadata, now_ms=now_ms)
+    reasons |= dict.fromkeys(told, "the audit of its hour reads there what was backfilled or skipped")
     reasons |= dict.fromkeys(pins.signalled, "a signal names it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} is there" for name, ref in metadata.refs.items()}
@@ -181,6 +200,12 @@ def _named(  # noqa: PLR0913 - all that names snapshots
             reasons.setdefault(int(waiting), "a snapshot of main that is kept belongs to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
     return {found: why for found, why in reasons.items() if found in present}
+
+
+def _only_told_there(metadata: TableMetadata, *, now_ms: int) -> list[int]:
+    oldest_ms = now_ms - TOLD_FOR // timedelta(milliseconds=1)
+    young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
+    return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, ONLY_TOLD_HERE))]
 
 
 def _of_other_branches(

@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.history import ancestors
+from frazil.commit.history import ancestors, ancestors_and_kept
 from frazil.commit.signal import Signal
 from frazil.commit.signals import newest_signals
 from frazil.errors import SpecError
@@ -78,15 +78,24 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
     return DayInput(chosen, branch[chosen], revisions)
 
 
-def given_input(catalog: Catalog, spec: AggregationSpec, *, snapshot_id: int, revisions: str) -> DayInput:
-    """The snapshot that was chosen before. Raises SpecError where it is gone meanwhile."""
+def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
+    """The snapshot that was chosen before; where it is gone meanwhile, one that is chosen anew for the same revisions.
+
+    Raises SpecError where the day's signals say others by now, or a quality gate holds the day.
+    """
     branch = _branch(catalog, spec.source)
-    if snapshot_id not in branch:
+    if snapshot_id in branch:
+        return DayInput(snapshot_id, branch[snapshot_id], revisions)
+    log.warning("%s has snapshot %d no more: it is expired or rolled back", spec.source, snapshot_id)
+    signals = day_signals(catalog, spec, day)
+    chosen = choose_input(catalog, spec, day, signals)
+    if chosen.revisions != revisions or held(signals):
         raise SpecError(
-            f"{spec.source} has snapshot {snapshot_id} no more: it was expired or rolled back since it was chosen. "
-            f"Choose again: clear the run's first task, or leave --snapshot-id out"
+            f"{spec.source} has snapshot {snapshot_id} no more: it was expired or rolled back since it was chosen, and "
+            f"the signals of {day} changed, or a gate holds it. Choose again: clear the run's first task, or leave "
+            "--snapshot-id out"
         )
-    return DayInput(snapshot_id, branch[snapshot_id], revisions)
+    return chosen
 
 
 def revisions_of(signals: Sequence[Signal]) -> str:
@@ -141,10 +150,7 @@ def _branch(catalog: Catalog, source: str) -> dict[int, int]:
 
 def _line(metadata: TableMetadata) -> dict[int, int]:
     """As `_branch`; with what expiry keeps behind the branch's line, since signals name it."""
-    line = {s.snapshot_id: s.sequence_number or 0 for s in ancestors(metadata)}
-    oldest = min(line.values(), default=0)
-    single = {s.snapshot_id: s.sequence_number or 0 for s in metadata.snapshots}
-    return line | {found: number for found, number in single.items() if number < oldest}
+    return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 
 def _stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:

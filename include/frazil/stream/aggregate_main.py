@@ -37,7 +37,7 @@ def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions
     if snapshot_id is None:
         given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:
-        given = given_input(catalog, spec, snapshot_id=snapshot_id, revisions=revisions)
+        given = given_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
     spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
     try:
         log.info(aggregate_day(spark, catalog, spec, day=day, given=given).sentence)

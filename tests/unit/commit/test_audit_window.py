@@ -24,7 +24,9 @@ from frazil.commit.offset_tally import OffsetTally
 from frazil.commit.window import HOUR_MS, Window, complete_hours, last, window
 from frazil.dev.made_batches import MadeStream
 from frazil.ingest.contract import RangeProgress
+from frazil.maintenance.expiry import Pins, plan_expiry
 from frazil.spec.load import load_stream
+from frazil.spec.maintenance import Expiry
 
 BEGIN_MS = 2_000_000_000_000 // HOUR_MS * HOUR_MS
 """A full hour, later than this machine's clock: no commit is older than its table."""
@@ -331,6 +333,20 @@ def test_what_retention_took_is_said_in_its_hour_and_is_not_wrong(made: MadeStre
     assert found.clean
     assert ["made-0 offsets 600 to 699" in f.sentence for f in found.findings] == [True]
     assert audit_stream(made.tables, window=SECOND).findings == ()
+
+
+def test_what_retention_took_is_said_also_when_expiry_cut_the_history_and_kept_only_that(made: MadeStream):
+    made.now_ms = THIRD.from_ms
+    made.committer.skip({("made", 0): 700}, lost="made-0 offsets 600 to 699")
+    made.now_ms = THIRD.to_ms
+    made.land({0: (700, 701)})
+    table = made.tables.main.refresh()
+    now_ms, settings = THIRD.to_ms + HOUR_MS // 2, Expiry(keep=timedelta(minutes=1), at_least=1, at_most=1)
+    plan = plan_expiry(table.metadata, settings, Pins(), table="demo.made", now_ms=now_ms)
+    assert len(table.metadata.snapshots) - len(plan.expire) == 2
+    table.catalog.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=list(plan.expire)),))
+    found = audit_stream(made.tables, window=THIRD)
+    assert ["made-0 offsets 600 to 699" in f.sentence for f in found.findings] == [True]
 
 
 def test_a_commit_record_that_is_gone_is_said(made: MadeStream):

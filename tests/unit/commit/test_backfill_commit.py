@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from frazil.commit.backfill_commit import LaneCommitter, abandon
 from frazil.commit.backfill_lane import Lane, State, branch_name, read_lane
@@ -17,9 +19,12 @@ from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import head_of
 from frazil.commit.settle import batch_folder
+from frazil.commit.window import Window
 from frazil.errors import Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import RangeProgress
+from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.partitions.backfill_request import parse_request
+from frazil.spec.maintenance import Expiry
 
 REQUEST = parse_request({"stream": "events"})
 BRANCH = branch_name("events")
@@ -110,6 +115,41 @@ def test_an_answer_that_is_lost_or_late_at_every_third_commit_changes_nothing(
     publish(live, lane)
     live.catalog.land_now()
     check_landed(live)
+
+
+def expire(world: Any) -> ExpiryPlan:
+    """All that may go half an hour later, where next to nothing is kept for its age alone."""
+    table, settings = world.load(), Expiry(keep=timedelta(milliseconds=1), at_least=1, at_most=1)
+    now_ms = head_of(table.metadata).timestamp_ms + 1_800_000
+    plan = plan_expiry(table.metadata, settings, Pins(), table="demo.events", now_ms=now_ms)
+    world.catalog.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=list(plan.expire)),))
+    return plan
+
+
+def test_expiry_may_run_while_a_backfill_is_audited(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    audited = head_of(live.load().metadata)
+    live.run(live.committer, {0: (110, 111)})
+    live.run(live.committer, {0: (111, 112)})
+    assert expire(live).expire
+    live.tables.main.refresh()
+    lane.publish(Record(lane.lane, {}), audited_at=audited.snapshot_id)
+    assert live.rows() == sorted([*BACKFILLED, *LIVE, (0, 110), (0, 111)])
+
+
+def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_only_that(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    publish(live, lane)
+    there = head_of(live.load().metadata)
+    live.run(live.committer, {0: (110, 111)})
+    live.run(live.committer, {0: (111, 112)})
+    assert expire(live).kept.keys() == {there.snapshot_id}
+    hour = Window(there.timestamp_ms, there.timestamp_ms + 1)
+    found = published(live.tables.journals, live.load().metadata, "events", window=hour)
+    assert [record.lane.id for record in found] == [lane.lane.id]
 
 
 def test_a_live_commit_that_overtakes_the_publication_is_met_by_a_second_attempt(live: Any) -> None:

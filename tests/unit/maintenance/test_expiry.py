@@ -109,10 +109,46 @@ def test_of_a_table_that_is_seldom_written_the_newest_are_kept_however_old():
 def test_of_a_table_that_is_written_without_pause_no_more_are_kept_than_commits_can_carry():
     snapshots = [snapshot(n, at=0, parent=999 + n if n > 1 else None) for n in range(1, 21)]
     assert gone(plan(metadata(snapshots))) == list(range(1, 13))
-    lane = Lane("s", "b", {}, "d", 1, State.STAGED)
-    for state, left in ((State.STAGED, []), (State.PUBLISHED, list(range(1, 13)))):
-        lane = Lane("s", "b", {}, "d", 1, state)
-        assert gone(plan(metadata(snapshots, properties={"frazil.backfill.s": lane.to_property()}))) == left
+
+
+@pytest.mark.parametrize(
+    ("state", "hours", "left"),
+    [
+        (State.STAGED, 0, list(range(1, 19))),
+        (State.STAGING, 0, list(range(1, 19))),
+        (State.STAGED, 25, [*range(1, 20), *range(21, 53)]),
+        (State.PUBLISHED, 0, [*range(1, 20), *range(21, 53)]),
+    ],
+)
+def test_what_a_backfills_audit_began_with_is_kept_until_it_is_published_or_rests_for_a_day(
+    state: State, hours: int, left: list[int]
+):
+    snapshots = line(60)
+    lane = snapshot(20, at=40 + hours * 60, parent=None)
+    snapshots[19:21] = [lane, snapshot(21, at=39, parent=1_019)]
+    found = metadata(
+        snapshots,
+        refs={"frazil-backfill-s": branch(20)},
+        properties={"frazil.backfill.s": Lane("s", "b", {}, "d", 1, state).to_property()},
+    )
+    assert gone(plan(found)) == left, "neither `keep` nor `at-most` cuts what the publication walks back"
+
+
+def test_where_main_was_cut_since_a_backfill_began_all_that_is_left_is_held():
+    snapshots = [snapshot(1, at=40, parent=None), *line(20)[1:]]
+    found = metadata(
+        snapshots,
+        refs={"frazil-backfill-s": branch(1)},
+        properties={"frazil.backfill.s": Lane("s", "b", {}, "d", 1, State.STAGED).to_property()},
+    )
+    assert gone(plan(found)) == []
+
+
+def test_what_the_hourly_audits_find_in_snapshots_alone_is_kept_by_itself_for_as_long_as_they_may_ask():
+    said = {1: {"frazil_lost": "e-0 offsets 1 to 2"}, 3: {"frazil_backfill_stream": "s"}, 4: {"frazil_stream": "s"}}
+    made = plan(metadata(line(20, every=20, said=said)))
+    assert gone(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
+    assert made.kept == {1_003: "the audit of its hour reads there what was backfilled or skipped"}
 
 
 def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it():
@@ -164,6 +200,23 @@ def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belon
     made = plan(found)
     assert gone(made) == list(range(1, 35)), "three of main, and the three of the branch that belong to them"
     assert made.kept[1_040] == "branch frazil-open-s is there"
+
+
+def test_young_snapshots_of_the_open_branch_go_with_those_of_main_that_they_belong_to():
+    main = [
+        snapshot(n, at=0, parent=998 + n if n > 1 else None, frazil_open_snapshot_id=str(1_001 + n))
+        for n in range(1, 40, 2)
+    ]
+    waiting = [snapshot(n, at=0, parent=998 + n if n > 2 else None) for n in range(2, 41, 2)]
+    found = metadata(
+        [*main, *waiting],
+        head=39,
+        refs={"frazil-open-s": branch(40), "here": 3},
+        properties=marker("s", 39, open_at=40),
+    )
+    made = plan(found)
+    assert gone(made) == [1, 2, *range(5, 25)]
+    assert made.kept[1_004] == "a snapshot of main that is kept belongs to it"
 
 
 def test_a_branch_of_other_people_loses_nothing_of_its_own_and_of_main_what_its_settings_do_not_keep():

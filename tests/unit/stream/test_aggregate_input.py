@@ -116,9 +116,30 @@ def test_a_snapshot_that_was_rolled_back_is_not_read(catalog: Catalog, table: Ta
     signals = day_of(at=table)
     table.manage_snapshots().set_current_snapshot(snapshot_id=first).commit()
     assert choose(catalog, signals).snapshot_id == first
-    with pytest.raises(SpecError, match="expired or rolled back since it was chosen"):
-        given_input(catalog, SPEC, snapshot_id=last, revisions="1")
-    assert given_input(catalog, SPEC, snapshot_id=first, revisions="1").sequence_number == 1
+    for given in (first, last):
+        assert given_input(catalog, SPEC, DAY, snapshot_id=given, revisions="1") == DayInput(first, 1, "1")
+
+
+def test_a_chosen_snapshot_that_expires_before_it_is_read_is_replaced_while_the_signals_say_the_same(
+    catalog: Catalog, table: Table
+) -> None:
+    chosen = choose(catalog, day_of(HOURS[:22]))
+    append(table)
+    append(table)
+    assert given_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="none") == chosen
+    table.maintenance.expire_snapshots().by_id(chosen.snapshot_id).commit()
+    again = given_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="none")
+    current = table.refresh().current_snapshot()
+    assert current is not None
+    assert again == DayInput(current.snapshot_id, 3, "none")
+    with pytest.raises(SpecError, match="the signals of 2013-12-30 changed"):
+        given_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="1")
+
+
+def test_a_chosen_snapshot_is_not_replaced_while_a_gate_holds_the_day(catalog: Catalog, table: Table) -> None:
+    choose(catalog, (signal(HOURS[0], at=table, state=State.HELD),))
+    with pytest.raises(SpecError, match="the signals of 2013-12-30 changed"):
+        given_input(catalog, SPEC, DAY, snapshot_id=4711, revisions="none")
 
 
 def test_a_source_without_a_table_or_a_snapshot_is_named(catalog: Catalog) -> None:
