@@ -1,0 +1,173 @@
+"""A day of a busy table in minutes, with maintenance and without: `python bench/maintenance_day.py`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+from day.plot import draw
+from day.queries import ENGINES, Readers, compacted_copy
+from day.report import report
+from day.samples import Samples
+from day.tables import BEGIN_US, HOUR_US, Day, now_ms
+from pyiceberg.catalog import Catalog
+from pyspark.sql import SparkSession
+
+from frazil.dev import jars
+from frazil.maintenance.measure import measure
+from frazil.maintenance.outcome import Ending
+from frazil.maintenance.run import maintain
+from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.table.catalogs import load_catalog, spark_properties
+
+KEEP_HOURS = 6
+SELDOM = 4
+"""The table without maintenance, and the hour that is written, take long: they are asked each fourth time."""
+WARM_UP = 10
+"""Queries before the first that counts: a JVM compiles what it runs often."""
+TABLES = ("maintained", "unattended", "compacted")
+"""The last is a copy of all rows that is made anew for each comparison."""
+
+
+@dataclasses.dataclass
+class Simulation:
+    day: Day
+    catalog: Catalog
+    readers: Readers
+    repeats: int
+    samples: Samples = dataclasses.field(default_factory=Samples)
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(2)
+        self._hour_began_ms = [now_ms()]
+
+    def hour(self, hour: int, *, ask: bool) -> None:
+        """One hour's commits, then everything is measured just before maintenance runs: at the worst moment."""
+        took = [self.day.commit() for _ in range(self.day.commits)]
+        for table, commits_ms in zip(TABLES, zip(*took, strict=True), strict=False):
+            self._look(hour, table)
+            self.samples.add(hour, table, {"commit": statistics.median(commits_ms)})
+            self.samples.add(
+                hour, table, {f"plan {e}": self.readers.plan(e, name(table)) for e in ("PyIceberg", "Spark")}
+            )
+        if ask:
+            compacted_copy(self.readers, name("maintained"), name("compacted"))
+            for engine in ENGINES:
+                self._ask(hour, engine)
+        self._maintain(hour)
+        self._look(hour, "maintained")
+        for _ in range(WARM_UP if hour == 1 else 0):
+            self.readers.query("Spark", name("maintained"), BEGIN_US, BEGIN_US + HOUR_US)
+
+    def _look(self, hour: int, table: str) -> None:
+        found = measure(self.catalog, self._table(table), now_ms=now_ms())
+        if found is None:
+            raise RuntimeError(f"table {table} is gone")
+        fields = ("data_files", "manifests", "manifest_list_bytes", "metadata_bytes", "snapshots")
+        self.samples.add(hour, table, {field: getattr(found, field) for field in fields})
+
+    def _ask(self, hour: int, engine: str) -> None:
+        """Complete hours at random, the same ones of every table; and the hour that is written, where it differs."""
+        for turn, chosen in enumerate(self._random.integers(hour - 1, size=self.repeats)):
+            some = turn % SELDOM == 0
+            for table in np.roll(TABLES if some else (TABLES[0], TABLES[2]), turn):
+                self._query(hour, engine, table, int(chosen))
+            for table in (TABLES[0], TABLES[2]) if some else ():
+                self._query(hour, engine, table, hour - 1)
+
+    def _query(self, hour: int, engine: str, table: str, of: int) -> None:
+        begin_us = BEGIN_US + of * HOUR_US
+        rows, cost = self.readers.query(engine, name(table), begin_us, begin_us + HOUR_US)
+        if rows != self.day.rows_an_hour:
+            raise RuntimeError(f"{engine} found {rows} rows of hour {of} in table {table}")
+        kind = f"{'open' if of == hour - 1 else 'complete'} {engine}"
+        self.samples.add(hour, table, {f"{kind} wall": cost.wall_ms, f"{kind} CPU": cost.cpu_ms})
+
+    def _maintain(self, hour: int) -> None:
+        began, table = time.perf_counter(), self._table("maintained")
+        self._hour_began_ms.append(now_ms())
+        if hour >= KEEP_HOURS:
+            keep = timedelta(milliseconds=now_ms() - self._hour_began_ms[hour - KEEP_HOURS])
+            expiry = table.settings.expiry.model_copy(update={"keep": keep})
+            table = dataclasses.replace(table, settings=table.settings.model_copy(update={"expiry": expiry}))
+        for outcome in maintain(self.readers.spark, self.catalog, table, now_ms=now_ms()):
+            print(f"  {outcome}", flush=True)
+            if outcome.ending is Ending.FAILED:
+                raise RuntimeError(outcome.sentence)
+        self.samples.add(hour, "maintained", {"maintenance": (time.perf_counter() - began) * 1000})
+
+    def _table(self, table: str) -> MaintainedTable:
+        return find_maintained([stream.spec for stream in self.day.streams], name(table))
+
+
+def name(table: str) -> str:
+    return f"bench.{table}"
+
+
+def start_spark() -> SparkSession:
+    """Two cores; each query loads its table from the catalog anew, as the other engines do."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    properties = {
+        "spark.jars": ",".join(str(jar) for jar in jars.ensure("spark")),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.catalog.default.cache-enabled": "false",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("maintenance_day")
+    for key, value in (spark_properties(None) | properties).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=int, default=24)
+    parser.add_argument("--commits", type=int, default=12, help="an hour; the table of the issue has 720")
+    parser.add_argument("--files", type=int, default=32, help="a commit")
+    parser.add_argument("--rows", type=int, default=1000, help="a file")
+    parser.add_argument("--repeats", type=int, default=20, help="of each query")
+    parser.add_argument("--ask-every", type=int, default=6, help="hours between two rounds of queries")
+    parser.add_argument("--plot", type=Path, default=Path(__file__).parent.parent / "docs" / "maintenance-day.svg")
+    parser.add_argument("--samples", type=Path, help="where the numbers go too, as JSON lines")
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = options()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"FRAZIL_HOME": folder, "PYICEBERG_HOME": folder}
+        spark = start_spark()
+        try:
+            day = Day(Path(folder), chosen.commits, chosen.files, chosen.rows)
+            catalog = load_catalog(None)
+            simulation = Simulation(day, catalog, Readers(catalog, spark), chosen.repeats)
+            began = time.perf_counter()
+            for hour in range(1, chosen.hours + 1):
+                simulation.hour(hour, ask=hour > 1 and (hour % chosen.ask_every == 0 or hour == chosen.hours))
+                print(f"hour {hour}: {time.perf_counter() - began:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+                if chosen.samples:
+                    simulation.samples.save(chosen.samples)
+        finally:
+            spark.stop()
+    print("\n".join(report(simulation.samples)))
+    draw(simulation.samples, chosen.plot)
+
+
+if __name__ == "__main__":
+    main()
