@@ -9,7 +9,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from day.samples import Samples
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 LINES = {
     "unattended": ("without", "#c2410c", "-"),
@@ -59,13 +59,15 @@ def _panel(axis: Axes, samples: Samples, measure: str, unit: float) -> None:
             )
             last[table] = (hours[-1], values[-1] / unit, label, colour)
     axis.set_yscale("log")
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g}"))
-    axis.yaxis.set_minor_formatter("")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.margins(y=0.18)
     axis.set_xlim(0, max((hour for hour, *_ in last.values()), default=1) * 1.02)
     axis.set_xticks(range(0, 25, 6))
     axis.grid(alpha=0.25, linewidth=0.5)
     for hour, value, label, colour in last.values():
-        above = label != "with" or "compacted" not in last
+        above = label != "with"
         axis.annotate(
             label, (hour, value), (-2, 5 if above else -11), textcoords="offset points", color=colour, ha="right"
         )
