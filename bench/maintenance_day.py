@@ -46,8 +46,8 @@ SELDOM = 8
 """The table without maintenance, and the hour that is written, take long: they are asked each eighth time."""
 WARM_UP = 10
 """Queries by each engine before the first that counts: a JVM compiles what it runs often."""
-TABLES = ("maintained", "unattended", "compacted")
-"""The last is a copy of all rows that is made anew for each comparison."""
+COMPARED = ("maintained", "compacted")
+"""The second is a copy of all rows that is made anew for each comparison."""
 
 
 @dataclasses.dataclass
@@ -65,12 +65,10 @@ class Simulation:
     def hour(self, hour: int, *, ask: bool) -> None:
         """One hour's commits, then everything is measured just before maintenance runs: at the worst moment."""
         took = [self.day.commit() for _ in range(self.day.commits)]
-        for table, commits_ms in zip(TABLES, zip(*took, strict=True), strict=False):
+        for table, commits_ms in zip(("maintained", "unattended"), zip(*took, strict=True), strict=True):
             self._look(hour, table)
-            self.samples.add(hour, table, {"commit": statistics.median(commits_ms)})
-            self.samples.add(
-                hour, table, {f"plan {e}": self.readers.plan(e, name(table)) for e in ("PyIceberg", "Spark")}
-            )
+            plans = {f"plan {engine}": self.readers.plan(engine, name(table)) for engine in ("PyIceberg", "Spark")}
+            self.samples.add(hour, table, plans | {"commit": statistics.median(commits_ms)})
         if ask:
             compacted_copy(self.readers, name("maintained"), name("compacted"))
             for engine in ENGINES:
@@ -92,9 +90,9 @@ class Simulation:
         """Complete hours at random, the same ones of every table; and the hour that is written, where it differs."""
         for turn, chosen in enumerate(self._random.integers(hour - 1, size=self.repeats)):
             some = turn % SELDOM == 0
-            for table in np.roll(TABLES if some else (TABLES[0], TABLES[2]), turn):
+            for table in np.roll((*COMPARED, "unattended") if some else COMPARED, turn):
                 self._query(hour, engine, table, int(chosen))
-            for table in (TABLES[0], TABLES[2]) if some else ():
+            for table in COMPARED if some else ():
                 self._query(hour, engine, table, hour - 1)
 
     def _query(self, hour: int, engine: str, table: str, of: int) -> None:

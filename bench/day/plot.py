@@ -21,18 +21,25 @@ SIZES = {
     "manifest_list_bytes": ("manifest list, KiB", 1024),
     "metadata_bytes": ("metadata.json, KiB", 1024),
     "commit": ("commit, p50, ms", 1),
-    "plan PyIceberg": ("planning by PyIceberg, s", 1000),
-    "plan Spark": ("planning by Spark, s", 1000),
+    "plan PyIceberg": ("PyIceberg: planning, s", 1000),
+    "plan Spark": ("Spark: planning, s", 1000),
 }
 QUERIES = {
-    f"complete {engine} wall": (f"query by {engine}, p95, s", 1000) for engine in ("PyIceberg", "DuckDB", "Spark")
+    f"complete {engine} CPU": (f"{engine}: query of a complete hour, p95, CPU s", 1000)
+    for engine in ("PyIceberg", "DuckDB", "Spark")
 }
 
 
 def draw(samples: Samples, path: Path) -> None:
     """Nine small plots over the hours of the day, as SVG or what the path's name asks for."""
     mpl.rcParams.update(
-        {"svg.hashsalt": "frazil", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
+        {
+            "svg.hashsalt": "frazil",
+            "font.size": 8,
+            "axes.titlesize": 8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
     )
     figure, axes = plt.subplots(3, 3, figsize=(10, 7.5), sharex=True, layout="constrained", facecolor="white")
     for axis, (measure, (title, unit)) in zip(axes.flat, (SIZES | QUERIES).items(), strict=True):
@@ -67,7 +74,7 @@ def _panel(axis: Axes, samples: Samples, measure: str, unit: float) -> None:
     axis.set_xticks(range(0, 25, 6))
     axis.grid(alpha=0.25, linewidth=0.5)
     for hour, value, label, colour in last.values():
-        above = label != "with"
+        above = label == "without" or (label == "with" and "compacted" in last)
         axis.annotate(
             label, (hour, value), (-2, 5 if above else -11), textcoords="offset points", color=colour, ha="right"
         )

@@ -43,8 +43,8 @@ class Readers:
     def query(self, engine: str, table: str, begin_us: int, end_us: int) -> tuple[int, Cost]:
         """How many rows the window has, and what it cost to know."""
         begin, end = (EPOCH + timedelta(microseconds=us) for us in (begin_us, end_us))
-        return self._timed({"PyIceberg": self._pyiceberg, "DuckDB": self._duckdb, "Spark": self._spark}[engine],
-                           table, begin, end)  # fmt: skip
+        act = {"PyIceberg": self._pyiceberg, "DuckDB": self._duckdb, "Spark": self._spark}[engine]
+        return self._timed(act, table, begin, end)
 
     def plan(self, engine: str, table: str, times: int = 3) -> float:
         """Milliseconds to know all files of the table; the median."""

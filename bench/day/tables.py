@@ -19,6 +19,7 @@ from frazil.commit.settle import batch_folder
 from frazil.dev.made_batches import MadeStream, Offsets
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
 
 STREAM = """
 name: {name}
@@ -125,7 +126,7 @@ class Day:
     def _begins_us(self, commit: int) -> int:
         return BEGIN_US + commit * HOUR_US // self.commits
 
-    def _spec(self, name: str):
+    def _spec(self, name: str) -> StreamSpec:
         path = self.folder / f"{name}.yaml"
         path.write_text(STREAM.format(name=name))
         return load_stream(path)
