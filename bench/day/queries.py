@@ -1,0 +1,107 @@
+"""What a reader of a table waits for: planning and one query, by three engines, each with nothing cached."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import duckdb
+import psutil
+from pyiceberg.catalog import Catalog
+from pyiceberg.expressions import And, GreaterThanOrEqual, LessThan
+from pyiceberg.manifest import clear_manifest_cache
+from pyiceberg.table import DataScan
+from pyspark.sql import SparkSession
+
+ENGINES = ("PyIceberg", "DuckDB", "Spark")
+SQL = "SELECT symbol, count(*), avg(price) FROM {} WHERE ts >= TIMESTAMPTZ '{}' AND ts < TIMESTAMPTZ '{}' GROUP BY 1"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    wall_ms: float
+    cpu_ms: float
+
+
+@dataclass
+class Readers:
+    """Count and average price by symbol over a window of event time: a reader's whole way, from the catalog on."""
+
+    catalog: Catalog
+    spark: SparkSession
+    memory: duckdb.DuckDBPyConnection = field(default_factory=duckdb.connect)
+
+    def __post_init__(self) -> None:
+        self.memory.execute("SET threads = 2; SET TimeZone = 'UTC'")
+        jvm = self.spark.sparkContext._jvm
+        self._java = psutil.Process(jvm.java.lang.ProcessHandle.current().pid())
+
+    def query(self, engine: str, table: str, begin_us: int, end_us: int) -> tuple[int, Cost]:
+        """How many rows the window has, and what it cost to know."""
+        begin, end = (EPOCH + timedelta(microseconds=us) for us in (begin_us, end_us))
+        act = {"PyIceberg": self._pyiceberg, "DuckDB": self._duckdb, "Spark": self._spark}[engine]
+        return self._timed(act, table, begin, end)
+
+    def plan(self, engine: str, table: str, times: int = 3) -> float:
+        """Milliseconds to know all files of the table; the median."""
+        act = {"PyIceberg": self._plan_pyiceberg, "Spark": self._plan_spark}[engine]
+        return statistics.median(self._timed(act, table)[1].wall_ms for _ in range(times))
+
+    def _pyiceberg(self, table: str, begin: datetime, end: datetime) -> int:
+        rows = (
+            self._scan(table, begin, end)
+            .to_arrow()
+            .group_by("symbol")
+            .aggregate([([], "count_all"), ("price", "mean")])
+        )
+        return sum(rows["count_all"].to_pylist())
+
+    def _duckdb(self, table: str, begin: datetime, end: datetime) -> int:
+        """Over the files that PyIceberg plans: DuckDB's own Iceberg extension is not among what we can install."""
+        files = [task.file.file_path.removeprefix("file://") for task in self._scan(table, begin, end).plan_files()]
+        found = self.memory.execute(SQL.format(f"read_parquet({files!r})", begin, end)).fetchall()
+        return sum(row[1] for row in found)
+
+    def _spark(self, table: str, begin: datetime, end: datetime) -> int:
+        query = SQL.replace("TIMESTAMPTZ", "TIMESTAMP").format(_in_spark(self.catalog, table), begin, end)
+        return sum(row[1] for row in self.spark.sql(query).collect())
+
+    def _plan_pyiceberg(self, table: str) -> int:
+        return len(list(self.catalog.load_table(table).scan().plan_files()))
+
+    def _plan_spark(self, table: str) -> int:
+        plan = self.spark.table(_in_spark(self.catalog, table))._jdf.queryExecution()
+        return int(plan.toRdd().getNumPartitions())
+
+    def _scan(self, table: str, begin: datetime, end: datetime) -> DataScan:
+        chosen = And(GreaterThanOrEqual("ts", begin.isoformat()), LessThan("ts", end.isoformat()))
+        return self.catalog.load_table(table).scan(chosen, selected_fields=("symbol", "price"))
+
+    def _timed(self, act: Callable[..., int], *arguments: object) -> tuple[int, Cost]:
+        clear_manifest_cache()
+        wall, cpu = time.perf_counter(), self._cpu_s()
+        found = act(*arguments)
+        return found, Cost((time.perf_counter() - wall) * 1000, (self._cpu_s() - cpu) * 1000)
+
+    def _cpu_s(self) -> float:
+        """User and system time of this process and the JVM, the latter to 10 ms."""
+        java = self._java.cpu_times()
+        return time.process_time() + java.user + java.system
+
+
+def compacted_copy(readers: Readers, source: str, name: str) -> None:
+    """The source's rows written anew: few files, one manifest, one snapshot."""
+    readers.spark.sql(f"DROP TABLE IF EXISTS {_in_spark(readers.catalog, name)} PURGE")
+    readers.spark.sql(
+        f"CREATE TABLE {_in_spark(readers.catalog, name)} USING iceberg PARTITIONED BY (hours(ts)) "
+        f"TBLPROPERTIES ('format-version'='2', 'write.parquet.compression-codec'='zstd') "
+        f"AS SELECT * FROM {_in_spark(readers.catalog, source)}"
+    )
+
+
+def _in_spark(catalog: Catalog, table: str) -> str:
+    return f"`{catalog.name}`.{table}"
