@@ -120,7 +120,7 @@ class SnapshotWriter:
         if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{_metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
-        base = self.base or Base(parent.manifests(table.io) if parent else (), (), parent.summary if parent else None)
+        base = self.base or Base(_live(parent, table), (), parent.summary if parent else None)
         number = metadata.next_sequence_number() + self.ahead
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
@@ -207,6 +207,12 @@ class SnapshotWriter:
             yield layout, [data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
         for spec_id, moved in itertools.groupby(sorted(self.moved, key=_spec_id), key=_spec_id):
             yield Layout.of_spec(metadata.specs()[spec_id], metadata), list(moved)
+
+
+def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
+    """All but those that only say what a compaction took away: readers would open them to find nothing."""
+    manifests = parent.manifests(table.io) if parent else []
+    return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
 
 def _not_before(metadata: TableMetadata, now_ms: int) -> int:

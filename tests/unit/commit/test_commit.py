@@ -282,6 +282,18 @@ def test_the_retention_that_an_owner_set_on_the_branch_survives_a_commit(world):
     assert world.rows() == [(0, 0)]
 
 
+def test_manifests_of_which_no_file_is_left_are_not_carried_on(world):
+    committer = world.begin()
+    world.run(committer, {0: (0, 3)})
+    world.load().delete()  # as after a compaction: the manifest stays for one snapshot, and says what is gone
+    assert [m.has_added_files() or m.has_existing_files() for m in _manifests(world.load())] == [False]
+
+    world.run(committer, {0: (3, 5)})
+
+    assert world.rows() == [(0, 3), (0, 4)]
+    assert len(_manifests(world.load())) == 1
+
+
 def test_dead_letters_are_committed_before_their_batch(world):
     committer = world.begin()
     tried = len(world.catalog.attempts)
@@ -415,3 +427,7 @@ def test_manifests_survive_a_rollback_that_makes_room_for_a_late_landing(world):
     world.catalog.land_now()
 
     assert world.rows() == [(0, 0), (0, 1), (0, 2)]
+
+
+def _manifests(table):
+    return table.current_snapshot().manifests(table.io)
