@@ -170,7 +170,7 @@ def _within(
             continue
         if fitting is None and rewrite.applies_deletes and not taken:
             fitting = rewrite
-        if fitting is None and not taken:
+        if cost > budget and not rewrite.applies_deletes and not _part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; it is beyond any run's budget, and no part of it is sure to be halved"
             left.append(Left(alone.partition, Why.MARGINAL, why))
             continue

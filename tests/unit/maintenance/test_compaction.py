@@ -184,9 +184,9 @@ def test_whichever_files_a_part_takes_they_are_there_and_within_the_budget_and_h
 
 
 def test_a_partition_that_never_fits_keeps_no_other_from_its_turn():
-    never, other = of("day=1", small=60, size=500), of("day=2", small=10, size=500)
-    made = plan(never, other, settings=SETTINGS)
-    assert [r.partition.path for r in made.rewrites] == ["day=2"]
+    first, never, other = of("day=0"), of("day=1", small=60, size=500), of("day=2", small=10, size=500)
+    made = plan(first, never, other, settings=SETTINGS)
+    assert [r.partition.path for r in made.rewrites] == ["day=0", "day=2"]
     assert [left.why for left in made.left] == [Why.MARGINAL]
 
 
