@@ -25,7 +25,7 @@ SIZES = {
     "plan Spark": ("Spark: planning, s", 1000),
 }
 QUERIES = {
-    f"complete {engine} CPU": (f"{engine}: query of a complete hour, p95, CPU s", 1000)
+    f"complete {engine} CPU": (f"{engine}: query p95, CPU s", 1000)
     for engine in ("PyIceberg", "DuckDB", "Spark")
 }
 
