@@ -167,8 +167,10 @@ def _recent_words(recent: RecentFiles | None) -> str:
 
 def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     """The worst first: most small files, then most delete files."""
+    files = sum(p.files for p in partitions)
+    click.echo(f"{files:,} data files in {len(partitions):,} partitions, {files / max(len(partitions), 1):.1f} each")
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.delete_files, p.path))
-    columns = ("partition", "files", "small", "bytes", "in small", "delete files", "over at")
+    columns = ("partition", "files", "small", "bytes", "in small", "p10", "delete files", "over at")
     rows = [
         (
             p.path or "(all)",
@@ -176,12 +178,13 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
             f"{p.small_files:,}",
             rounded_bytes(p.bytes),
             rounded_bytes(p.small_bytes),
+            rounded_bytes(p.p10_bytes),
             f"{p.delete_files:,}",
             "" if p.window_end_us is None else utc(p.window_end_us // 1000),
         )
         for p in worst[:PARTITIONS_SHOWN]
     ]
-    echo_table(columns, rows, numbers=frozenset(columns[1:6]))
+    echo_table(columns, rows, numbers=frozenset(columns[1:7]))
     if len(worst) > PARTITIONS_SHOWN:
         click.echo(f"and {len(worst) - PARTITIONS_SHOWN:,} partitions more, with fewer small files; --json has all")
 

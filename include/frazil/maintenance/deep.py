@@ -3,13 +3,14 @@
 It reads every manifest of the newest snapshot. PyIceberg decodes an entry field by field; of the fields that have
 no part in this, those are skipped that its reader can skip, which halves the time: 3.4 s of CPU for 100,000 files of
 20 columns, against 7.4 s with all fields (iceberg-rust's reader through pyiceberg-core: 45 s). Threads only overlap the
-storage's answers, for decoding holds the interpreter's lock. Memory grows with partitions, not with files.
+storage's answers, for decoding holds the interpreter's lock. Of a file its size alone is kept, in eight bytes.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, NestedField, StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.maintenance.health import PartitionFiles
+from frazil.maintenance.health import PartitionFiles, p10
 from frazil.maintenance.tables import Kind, MaintainedTable
 
 SMALL_RATIO = 0.75
@@ -53,15 +54,13 @@ _Key = tuple[int, tuple[object, ...]]
 
 @dataclass(slots=True)
 class _Count:
-    files: int = 0
-    bytes: int = 0
+    sizes: array[int] = field(default_factory=lambda: array("q"))
     small_files: int = 0
     small_bytes: int = 0
     delete_files: int = 0
 
     def add(self, other: _Count) -> None:
-        self.files += other.files
-        self.bytes += other.bytes
+        self.sizes.extend(other.sizes)
         self.small_files += other.small_files
         self.small_bytes += other.small_bytes
         self.delete_files += other.delete_files
@@ -99,8 +98,7 @@ def _count(io: FileIO, manifest: ManifestFile, small_below: int) -> dict[_Key, _
                 count.delete_files += 1
                 continue
             size = file[_SIZE_AT]
-            count.files += 1
-            count.bytes += size
+            count.sizes.append(size)
             if size < small_below:
                 count.small_files += 1
                 count.small_bytes += size
@@ -134,13 +132,14 @@ class _Description:
             spec_id=self._spec.spec_id,
             values=values,
             path=self._path(values),
-            files=count.files,
-            bytes=count.bytes,
+            files=len(count.sizes),
+            bytes=sum(count.sizes),
             small_files=count.small_files,
             small_bytes=count.small_bytes,
             delete_files=count.delete_files,
             window_end_us=min(self._moments(values, after=1), default=None),
             window_begin_us=max(self._moments(values, after=0), default=None),
+            p10_bytes=p10(count.sizes),
         )
 
     def _path(self, values: tuple[object, ...]) -> str:

@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+def p10(sizes: Sequence[int]) -> int:
+    """The size that a tenth of them do not exceed; 0 of none."""
+    return sorted(sizes)[(len(sizes) - 1) // 10] if sizes else 0
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionFiles:
     """The live data files of one partition of one spec, from the manifests (`--deep`)."""
@@ -29,6 +34,8 @@ class PartitionFiles:
     """The end of the partition's time of the event, in microseconds since 1970; None where it has no such part."""
     window_begin_us: int | None = None
     """And its beginning."""
+    p10_bytes: int = 0
+    """The size that a tenth of its files do not exceed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from frazil.errors import MarkerUnreadable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
-from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth
+from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
 from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.spec.model import StreamSpec
@@ -137,14 +137,14 @@ def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
     if maintained.kind is Kind.SIGNALS:
         return None
     batches = [files for spec in maintained.streams for files in _batches(table, spec.name, maintained.kind)]
-    sizes = sorted(f.bytes for files in batches for f in files)
+    sizes = [f.bytes for files in batches for f in files]
     if not sizes:
         return None
     return RecentFiles(
         commits=len(batches),
         files=len(sizes),
         bytes=sum(sizes),
-        p10_bytes=sizes[(len(sizes) - 1) // 10],
+        p10_bytes=p10(sizes),
         partitions=sum(len({(f.spec_id, f.partition) for f in files}) for files in batches),
     )
 

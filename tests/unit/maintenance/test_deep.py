@@ -67,6 +67,13 @@ def test_a_file_is_small_below_three_quarters_of_the_target(made: MadeStream):
     assert small(2 * sizes[-1]) == (2, sum(sizes))
 
 
+def test_a_tenth_of_a_partitions_files_are_no_larger_than_its_p10(made: MadeStream):
+    land(made, 12, rows=1)
+    (found,) = partitions(made)
+    sizes = sorted(f["file_size_in_bytes"] for f in made.tables.main.refresh().inspect.files().to_pylist())
+    assert (found.files, found.p10_bytes) == (12, sizes[1])
+
+
 def test_deleted_entries_are_no_files(made: MadeStream):
     land(made, 2)
     made.tables.main.refresh().delete("at < '2013-12-31T00:00:00+00:00'")
