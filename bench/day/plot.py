@@ -25,8 +25,7 @@ SIZES = {
     "plan Spark": ("Spark: planning, s", 1000),
 }
 QUERIES = {
-    f"complete {engine} CPU": (f"{engine}: query p95, CPU s", 1000)
-    for engine in ("PyIceberg", "DuckDB", "Spark")
+    f"complete {engine} CPU": (f"{engine}: query p95, CPU s", 1000) for engine in ("PyIceberg", "DuckDB", "Spark")
 }
 
 
