@@ -114,3 +114,9 @@ def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
             f"the table property {property_name(stream)!r} is not a backfill's ({error!r}): another frazil wrote it, "
             "or it was edited by hand. Run the frazil that wrote it, or put it back"
         ) from error
+
+
+def open_lanes(properties: Mapping[str, str]) -> list[Lane]:
+    """The backfills that are under way. Raises `MarkerUnreadable`."""
+    streams = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
+    return [lane for stream in streams if (lane := read_lane(properties, stream)) and lane.is_open]

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.history import ancestors
 from frazil.commit.late_rows import late_since
-from frazil.commit.marker import PROPERTY_PREFIX, Marker
+from frazil.commit.marker import Marker, read_markers
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry, head_of
 from frazil.commit.signal import Signal, State
@@ -98,13 +98,7 @@ def look(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_O
 def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
     """The streams that feed a table: those with a marker in it, and those that are declared and have not begun."""
     declared = {spec.name: spec for spec in specs}
-    properties = table.metadata.properties
-    begun = {
-        name.removeprefix(PROPERTY_PREFIX): text
-        for name, text in properties.items()
-        if name.startswith(PROPERTY_PREFIX)
-    }
-    markers = {stream: Marker.from_property(stream, text) for stream, text in begun.items()}
+    markers = read_markers(table.metadata.properties)
     return tuple(
         _feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
     )

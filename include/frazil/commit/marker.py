@@ -209,3 +209,12 @@ def of_same_topics(
         for (topic, partition), offset in offsets.items()
         if known.topic_ids.get(topic) == found.topic_ids.get(topic, known.topic_ids.get(topic))
     }
+
+
+def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
+    """Those of every stream that ever committed and was not forgotten, declared or not. Raises `MarkerUnreadable`."""
+    return {
+        name.removeprefix(PROPERTY_PREFIX): Marker.from_property(name.removeprefix(PROPERTY_PREFIX), text)
+        for name, text in properties.items()
+        if name.startswith(PROPERTY_PREFIX)
+    }

@@ -41,9 +41,10 @@ class Due:
 
 def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
     """Of a shallow measurement."""
+    again = _again(health, settings)
     looks = {
-        Action.COMPACTION: _compaction(health, settings.compaction, again=_again(health, settings)),
-        Action.MANIFESTS: _manifests(health, settings.manifests, again=_again(health, settings)),
+        Action.COMPACTION: _compaction(health, settings.compaction, again=again),
+        Action.MANIFESTS: _manifests(health, settings.manifests, again=again),
         Action.EXPIRY: _expiry(health, settings.expiry),
     }
     off = Due(False, "it is switched off")

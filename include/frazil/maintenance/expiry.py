@@ -19,12 +19,11 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.backfill_lane import PREFIX as LANE_PREFIX
-from frazil.commit.backfill_lane import branch_name, read_lane
+from frazil.commit.backfill_lane import branch_name, open_lanes
 from frazil.commit.history import ONLY_TOLD_HERE, ancestors
 from frazil.commit.late_rows import LATE
 from frazil.commit.marked_update import OPEN_SNAPSHOT
-from frazil.commit.marker import PROPERTY_PREFIX, Marker, open_branch, read_marker
+from frazil.commit.marker import Marker, open_branch, read_markers
 from frazil.commit.rules import MAIN, check_ancestry, check_open_branch, head_of
 from frazil.commit.signals import TableSignals
 from frazil.errors import MarkerUnreadable, RolledBack
@@ -111,8 +110,7 @@ def unset_properties(metadata: TableMetadata) -> dict[str, str]:
 
 def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
     """Of every stream that ever committed, declared or not. Raises `MarkerUnreadable`, `RolledBack`."""
-    names = [name.removeprefix(PROPERTY_PREFIX) for name in metadata.properties if name.startswith(PROPERTY_PREFIX)]
-    markers = [marker for name in names if (marker := read_marker(metadata.properties, name))]
+    markers = list(read_markers(metadata.properties).values())
     for marker in markers:
         check_ancestry(metadata, marker, table=table)
         check_open_branch(metadata, marker, table=table)
@@ -121,8 +119,7 @@ def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
 
 def _lane_heads(metadata: TableMetadata) -> list[Snapshot]:
     """Of the backfills that are under way. Raises `MarkerUnreadable`."""
-    names = [name.removeprefix(LANE_PREFIX) for name in metadata.properties if name.startswith(LANE_PREFIX)]
-    lanes = [lane for name in names if (lane := read_lane(metadata.properties, name)) and lane.is_open]
+    lanes = open_lanes(metadata.properties)
     return [head for lane in lanes if (head := head_of(metadata, branch_name(lane.stream)))]
 
 

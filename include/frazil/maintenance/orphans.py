@@ -30,9 +30,8 @@ from datetime import timedelta
 from itertools import islice
 from typing import Self
 
-from frazil.commit.backfill_lane import PREFIX as LANE_PREFIX
-from frazil.commit.backfill_lane import read_lane
-from frazil.commit.marker import PROPERTY_PREFIX, BatchKey, read_marker
+from frazil.commit.backfill_lane import open_lanes
+from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.file_paths import Place, below
 from frazil.maintenance.orphan_memory import Run, Standing
 from frazil.spec.maintenance import Orphans
@@ -57,13 +56,9 @@ class Undecided:
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
         """Raises `MarkerUnreadable`: then nobody can say what is undecided."""
-        streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
-        markers = {stream: read_marker(properties, stream) for stream in streams}
-        named = [name.removeprefix(LANE_PREFIX) for name in properties if name.startswith(LANE_PREFIX)]
-        lanes = {stream: read_lane(properties, stream) for stream in named}
         return cls(
-            {stream: marker.settled for stream, marker in markers.items() if marker},
-            {stream: lane.id for stream, lane in lanes.items() if lane and lane.is_open},
+            {stream: marker.settled for stream, marker in read_markers(properties).items()},
+            {lane.stream: lane.id for lane in open_lanes(properties)},
         )
 
     def holds(self, path: str) -> bool:

@@ -12,20 +12,19 @@ RULE = "unmeasured"
 
 def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> Step:
     """All that stood stands, for nothing says that it is over; what lasts for the hold is an alert of its own."""
-    rules = {rule: state for rule, state in before.rules.items() if settings.enabled}
-    standing = [
-        Alert(rule, table, "unknown", state.since_ms, f"{table}: {rule} stood when it was measured last")
-        for rule, state in rules.items()
-        if state.active and rule != RULE
-    ]
     if not settings.enabled:
         return Step(AlertStates(), (), (), ())
-    was = rules.get(RULE)
+    standing = [
+        Alert(rule, table, "unknown", state.since_ms, f"{table}: {rule} stood when it was measured last")
+        for rule, state in before.rules.items()
+        if state.active and rule != RULE
+    ]
+    was = before.rules.get(RULE)
     since_ms = was.since_ms if was else now_ms
     active = now_ms - since_ms >= settings.hold // timedelta(milliseconds=1)
     made = Alert(RULE, table, problem, since_ms, f"{table} cannot be measured, so that no other alert fires: {problem}")
     fired = (made,) if active and not (was and was.active) else ()
-    after = AlertStates({**rules, RULE: AlertState(since_ms, active)})
+    after = AlertStates({**before.rules, RULE: AlertState(since_ms, active)})
     return Step(after, fired, (), (*standing, *((made,) if active else ())))
 
 
