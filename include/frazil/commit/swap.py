@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,6 +19,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
+from frazil.table.expired import has_expired
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,18 @@ class TableHandle:
         self._catalog = catalog
         self.identifier = identifier
         self._table: Table | None = None
+        self._loaded: Table | None = None
+
+    @classmethod
+    def of(cls, table: Table) -> TableHandle:
+        """The table in the catalog that loaded it, whose metadata is not kept."""
+        handle = cls(table.catalog, ".".join(table.name()))
+        handle._loaded = table
+        return handle
+
+    def io_properties(self) -> Mapping[str, str]:
+        """The FileIO's properties as last loaded: a catalog that vends credentials renews them with every load."""
+        return (self._loaded or self.refresh()).io.properties
 
     def current(self) -> Table:
         """The table as last seen; loaded if it was not yet."""
@@ -43,7 +56,7 @@ class TableHandle:
 
     def refresh(self) -> Table:
         self.forget()
-        self._table = self._catalog.load_table(self.identifier)
+        self._table = self._loaded = self._catalog.load_table(self.identifier)
         return self._table
 
     def forget(self) -> None:
@@ -111,7 +124,14 @@ def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *,
         except CommitFailedException as conflict:
             log.info("commit to %s lost a race, trying again: %s", handle.identifier, conflict)
         except (ForbiddenError, UnauthorizedError, PermissionError) as error:
-            raise AccessDenied(f"committing to table {handle.identifier} is not permitted: {error}") from error
+            if not has_expired(error):
+                raise AccessDenied(f"committing to table {handle.identifier} is not permitted: {error}") from error
+            if patience.clock() >= deadline:
+                raise CommitUnavailable(
+                    f"the credentials for table {handle.identifier} have expired: {error}"
+                ) from error
+            log.warning("the credentials for table %s have expired: loading it for newer ones", handle.identifier)
+            handle.forget()
         except NoSuchTableError as error:
             raise CommitUnavailable(f"table {handle.identifier} does not exist any more: {error}") from error
         except Exception as error:  # any other failure is an unknown outcome: the next round looks

@@ -51,7 +51,7 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
     )
 
 
-def check_supported(schema: Schema, format_name: str = "json") -> None:
+def check_supported(schema: Schema, format_name: str) -> None:
     """Refuse at start what would fail at every record. Raises SpecError."""
     decoder(format_name, schema, {})
 

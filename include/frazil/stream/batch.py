@@ -102,7 +102,7 @@ class BatchRunner:
             log.warning("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _stage(self, ranges: DataFrame, context: StageContext) -> list[dict[str, Any]]:
-        answers = staged_answers(ranges, StageRows(context, self.progress))
+        answers = staged_answers(ranges, StageRows(context, dataclasses.replace(self.progress, io=context.io)))
         if not answers:
             raise StaleBatch(f"a batch of stream {self.spec.name!r} came without a plan; it is planned anew")
         return answers

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from frazil.commit.committer import StreamTables
-from frazil.commit.swap import Patience
+from frazil.commit.swap import Patience, TableHandle
 from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
@@ -42,9 +42,11 @@ def open_stream(spec: StreamSpec) -> OpenStream:
         )
     dead_letters = ensure_dead_letters(table.catalog, spec)
     state = state_location(table, spec.name)
-    store = open_store(table.location(), table.io.properties)
+    handle = TableHandle.of(table)
+    store = open_store(table.location(), handle.io_properties)
     tables = StreamTables.of(spec.name, table, dead_letters, store=store, clock_ms=lambda: time.time_ns() // 1_000_000)
-    return OpenStream(spec, dataclasses.replace(tables, patience=Patience(total_s=PATIENCE_S)), store, state)
+    tables = dataclasses.replace(tables, main=handle, patience=Patience(total_s=PATIENCE_S))
+    return OpenStream(spec, tables, store, state)
 
 
 def open_kafka(spec: StreamSpec) -> KafkaOffsets:

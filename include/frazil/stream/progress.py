@@ -6,10 +6,9 @@ Beside the journals and not in the run folder, because executors may be other ho
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frazil.table.storage import open_store
+from frazil.table.storage import IoProperties, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,7 @@ class ProgressFolder:
     """`<state>/progress/<task>.json`; each is replaced whole."""
 
     location: str
-    io: Mapping[str, str]
+    io: IoProperties
 
     def write(self, task: int, *, epoch: int, batch: int, records: int) -> None:
         value = {"epoch": epoch, "batch": batch, "records": records}

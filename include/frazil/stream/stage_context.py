@@ -11,6 +11,7 @@ from frazil.commit.settle import batch_folder
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
+from frazil.table.storage import file_io_properties
 
 
 def stage_context(
@@ -29,7 +30,7 @@ def stage_context(
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
-        io=dict(main.io.properties),
+        io=file_io_properties(main.io.properties),
         format=spec.source.format,
         event_time_column=spec.event_time.column,
         event_time_unit=spec.event_time.unit,

@@ -25,6 +25,7 @@ from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.marker import Marker
 from frazil.commit.settle import highest_epoch, settle
+from frazil.commit.swap import TableHandle
 from frazil.commit.target import target_file_bytes
 from frazil.errors import FrazilError, OffsetGap, StaleBatch
 from frazil.home import run_folder
@@ -138,15 +139,16 @@ class Writer:
     def _open(self, reporter: Reporter) -> tuple[StreamTables, ObjectStore, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
-        check_supported(main.schema())
+        check_supported(main.schema(), self.spec.source.format)
         dead_letters = ensure_dead_letters(catalog, self.spec)
         state = state_location(main, self.spec.name)
-        store = open_store(main.location(), main.io.properties)
-        progress = ProgressFolder(f"{state}/progress", dict(main.io.properties))
+        handle = TableHandle.of(main)
+        store = open_store(main.location(), handle.io_properties)
+        progress = ProgressFolder(f"{state}/progress", handle.io_properties)
         reporter.table(main.location(), progress)
         align = Alignment.of(self.spec)
         tables = StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=now_ms, align=align)
-        return tables, store, progress
+        return replace(tables, main=handle), store, progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.home import home
+from frazil.table.expired import has_expired
 from frazil.table.spark_catalog import spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
@@ -105,6 +106,11 @@ def catalog_errors(catalog: str) -> Iterator[None]:
     try:
         yield
     except _REFUSED as error:
+        if has_expired(error):
+            raise CommitUnavailable(
+                f"the credentials for the catalog {catalog!r} or its storage have expired: {error}; the next start "
+                "asks for newer ones"
+            ) from error
         raise AccessDenied(
             f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
         ) from error

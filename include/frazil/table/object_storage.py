@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,8 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from frazil.errors import AccessDenied, CommitUnavailable
-from frazil.table.storage import FileInfo, ObjectStore
+from frazil.table.expired import has_expired
+from frazil.table.storage import FileInfo, IoProperties, ObjectStore, file_io_properties
 
 _ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
@@ -30,15 +31,20 @@ _PUT_ATTEMPTS = 5
 class FsspecStore(ObjectStore):
     """An object store writes an object whole or not at all, and what it has acknowledged is durable."""
 
-    def __init__(self, location: str, io_properties: Mapping[str, str]) -> None:
+    def __init__(self, location: str, io_properties: IoProperties) -> None:
         parts = urlsplit(location)
         self._scheme, self._host = parts.scheme, parts.hostname
-        self._io = FsspecFileIO(dict(io_properties))
+        self._ask: Callable[[], Mapping[str, str]] = io_properties if callable(io_properties) else lambda: io_properties
+        self._opened: tuple[dict[str, str], FsspecFileIO] | None = None
 
     @property
     def _files(self) -> Any:
         """PyIceberg keeps one file system a thread: fsspec's clients are not to be shared."""
-        return self._io.get_fs(self._scheme, self._host)
+        properties, opened = file_io_properties(self._ask()), self._opened
+        if opened is None or opened[0] != properties:
+            # A copy of its own: PyIceberg adds to what it is given.
+            self._opened = opened = (properties, FsspecFileIO(dict(properties)))
+        return opened[1].get_fs(self._scheme, self._host)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with _failures(path):
@@ -134,7 +140,14 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
 def _failures(path: str) -> Iterator[None]:
     try:
         yield
-    except (PermissionError, NoCredentialsError, PartialCredentialsError) as error:
+    except (OSError, NoCredentialsError, PartialCredentialsError) as error:
+        if has_expired(error):
+            raise CommitUnavailable(
+                f"{path}: the credentials of the object store have expired: {error}. The catalog hands out newer "
+                "ones with the table's next load"
+            ) from error
+        if isinstance(error, OSError) and not isinstance(error, PermissionError):
+            raise
         raise AccessDenied(f"{path}: the object store refuses our credentials: {error}") from error
     except (BotoConnectionError, HTTPClientError) as error:
         raise CommitUnavailable(f"{path}: the object store cannot be reached: {error}") from error

@@ -7,7 +7,7 @@ number of processes that put one path, one succeeds, and no reader ever sees hal
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -15,6 +15,14 @@ from frazil.errors import SpecError
 
 OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"})
 """URI schemes that PyIceberg opens through fsspec."""
+
+IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""A PyIceberg FileIO's properties, or where they are asked for: a catalog that vends credentials renews them with
+every load of the table, and a store that lives longer than they do asks each time."""
+
+_FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
+_SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
+"""What PyIceberg's remote signer needs of the catalog's properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,19 @@ class ObjectStore(ABC):
         """Make files that another process has written, and closed, durable; raises FileNotFoundError."""
 
 
-def open_store(location: str, io_properties: Mapping[str, str]) -> ObjectStore:
+def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Of a loaded table's FileIO properties those that open files.
+
+    On REST they hold the table's own properties too, the streams' markers among them, and the catalog's credentials.
+    A FileIO of somebody's own (`py-io-impl`) may read any key: only the markers are kept from it.
+    """
+    if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
+        return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
+    needed = (*_FILE_IO_KEYS, *(_SIGNER_KEYS if "s3.signer" in properties else ()))
+    return {key: value for key, value in properties.items() if key.startswith(needed)}
+
+
+def open_store(location: str, io_properties: IoProperties) -> ObjectStore:
     """The store of a location, by its URI scheme; `io_properties` are a PyIceberg FileIO's (`s3.endpoint`, …).
 
     Raises SpecError for a scheme that no store serves.

@@ -53,6 +53,20 @@ def test_a_table_that_cannot_be_loaded_for_a_moment_is_waited_for(world):
     assert len({id(table) for table in seen}) == 3
 
 
+def test_expired_credentials_are_renewed_by_loading_the_table_again(world):
+    handle = TableHandle(world.catalog, "demo.events")
+    seen = []
+
+    def decide(table):  # noqa: ARG001
+        seen.append(handle.io_properties())
+        if len(seen) == 1:
+            raise PermissionError("AWS Error UNKNOWN: ExpiredToken: The provided token has expired.")
+        return Done("answer")
+
+    assert swap(handle, decide, patience=world.time.patience()) == "answer"
+    assert seen[0] is not seen[1]
+
+
 def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     longest = []
     patience = Patience(total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, sleep=world.time.sleep)

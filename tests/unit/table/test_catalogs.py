@@ -8,7 +8,13 @@ import stat
 from pathlib import Path
 
 import pytest
-from pyiceberg.exceptions import ForbiddenError, NoSuchTableError, ServiceUnavailableError, UnauthorizedError
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    ForbiddenError,
+    NoSuchTableError,
+    ServiceUnavailableError,
+    UnauthorizedError,
+)
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
@@ -88,6 +94,11 @@ def test_a_database_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: p
 def test_a_refusal_is_access_denied(refusal: Exception) -> None:
     with pytest.raises(AccessDenied, match="'lake'"), catalog_errors("lake"):
         raise refusal
+
+
+def test_credentials_that_expired_may_be_tried_again() -> None:
+    with pytest.raises(CommitUnavailable, match="expired"), catalog_errors("lake"):
+        raise AuthorizationExpiredError("419")
 
 
 def test_an_outage_is_not_a_refusal_and_the_rest_stays_itself() -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
+from s3fs.errors import translate_boto_error
 
-from frazil.errors import SpecError
+from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.table.local_storage import LocalStore
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.object_storage import _failures
+from frazil.table.storage import ObjectStore, file_io_properties, open_store
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -138,3 +141,45 @@ def test_s3_is_opened_with_pyicebergs_own_keys() -> None:
     files = open_store("s3a://bucket/table", keys)._files  # type: ignore[attr-defined]
     assert files.client_kwargs["endpoint_url"] == "http://127.0.0.1:1"
     assert (files.client_kwargs["aws_access_key_id"], files.client_kwargs["region_name"]) == ("k", "r")
+
+
+def test_a_store_takes_the_credentials_that_its_table_was_last_loaded_with() -> None:
+    vended = {"s3.endpoint": "http://127.0.0.1:1", "s3.session-token": "first", "frazil.stream.s": "marker 1"}
+    store = open_store("s3://bucket/table", lambda: dict(vended))
+
+    def token() -> str:
+        return str(store._files.client_kwargs["aws_session_token"])  # type: ignore[attr-defined]
+
+    assert token() == "first"
+    client = store._files  # type: ignore[attr-defined]
+    vended["frazil.stream.s"] = "marker 2"
+    assert store._files is client  # type: ignore[attr-defined] # a commit changes no credential
+    vended["s3.session-token"] = "second"
+    assert token() == "second"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("ExpiredToken", CommitUnavailable), ("TokenRefreshRequired", CommitUnavailable), ("AccessDenied", AccessDenied)],
+)
+def test_a_token_that_expired_is_no_refusal(code: str, error: type[Exception]) -> None:
+    refused = translate_boto_error(ClientError({"Error": {"Code": code, "Message": "no"}}, "PutObject"))
+    with pytest.raises(error), _failures("s3://bucket/table/x"):
+        raise refused
+
+
+def test_files_are_opened_with_no_more_than_opens_them() -> None:
+    of_a_table = {
+        "s3.session-token": "t",
+        "client.region": "r",
+        "uri": "http://catalog",
+        "token": "oauth",
+        "credential": "id:secret",
+        "frazil.stream.flights": "marker",
+        "write.target-file-size-bytes": "1",
+    }
+    assert file_io_properties(of_a_table) == {"s3.session-token": "t", "client.region": "r"}
+    signed = file_io_properties(of_a_table | {"s3.signer": "S3V4RestSigner"})
+    assert signed.keys() == {"s3.session-token", "client.region", "s3.signer", "uri", "token"}
+    own = file_io_properties(of_a_table | {"py-io-impl": "ours.Io"})
+    assert own.keys() == {*of_a_table, "py-io-impl"} - {"frazil.stream.flights"}
