@@ -117,7 +117,7 @@ class ProcessIO(PyArrowFileIO):
 
 @dataclass
 class Clock:
-    """Seconds that only waiting moves."""
+    """Seconds that only waiting moves; it begins far beyond the machine's own clock, by which nothing may be dated."""
 
     now_s: float = 0.0
 
@@ -129,4 +129,4 @@ class Clock:
 
     @property
     def now_ms(self) -> int:
-        return 1_700_000_000_000 + int(self.now_s * 1000)
+        return 4_000_000_000_000 + int(self.now_s * 1000)

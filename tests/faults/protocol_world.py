@@ -42,6 +42,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import StagedFile, Target
 from frazil.table.local_storage import LocalStore
+from frazil.table.metadata_times import in_order
 from frazil.table.tables import state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
@@ -62,6 +63,7 @@ class SharedCatalog:
             )
             for name in (MAIN, DEAD)
         }
+        self.versions = 0
         self.late: list[Callable[[], Any]] = []
         self.positions: dict[int, dict[tuple[str, int], int]] = {}
         """Where the stream stood with each snapshot of the main table, kept beside what frazil keeps."""
@@ -75,7 +77,9 @@ class SharedCatalog:
         before = self.metadata[name]
         for requirement in requirements:
             requirement.validate(before)
-        after = update_table_metadata(before, tuple(updates))
+        self.versions += 1
+        made = update_table_metadata(before, tuple(updates), metadata_location=str(self.versions))
+        after = in_order(before, made)  # as the catalogs that `load_catalog` opens
         self.metadata[name] = after
         markers = (read_marker(before.properties, STREAM), read_marker(after.properties, STREAM))
         if markers[0] != markers[1]:
@@ -83,7 +87,7 @@ class SharedCatalog:
         head = head_of(after)
         if name == MAIN and head:
             self.positions.setdefault(head.snapshot_id, dict(markers[1].offsets) if markers[1] else {})
-        return CommitTableResponse(metadata=after, metadata_location=f"{name}/{after.last_updated_ms}")
+        return CommitTableResponse(metadata=after, metadata_location=str(self.versions))
 
     def land_late(self) -> None:
         """What was reported failed arrives now; a refusal has nobody to go to."""

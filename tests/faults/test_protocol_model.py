@@ -43,6 +43,7 @@ from frazil.errors import (
     StaleBatch,
     TopicRecreated,
 )
+from tests.java_rules import check_times
 
 from .protocol_faults import InjectedError, KilledError
 from .protocol_kafka import TOPIC, Record
@@ -291,6 +292,11 @@ class Protocol(RuleBasedStateMachine):
         for table in (MAIN, DEAD):
             missing = {path for path in self.world.references(table) if not Path(path).exists()}
             assert not missing, missing
+
+    @invariant()
+    def java_reads_the_metadata(self) -> None:
+        for metadata in self.world.catalog.metadata.values():
+            check_times(metadata)
 
     @invariant()
     def markers_only_go_forward(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,23 +12,25 @@ import pytest
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 
+from frazil.commit.snapshot import SnapshotWriter
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
+from tests.java_rules import check_times
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
 START = datetime(2013, 1, 1, tzinfo=UTC)
 
 
-def _spec(name: str) -> StreamSpec:
+def _spec(name: str, **columns: str) -> StreamSpec:
     return StreamSpec.model_validate(
         {
             "name": name,
             "source": {"bootstrap-servers": "127.0.0.1:9092", "topics": name},
             "table": f"demo.{name}",
-            "schema": {"carrier": "string not null", "departed": "timestamptz not null", "delay": "int"},
+            "schema": {"carrier": "string not null", "departed": "timestamptz not null", "delay": "int", **columns},
             "event-time": "departed",
             "partition-by": ["day(departed)", "bucket(4, carrier)"],
             "sort-by": ["departed desc"],
@@ -68,6 +71,27 @@ def test_pyiceberg_sees_a_table_that_spark_made(spark: Any) -> None:
     spark.sql("CREATE TABLE default.demo.made (id bigint, name string) USING iceberg")
     spark.sql("INSERT INTO default.demo.made VALUES (1, 'a')")
     assert load_catalog(None).load_table("demo.made").scan().to_arrow().to_pylist() == [{"id": 1, "name": "a"}]
+
+
+def test_spark_reads_a_table_whose_last_commit_but_one_was_of_a_host_that_is_ahead(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java refuses metadata whose times go back: by a snapshot of ours, a new column, or a property alone."""
+    for name in ("snapshot", "column", "property"):
+        table = ensure_table(load_catalog(None), _spec(name))
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda now=time.time: now() + 3600)
+            _append(table, 24)
+        if name == "snapshot":
+            prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=time.time_ns() // 1_000_000)
+            table.catalog.commit_table(table, prepared.requirements, prepared.updates)
+        elif name == "column":
+            ensure_table(load_catalog(None), _spec(name, gate="string"))
+        else:
+            with table.transaction() as change:
+                change.set_properties({"owner": "somebody"})
+        check_times(load_catalog(None).load_table(f"demo.{name}").metadata)
+        assert spark.sql(f"SELECT count(*) FROM default.demo.{name}").first()[0] == 24
 
 
 def test_both_commit_to_one_catalog_at_once(spark: Any) -> None:

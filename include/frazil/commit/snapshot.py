@@ -48,6 +48,7 @@ from pyiceberg.types import PrimitiveType
 from frazil.commit.rules import MAIN, head_of
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
+from frazil.table.metadata_times import next_ms
 
 FORMAT_VERSION: Literal[2] = 2
 FOREVER_MS = 2**63 - 1
@@ -127,7 +128,7 @@ class SnapshotWriter:
             parent_snapshot_id=parent.snapshot_id if parent else None,
             manifest_list=path,
             sequence_number=number,
-            timestamp_ms=_not_before(metadata, now_ms),
+            timestamp_ms=next_ms(metadata, now_ms),
             summary=_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
         )
@@ -213,12 +214,6 @@ def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
     """All but those that only say what a compaction took away: readers would open them to find nothing."""
     manifests = parent.manifests(table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
-
-
-def _not_before(metadata: TableMetadata, now_ms: int) -> int:
-    """The time of the next snapshot: Iceberg asks for times that do not go back, whatever this host's clock does."""
-    logged = metadata.snapshot_log[-1].timestamp_ms if metadata.snapshot_log else 0
-    return max(now_ms, metadata.last_updated_ms, logged)
 
 
 def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> bool:

@@ -32,6 +32,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.home import home
 from frazil.table.expired import has_expired
+from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.spark_catalog import spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
@@ -160,7 +161,7 @@ def _open(config: CatalogConfig) -> Catalog:
 
 def _open_once(config: CatalogConfig) -> Catalog:
     try:
-        return pyiceberg.catalog.load_catalog(config.name, **config.properties)
+        return keep_times_in_order(pyiceberg.catalog.load_catalog(config.name, **config.properties))
     except (ValueError, NotInstalledError) as error:
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: {error}") from error
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from frazil.commit.marker import BatchKey
 from frazil.errors import AccessDenied, CommitUnavailable, Fenced, StaleBatch
+from tests.java_rules import check_times
 
 MAIN = "demo.events"
 DEAD = "demo.events_dead_letters"
@@ -257,16 +258,21 @@ def test_a_partition_that_appears_begins_where_it_is_read_and_holds_the_watermar
     assert third.watermark_us > first.watermark_us
 
 
-def test_a_clock_that_goes_back_keeps_snapshot_times_in_order(world):
+def test_a_clock_that_goes_back_keeps_all_times_of_the_metadata_in_order(world):
     committer = world.begin()
     world.run(committer, {0: (0, 1)})
     world.clock_ms -= 3_600_000
 
     world.run(committer, {0: (1, 2)})
+    committer = world.begin()
+    world.run(committer, {0: (2, 3)})
 
-    times = [s.timestamp_ms for s in sorted(world.load().metadata.snapshots, key=lambda s: s.sequence_number)]
-    assert times == sorted(times)
-    assert world.rows() == [(0, 0), (0, 1)]
+    metadata = world.load().metadata
+    times = [s.timestamp_ms for s in sorted(metadata.snapshots, key=lambda s: s.sequence_number)]
+    assert times == sorted(set(times))
+    assert metadata.last_updated_ms == times[-1]
+    check_times(metadata)
+    assert world.rows() == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_the_retention_that_an_owner_set_on_the_branch_survives_a_commit(world):

@@ -1,0 +1,90 @@
+"""The times in a table's metadata go forward only, whoever's clock was ahead when the table was changed last.
+
+Iceberg's Java library refuses metadata whose snapshot log or metadata log goes back by more than a minute, or whose
+last update comes before them. PyIceberg dates what adds no snapshot, and a snapshot of the time that the table has
+already, by the host's clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.table import StagedTable
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import MetadataLogEntry, SnapshotLogEntry
+
+log = logging.getLogger(__name__)
+
+E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
+
+AHEAD_MS = 60_000
+"""What JVM engines tolerate: to a table that is further ahead of their clock they commit nothing."""
+
+
+def next_ms(metadata: TableMetadata, now_ms: int) -> int:
+    """When a change of this metadata takes place: now, and after all that it tells of."""
+    return max(now_ms, _newest_ms(metadata) + 1)
+
+
+def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
+    """Metadata as it follows `before`, with times that go forward; logs that go back already are mended."""
+    if after == before:
+        return after
+    return after.model_copy(
+        update={
+            "last_updated_ms": max(_newest_ms(before) + 1, _newest_ms(after)),
+            "snapshot_log": _sorted(after.snapshot_log),
+            "metadata_log": _sorted(after.metadata_log),
+        }
+    )
+
+
+def keep_times_in_order(catalog: Catalog) -> Catalog:
+    """Make every change by way of this catalog, ours or a PyIceberg transaction's, be dated after those before it.
+
+    For the catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server dates its own.
+    """
+    if isinstance(catalog, MetastoreCatalog):
+        stage, said = catalog._update_and_stage_table, set()
+
+        def staged(current: Any, *change: Any) -> StagedTable:
+            made = stage(current, *change)
+            if current is not None:
+                made.metadata = in_order(current.metadata, made.metadata)
+                ahead_ms = made.metadata.last_updated_ms - time.time_ns() // 1_000_000
+                if ahead_ms > AHEAD_MS and current.name() not in said:
+                    said.add(current.name())
+                    _warn(".".join(current.name()), ahead_ms)
+            return made
+
+        catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
+    return catalog
+
+
+def _warn(table: str, ahead_ms: int) -> None:
+    log.warning(
+        "table %s was changed by a host whose clock is %d s ahead of this one: changes are dated after that now, "
+        "and for so long Spark, Trino and other JVM engines cannot commit to it (compaction and expiry fail). "
+        "Set the hosts' clocks",
+        table, ahead_ms // 1000,
+    )  # fmt: skip
+
+
+def _newest_ms(metadata: TableMetadata) -> int:
+    snapshots = (snapshot.timestamp_ms for snapshot in metadata.snapshots)
+    logs = (entry.timestamp_ms for log_ in (metadata.snapshot_log, metadata.metadata_log) for entry in log_)
+    return max([metadata.last_updated_ms, *snapshots, *logs])
+
+
+def _sorted(log: Sequence[E]) -> list[E]:
+    """The same entries, none dated before the one that it follows."""
+    times = accumulate((entry.timestamp_ms for entry in log), max)
+    return [
+        entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})
+        for entry, at_ms in zip(log, times, strict=True)
+    ]

@@ -1,0 +1,18 @@
+"""What Iceberg's Java library asks of the times in a table's metadata: it refuses to read, or to write, any other."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from pyiceberg.table.metadata import TableMetadata
+
+TOLERANCE_MS = 60_000
+"""`ONE_MINUTE` of org.apache.iceberg.TableMetadata."""
+
+
+def check_times(metadata: TableMetadata) -> None:
+    """As the constructor of `TableMetadata` does: each log is sorted, and the last update comes after both."""
+    for log in (metadata.snapshot_log, metadata.metadata_log):
+        times = [*(entry.timestamp_ms for entry in log), metadata.last_updated_ms]
+        steps = [after - before for before, after in pairwise(times)]
+        assert all(step >= -TOLERANCE_MS for step in steps), f"Java refuses these times (ms between them): {steps}"
