@@ -50,13 +50,31 @@ from datetime import datetime
 from airflow.utils import db
 db.initdb()
 from airflow.dag_processing.dagbag import DagBag
-from airflow.models.asset import AssetEvent
+from airflow.models.asset import AssetEvent, AssetModel
+from airflow.models.asset_state_store import AssetStateStoreModel
+from airflow.models.dagrun import DagRun
 from airflow.utils.session import create_session
 from sqlalchemy import select
+
+def put(asset, events=(), store={}, queued=False):  # what others may put into Airflow
+    with create_session() as session:
+        asset = session.scalars(select(AssetModel).where(AssetModel.name == asset)).one()
+        for extra, key in events:
+            session.add(AssetEvent(asset_id=asset.id, extra=extra, partition_key=key))
+        for key, value in store.items():
+            session.merge(AssetStateStoreModel(asset_id=asset.id, key=key, value=json.dumps(value)))
+        if queued:
+            run = DagRun(dag_id="reader", run_id="waits", run_type="asset_triggered", state="queued")
+            session.add(run)
+            run.consumed_asset_events.extend(session.scalars(select(AssetEvent).where(AssetEvent.asset_id == asset.id)))
 
 dags = DagBag(sys.argv[1]).dags
 for line in sys.stdin:
     dag_id, conf, moment = json.loads(line)
+    if not dag_id:
+        put(**conf)
+        print("RAN {}", flush=True)
+        continue
     at = {"logical_date": datetime.fromisoformat(moment)} if moment else {}
     run = dags[dag_id].test(run_conf=conf, **at)
     with create_session() as session:

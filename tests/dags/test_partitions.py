@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.airflow.windows import to_send
+from frazil.airflow.sent import to_send
 from frazil.commit.completion import look, send_again, signal
 from frazil.commit.signal import Signal, State
 from frazil.dev.made_batches import EventTimes, MadeStream
@@ -34,6 +34,18 @@ HOUR = Grain.HOUR.us
 TEN_MINUTES = HOUR // 6
 
 
+FOREIGN: list[Any] = [
+    {"from_rest_api": True},
+    {},
+    {"note": None},
+    {"2013-12-30T14": {"number": True}},
+    {"2013-12-30T14": {"number": 2**70}},
+    {"2013-12-30T14": "3", "number": 3},
+    {"from_rest_api": True, "2013-12-30T14": {"number": 3}},
+]
+"""Extras of events that others made; the last two look much like ours."""
+
+
 class World:
     """A table whose records come by hand, ten minutes of event time apart; and an Airflow that runs a Dag at a time."""
 
@@ -52,6 +64,10 @@ class World:
 
     def run(self, dag_id: str = "frazil_partitions_demo.made", **conf: str) -> dict[str, Any]:
         return self.airflow.run(dag_id, conf=conf or None)
+
+    def put(self, **what: Any) -> None:
+        """What others put into Airflow: `events`, `store`, or a run that is `queued` for the events so far."""
+        self.airflow.run("", conf={"asset": "demo.made", **what})
 
 
 @pytest.fixture
@@ -102,6 +118,35 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
     assert [(name, key) for name, key, _ in world.run()["events"][5:]] == [("demo.made", "2013-12-30T14")]
 
 
+def test_foreign_events_and_values_in_the_store_stop_nothing_and_hide_nothing(world: World) -> None:
+    world.land(0, 13)
+    assert len(world.run()["events"]) == 2
+    keys = ["2013-12-30T14", "no window", "9" * 250, None, "2013-12-30"]
+    world.put(events=[(extra, key) for extra in FOREIGN for key in keys])
+    world.land(13, 19)
+    ran = world.run()
+    assert ran["tasks"]["complete"] == "success"
+    assert [(key, extra[key]["number"]) for _, key, extra in ran["events"][2 + len(FOREIGN) * len(keys) :]] == [
+        ("2013-12-30T14", 3)
+    ]
+    sent = len(ran["events"])
+    for n, value in enumerate(["text", -1, 2**62, True, [], {"a": 1}, 1.5]):
+        world.put(store={"frazil.sent-to": value, "frazil.told-to": value, "frazil.sending": value})
+        world.land(19 + 6 * n, 25 + 6 * n)
+        ran = world.run()
+        assert (ran["state"], len(ran["events"])) == ("success", sent + n + 1), value
+
+
+def test_a_consumer_whose_run_stays_queued_stops_nothing(world: World) -> None:
+    world.land(0, 13)
+    world.run()
+    world.put(queued=True)
+    for n in range(3):
+        world.land(13 + 6 * n, 19 + 6 * n)
+        ran = world.run()
+        assert [key for _, key, _ in ran["events"]][2:] == [f"2013-12-30T{hour}" for hour in range(14, 15 + n)]
+
+
 def one(number: int, **changes: Any) -> Signal:
     window = Window(NOON + changes.pop("hour", 0) * HOUR, Grain.HOUR)
     values = {"revision": 1, "state": State.COMPLETE, **changes}
@@ -111,12 +156,18 @@ def one(number: int, **changes: Any) -> Signal:
     )  # fmt: skip
 
 
+def told(*numbers: int) -> set[tuple[str, int]]:
+    """Signals as `test_only_what_airflow_lacks…` numbers them."""
+    return {(one(number, hour=number - 1).partition, number) for number in numbers}
+
+
 def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
     signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=State.HELD)]
-    assert [s.number for s in to_send(signals, {1}, reopened=False)] == [2]
+    assert [s.number for s in to_send(signals, told(1), reopened=False)] == [2]
     assert [s.number for s in to_send(signals, set(), reopened=True)] == [4]
-    assert to_send(signals, {1, 2}, reopened=False) == []
-    assert [s.number for s in to_send([*signals, one(6, hour=2, state=State.RELEASED)], {1, 2}, reopened=False)] == [6]
+    assert to_send(signals, told(1, 2), reopened=False) == []
+    released = one(6, hour=2, state=State.RELEASED)
+    assert [s.number for s in to_send([*signals, released], told(1, 2), reopened=False)] == [6]
     asked = one(7, revision=2, state=State.AGAIN)
-    assert [s.number for s in to_send([asked], {1, 2}, reopened=False)] == [7]
-    assert to_send([asked], {1, 2}, reopened=True) == []
+    assert [s.number for s in to_send([asked], told(1, 2), reopened=False)] == [7]
+    assert to_send([asked], told(1, 2), reopened=True) == []

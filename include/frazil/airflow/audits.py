@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.dags import START_DATE, OnFailure
 from frazil.airflow.declared import DeclaredStream, declared_streams
+from frazil.airflow.untrusted import handed_on
 
 FIRST_MINUTE = 15
 """A commit bears the time at which it was tried, and may land ten minutes later (`Patience`): then its hour is over."""
@@ -26,6 +27,8 @@ MINUTES = 30
 """Streams are spread over so many minutes of the hour, each always at the same one."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
+FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
+"""What `audit` hands on."""
 
 
 def audit_dag_id(stream: str) -> str:
@@ -86,6 +89,7 @@ def audit(stream: str, streams: str) -> dict[str, Any]:
 
 def announce(found: dict[str, Any]) -> None:
     """Send the asset event, if anything was found."""
+    found = handed_on(found, "audit", FOUND)
     if not found["findings"]:
         raise AirflowSkipException("nothing was found: there is nothing to announce")
     get_current_context()["outlet_events"][audit_asset(found["stream"])].extra = found
@@ -93,6 +97,7 @@ def announce(found: dict[str, Any]) -> None:
 
 def verdict(found: dict[str, Any]) -> None:
     """Fail, if anything was found."""
+    found = handed_on(found, "audit", FOUND)
     if found["findings"]:
         raise AirflowFailException(
             f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -183,15 +184,11 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     # A DAG file that is parsed needs no PyIceberg.
     from frazil.stream.aggregate_input import choose_input, held  # noqa: PLC0415
 
-    try:
+    with _for_a_person():
         day = _signalled_day(name, aggregations)
         if waiting := held(day.signals):
             raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
-    except FrazilError as error:
-        if error.restartable:
-            raise
-        raise AirflowFailException(str(error)) from error
     # As text: JSON numbers of that size are rounded by those who read them as floats.
     return {"snapshot_id": str(chosen.snapshot_id), "revisions": chosen.revisions}
 
@@ -200,9 +197,21 @@ def again(name: str, aggregations: str) -> None:
     """Succeed, which sends the event with the run's day as its key; skip where the day's first run is still to come."""
     from frazil.stream.aggregate_input import is_complete  # noqa: PLC0415 - as above
 
-    day = _signalled_day(name, aggregations)
+    with _for_a_person():
+        day = _signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(f"{day.day} is not complete, or held by a gate: the run to come reads all of it")
+
+
+@contextmanager
+def _for_a_person() -> Iterator[None]:
+    """What may pass is tried again; what a person has to mend fails the task for good."""
+    try:
+        yield
+    except FrazilError as error:
+        if error.restartable:
+            raise
+        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

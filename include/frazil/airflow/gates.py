@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from frazil.airflow.docs_address import docs_folder, docs_url
 from frazil.airflow.spark import SPARK_CONNECTION
+from frazil.airflow.untrusted import extra_text
 from frazil.commit.completion import Gate, Look, RunGates
 from frazil.commit.rules import head_of
 from frazil.partitions.windows import Window
@@ -63,7 +64,7 @@ def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window
 def _spark_properties() -> dict[str, str]:
     """For windows that are too large for one process's memory."""
     try:
-        named = Connection.get(SPARK_CONNECTION).extra_dejson.get("properties-file")
+        named = extra_text(Connection.get(SPARK_CONNECTION).extra_dejson, "properties-file")
     except AirflowNotFoundException:
         return {}
     if not named or not Path(named).is_file():

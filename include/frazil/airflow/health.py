@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.dags import START_DATE, OnFailure
 from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.untrusted import handed_on
 
 DAG_ID = "frazil_health"
 EVERY = timedelta(minutes=5)
@@ -26,6 +27,7 @@ LATE_AFTER = timedelta(minutes=15)
 HEALTH = Asset("frazil.health")
 Measured = dict[str, Any]
 """`fired`, `resolved` and `active`: lists of alerts, each with table, rule, value, since and sentence."""
+MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
 
 
 def health_dag(
@@ -75,6 +77,7 @@ def measure(streams: str) -> Measured:
 
 def changed(measured: Measured) -> None:
     """Send the event, if anything changed."""
+    measured = handed_on(measured, "measure", MEASURED)
     extra = {key: measured[key] for key in ("fired", "resolved")}
     if not any(extra.values()):
         raise AirflowSkipException("no alert fired, and none resolved")
@@ -83,14 +86,14 @@ def changed(measured: Measured) -> None:
 
 def alerts(measured: Measured) -> None:
     """Fail, as long as something is wrong."""
-    if not measured["active"]:
+    if not handed_on(measured, "measure", MEASURED)["active"]:
         raise AirflowSkipException("nothing is wrong")
     raise AirflowFailException("\n".join(alert["sentence"] for alert in measured["active"]))
 
 
 def resolved(measured: Measured) -> None:
     """Succeed, where something is well again: the log of `measure` has the sentences."""
-    if not measured["resolved"]:
+    if not handed_on(measured, "measure", MEASURED)["resolved"]:
         raise AirflowSkipException("no alert resolved")
 
 
@@ -105,7 +108,7 @@ def _when_fired(call: Callable[[Any], None]) -> Callable[[Any], None]:
 
     def told_once(context: Any) -> None:
         measured = context["ti"].xcom_pull(task_ids="measure")
-        if measured and measured["fired"]:
+        if isinstance(measured, dict) and measured.get("fired"):
             call(context)
 
     return told_once

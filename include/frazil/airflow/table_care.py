@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from pyiceberg.catalog import Catalog
 
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.table_health import Store
+from frazil.airflow.untrusted import Store, stored_number
 from frazil.maintenance.due import due, enabled
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
@@ -55,7 +55,8 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
     reports, problems = {}, []
     for table, catalog in _tables(names, streams):
         key, now_ms = f"orphans:{table.name}", _now_ms()
-        if not table.settings.orphans.enabled or not (dry_run or now_ms - int(store.get(key, 0)) >= DAY_MS):
+        last_ms = stored_number(store, key, most=now_ms) or 0
+        if not table.settings.orphans.enabled or not (dry_run or now_ms - last_ms >= DAY_MS):
             continue
         try:
             if not catalog.table_exists(table.identifier):

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from frazil.airflow.declared import declared_streams
+from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import AlertStates, Step, step
 from frazil.maintenance.health import TableHealth
@@ -29,14 +30,6 @@ TABLES = "tables"
 """The store's key for the names of the tables that it has states of."""
 
 
-class Store(Protocol):
-    """Airflow's store of an asset, whose values are JSON."""
-
-    def get(self, key: str, default: Any = None) -> Any: ...
-
-    def set(self, key: str, value: Any) -> None: ...
-
-
 def measure_all(streams: Path, store: Store) -> dict[str, list[dict[str, Any]]]:
     """Measure the tables of all sound declarations, and step their alerts, whose states `store` keeps by table.
 
@@ -52,8 +45,8 @@ def measure_all(streams: Path, store: Store) -> dict[str, list[dict[str, Any]]]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
     steps: dict[str, Step] = {}
-    for name in dict.fromkeys([*tables, *store.get(TABLES, [])]):
-        before, health = AlertStates.from_json(store.get(name)), found.get(name)
+    for name in dict.fromkeys([*tables, *stored_names(store, TABLES)]):
+        before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
         if isinstance(health, TableHealth):
             steps[name] = step(before, health, tables[name].settings, now_ms=now_ms)
         elif name in tables and health is None:

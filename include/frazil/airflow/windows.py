@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +16,10 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.gates import gates_of
+from frazil.airflow.sent import meet, unsent, write_down
+from frazil.airflow.untrusted import stored_number
 from frazil.commit.completion import look, signal
-from frazil.commit.signal import Signal, State
+from frazil.commit.signal import Signal
 from frazil.commit.signals import TableSignals
 from frazil.partitions.completeness import moment
 from frazil.spec.load import streams_of
@@ -30,27 +30,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SENT_TO = "frazil.sent-to"
-"""In Airflow's store of an asset: the number of the signal up to which all are among Airflow's events."""
 TOLD_TO = "frazil.told-to"
-"""And of the first asset: the number of the signal up to which people were told of the windows that gates hold."""
+"""In Airflow's store of the first asset: the number of the signal up to which people were told of windows that gates
+hold."""
 MOST_JUDGED = 12
 """Windows of one look where a quality gate judges them, one after the other; the next look has the next."""
 MOST_AT_ONCE = 100
 """Events of one task: each carries the facts of all. What is over is sent by the next run."""
-CLOCKS_APART = timedelta(days=1)
-"""How far the clocks of a worker and of Airflow's server may be apart, when the events of a signal are looked for."""
 
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     """The number of the table's last signal, and the tasks that have to send what Airflow lacks."""
     signals = _signals(table, streams)
-    for name, asset in _assets(table).items():
-        store = context["asset_state_store"][asset]
-        # Before the first signal: an Airflow that meets a table is told of nothing that is older.
-        for key in (SENT_TO, TOLD_TO) if name == "complete" else (SENT_TO,):
-            if store.get(key) is None:
-                store.set(key, signals.number)
+    for asset in _assets(table).values():
+        meet(signals, asset, context)
+    store = context["asset_state_store"][partition_asset(table)]
+    if stored_number(store, TOLD_TO, most=signals.number) is None:
+        store.set(TOLD_TO, signals.number if store.get(TOLD_TO) is None else 0)
     return signals.number, _following(signals, context)
 
 
@@ -88,12 +84,14 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 def send(table: str, streams: Path, name: str, context: Context) -> None:
     """Send the events that Airflow lacks. Raises AirflowSkipException where it lacks none: an event would go out."""
     asset = _assets(table)[name]
-    unsent = _unsent(_signals(table, streams), asset, context)[:MOST_AT_ONCE]
-    if not unsent:
+    lacks = unsent(_signals(table, streams), asset, context)
+    sending = lacks.missing[:MOST_AT_ONCE]
+    if not sending:
         raise AirflowSkipException(f"Airflow has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]
-    outlet.add_partitions([s.partition for s in unsent])
-    outlet.extra = {s.partition: facts(s) for s in unsent}
+    outlet.add_partitions([s.partition for s in sending])
+    outlet.extra = {s.partition: facts(s) for s in sending}
+    write_down(sending, lacks.sent, asset, context)
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
@@ -120,20 +118,6 @@ def facts(s: Signal) -> dict[str, Any]:
     }
 
 
-def to_send(signals: Iterable[Signal], sent: Collection[int], *, reopened: bool) -> list[Signal]:
-    """The signals of one asset that Airflow lacks, by number: of each window the newest, for one key has one event.
-
-    `sent` are the numbers of the signals among Airflow's events. What was asked for again goes to the first asset
-    whatever its revision, for its consumers are those that missed it.
-    """
-    newest = {
-        s.partition: s
-        for s in sorted(signals, key=lambda s: s.number)
-        if s.sent and (s.revision > 1 and s.state is not State.AGAIN) == reopened
-    }
-    return [s for s in newest.values() if s.number not in sent]
-
-
 def _signals(table: str, streams: Path) -> TableSignals:
     return TableSignals.load(load_catalog(streams_of(streams, table)[0].table.catalog), table)
 
@@ -144,28 +128,10 @@ def _assets(table: str) -> dict[str, Asset]:
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
     """The tasks that have something to send or to tell; also what an earlier run left undone."""
-    unsent = [name for name, asset in _assets(signals.table).items() if _unsent(signals, asset, context)]
-    told_to: Any = context["asset_state_store"][partition_asset(signals.table)].get(TOLD_TO, 0)
+    lacking = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
+    told_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], TOLD_TO) or 0
     untold = any(not s.sent for s in signals.after(told_to))
-    return [*unsent, *(["held"] if untold else [])]
-
-
-def _unsent(signals: TableSignals, asset: Asset, context: Context) -> list[Signal]:
-    """What Airflow lacks of an asset's signals; where it lacks nothing, the next look begins after them."""
-    store = context["asset_state_store"][asset]
-    sent_to: Any = store.get(SENT_TO, 0)
-    new = signals.after(sent_to)
-    if not new:
-        return []
-    reopened = asset == reopened_asset(signals.table)
-    since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - CLOCKS_APART
-    events: Any = context["inlet_events"][asset].after(since.isoformat())
-    facts_sent: list[dict[str, Any]] = [fact for e in events for fact in (e.extra or {}).values()]
-    sent = {int(fact["number"]) for fact in facts_sent if "number" in fact}
-    missing = to_send(new, sent, reopened=reopened)
-    if not missing:
-        store.set(SENT_TO, signals.number)
-    return missing
+    return [*lacking, *(["held"] if untold else [])]
 
 
 def _told(s: Signal) -> str:

@@ -66,8 +66,17 @@ class AlertStates:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        """None is where nothing was remembered yet."""
-        return cls({rule: AlertState(*remembered) for rule, remembered in (value or {}).items()})
+        """None is where nothing was remembered yet; what is no state of a rule is forgotten."""
+        return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
+
+
+def _is_state(kept: object) -> bool:
+    """As `to_json` writes one; earlier versions wrote the first two of its values alone."""
+    if not isinstance(kept, list) or not 2 <= len(kept) <= 4:
+        return False
+    since_ms, active, *seen = kept
+    times = [since_ms, *seen[1:], *(seen_ms for seen_ms in seen[:1] if seen_ms is not None)]
+    return isinstance(active, bool) and all(isinstance(ms, int) and not isinstance(ms, bool) for ms in times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ It loads neither PyIceberg nor Spark, for Airflow's DAG processor reads the fold
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Self
@@ -61,9 +61,12 @@ class AggregationSpec(Model):
 def parse_day(text: str | None) -> date:
     """A partition key as a day. Raises SpecError unless it is written YYYY-MM-DD."""
     try:
-        return datetime.strptime(text or "", "%Y-%m-%d").replace(tzinfo=UTC).date()
+        day = date.fromisoformat(text or "")
     except ValueError:
-        raise SpecError(f"{text!r} is no day; write YYYY-MM-DD, such as 2013-12-30 (it is a day in UTC)") from None
+        day = None
+    if day is None or str(day) != text:  # 20131230 is another key
+        raise SpecError(f"{text!r} is no day; write YYYY-MM-DD, such as 2013-12-30 (it is a day in UTC)")
+    return day
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:

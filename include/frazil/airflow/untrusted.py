@@ -1,0 +1,139 @@
+"""The one reader of what Airflow keeps for us and others may write as well: events, state stores, XComs, connections.
+
+Whoever may press *Create event*, call the API or write a Dag can put anything there. A value that is not ours never
+raises, but for an XCom: it is left out, with a warning that says where it stands, and counts as if it were not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from airflow.sdk.exceptions import AirflowFailException
+
+log = logging.getLogger(__name__)
+
+LARGEST = 2**63 - 1
+"""Of a number that tables and JSON readers hold."""
+SHOWN = 200
+"""Characters of a foreign value that a warning shows."""
+
+
+class Store(Protocol):
+    """Airflow's store of an asset, whose values are JSON."""
+
+    def get(self, key: str, default: Any = None) -> Any: ...
+
+    def set(self, key: str, value: Any) -> None: ...
+
+
+Told = frozenset[tuple[str, int]]
+"""Signals, by partition key and number."""
+
+
+class Event(Protocol):
+    """An event of an asset, as a task sees it."""
+
+    @property
+    def extra(self) -> Any: ...
+
+    @property
+    def partition_key(self) -> str | None: ...
+
+
+def told_of(events: Iterable[Event], asset: str) -> Told:
+    """The signals that an asset's events told of, by partition key and number.
+
+    An event of ours has the key that its extra has facts of. One that was made by hand says nothing of a signal,
+    whatever stands in it: it may have been sent before the window was complete.
+    """
+    told, foreign = set(), []
+    for event in events:
+        number = _told(event)
+        if number is None or event.partition_key is None:
+            foreign.append(f"{_shown(event.partition_key)} with {_shown(event.extra)}")
+        else:
+            told.add((event.partition_key, number))
+    if foreign:
+        log.warning(
+            "%d events of the asset %s are not frazil's, and are left out: %s", len(foreign), asset, foreign[-1]
+        )
+    return frozenset(told)
+
+
+def told_pairs(value: Any) -> Told:
+    """As `told_of`, from a list of such pairs."""
+    pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
+    numbered = ((key, _number(number, LARGEST)) for key, number in pairs if isinstance(key, str))
+    return frozenset((key, number) for key, number in numbered if number is not None)
+
+
+def _told(event: Event) -> int | None:
+    extra = event.extra
+    if not isinstance(extra, Mapping) or "from_rest_api" in extra:
+        return None
+    fact = extra.get(event.partition_key)
+    return _number(fact.get("number"), LARGEST) if isinstance(fact, Mapping) else None
+
+
+def stored_number(store: Store, key: str, *, most: int = LARGEST) -> int | None:
+    """A number from 0 to `most` of an asset's store; None where there is none, or another value."""
+    value = store.get(key)
+    number = _number(value, most)
+    if value is not None and number is None:
+        log.warning("%s in Airflow's store is no number from 0 to %d, and is left out: %s", key, most, _shown(value))
+    return number
+
+
+def stored_names(store: Store, key: str) -> list[str]:
+    """A list of texts of an asset's store; what else stands in it is left out."""
+    value = store.get(key)
+    names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+    if value is not None and (not isinstance(value, list) or len(names) < len(value)):
+        log.warning("%s in Airflow's store is no list of names, and is left out: %s", key, _shown(value))
+    return names
+
+
+def stored_mapping(store: Store, key: str) -> dict[str, Any]:
+    """A mapping of an asset's store; empty where there is none, or another value."""
+    value = store.get(key)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if value is not None:
+        log.warning("%s in Airflow's store is no mapping, and is left out: %s", key, _shown(value))
+    return {}
+
+
+def handed_on(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The XCom of a task before, which has these keys of these types. Raises AirflowFailException for another one."""
+    found = value if isinstance(value, Mapping) else {}
+    wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
+    if wrong:
+        raise AirflowFailException(
+            f"the XCom of the task {task_id} is not what the task returns ({', '.join(wrong)} are missing, or of "
+            f"another type): somebody put {_shown(value)} there. Clear {task_id}: it looks anew"
+        )
+    return dict(found)
+
+
+def extra_text(extra: Any, key: str) -> str | None:
+    """A text of a connection's extra."""
+    value = extra.get(key) if isinstance(extra, Mapping) else None
+    if value is not None and not isinstance(value, str):
+        log.warning("%s of the connection's extra is no text, and is left out: %s", key, _shown(value))
+        return None
+    return value or None
+
+
+def _number(value: Any, most: int) -> int | None:
+    # True is 1 in Python, and a float loses digits.
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
