@@ -14,6 +14,7 @@ FrazilError                  exit  restart?
 ├── StaleBatch                20   yes  the batch starts elsewhere than the marker: stage it anew
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
+├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
 
 The exit code is what the writer's process ends with, and `RESTARTABLE` is what the supervisor asks.
@@ -82,6 +83,11 @@ class CommitUnavailable(FrazilError):
 
 class KafkaUnavailable(FrazilError):
     exit_code = 22
+    restartable = True
+
+
+class PythonStartTimeout(FrazilError):
+    exit_code = 23
     restartable = True
 
 

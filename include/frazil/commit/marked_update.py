@@ -56,6 +56,10 @@ class MarkedUpdate:
         prepared = self.writers[0].prepare(table, summary=summary, now_ms=now_ms)
         return self._marked(prepared, marker, marker.open_snapshot_id if marker else None)
 
+    def made(self, snapshot_id: int) -> bool:
+        """Whether a round prepared that snapshot."""
+        return any(a.snapshot.snapshot_id == snapshot_id for writer in self.writers for a in writer.attempts)
+
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
