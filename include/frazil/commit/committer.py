@@ -288,14 +288,7 @@ def append(  # noqa: PLR0913 - what is committed, and where
         said = {**_position(marker), **summary}
         return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 
-    try:
-        landed = swap(handle, propose, patience=tables.patience)
-    except BaseException:
-        update.clean(handle)
-        raise
-    if update.rounds > 1:
-        update.clean(handle)
-    return landed
+    return update.swapped(handle, propose, tables.patience)
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
