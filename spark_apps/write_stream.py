@@ -12,7 +12,7 @@ from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.spec.load import find_stream
-from frazil.stream.main import run_writer
+from frazil.table.configuration import check_configuration
 
 
 def main() -> int:
@@ -22,6 +22,9 @@ def main() -> int:
     parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
     arguments = parser.parse_args()
     try:
+        check_configuration()
+        from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+
         spec = find_stream(arguments.streams, arguments.name)
     except FrazilError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -14,7 +14,7 @@ FrazilError                  exit  restart?
 ├── StaleBatch                20   yes  the batch starts elsewhere than the marker: stage it anew
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
-├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
+│   └── TopicMissing          23   yes  the brokers answer, and have no such topic (yet)
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
 
 The exit code is what the writer's process ends with, and `RESTARTABLE` is what the supervisor asks.
@@ -86,16 +86,18 @@ class KafkaUnavailable(FrazilError):
     restartable = True
 
 
-class PythonStartTimeout(FrazilError):
+class TopicMissing(KafkaUnavailable):
     exit_code = 23
-    restartable = True
 
 
 class EnvironmentUnusable(FrazilError):
     exit_code = 1
 
 
-NO_RESTART = frozenset(
-    cls.exit_code for cls in FrazilError.__subclasses__() if not cls.restartable and cls.exit_code > 1
-)
+def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
+    """Every error of the tree."""
+    return frozenset({of}).union(*(kinds(kind) for kind in of.__subclasses__()))
+
+
+NO_RESTART = frozenset(kind.exit_code for kind in kinds() if not kind.restartable and kind.exit_code > 1)
 """Exit codes of a writer after which a restart would fail in the same way (a bare 1 is a crash)."""

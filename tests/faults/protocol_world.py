@@ -67,16 +67,13 @@ class SharedCatalog:
         self.late: list[Callable[[], Any]] = []
         self.positions: dict[int, dict[tuple[str, int], int]] = {}
         """Where the stream stood with each snapshot of the main table, kept beside what frazil keeps."""
-        self.marker_moves: list[tuple[str, Marker | None, Marker | None, Faults | None]] = []
-        """Each with the process that moved it, which its faults stand for."""
+        self.marker_moves: list[tuple[str, Marker | None, Marker | None]] = []
 
     def load(self, name: str) -> Table:
         metadata = self.metadata[name]
         return Table(tuple(name.split(".")), metadata, "", self.io, self, {})  # type: ignore[arg-type]
 
-    def commit(
-        self, name: str, requirements: Iterable[Any], updates: Iterable[Any], by: Faults | None = None
-    ) -> CommitTableResponse:
+    def commit(self, name: str, requirements: Iterable[Any], updates: Iterable[Any]) -> CommitTableResponse:
         before = self.metadata[name]
         for requirement in requirements:
             requirement.validate(before)
@@ -86,7 +83,7 @@ class SharedCatalog:
         self.metadata[name] = after
         markers = (read_marker(before.properties, STREAM), read_marker(after.properties, STREAM))
         if markers[0] != markers[1]:
-            self.marker_moves.append((name, *markers, by))
+            self.marker_moves.append((name, *markers))
         head = head_of(after)
         if name == MAIN and head:
             self.positions.setdefault(head.snapshot_id, dict(markers[1].offsets) if markers[1] else {})
@@ -117,7 +114,7 @@ class ProcessCatalog:
         name = ".".join(table.name())
 
         def effect() -> CommitTableResponse:
-            return self.shared.commit(name, requirements, updates, by=self.faults)
+            return self.shared.commit(name, requirements, updates)
 
         answer: CommitTableResponse = self.faults.meet("commit", effect, self.shared.late.append)
         return answer

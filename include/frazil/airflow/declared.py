@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frazil.errors import SpecError
-from frazil.spec.load import conflicts, load_stream, stream_files
+from frazil.spec.conflicts import conflicts
+from frazil.spec.load import load_stream, stream_files
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.yaml_file import read_mapping
 

@@ -58,7 +58,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     specs, errors = sound_streams(streams_folder)
     now_ms = time.time_ns() // 1_000_000
     if table is not None:
-        found = [_look(find_maintained(specs, table), now_ms=now_ms, deep=deep)]
+        found = [_look(find_maintained(specs, table, problems=errors), now_ms=now_ms, deep=deep)]
     else:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found = list(pool.map(partial(_look_if_possible, now_ms=now_ms, deep=deep), maintained_tables(specs)))

@@ -9,6 +9,7 @@ import click
 
 from frazil import __version__
 from frazil.errors import FrazilError
+from frazil.table.configuration import check_configuration
 
 COMMANDS = {
     "dev": "frazil.cli.dev:dev",
@@ -29,6 +30,8 @@ COMMANDS = {
     "orphans": "frazil.cli.orphans:orphans",
 }
 
+WITHOUT_CATALOG = frozenset({"dev", "validate"})
+
 
 class LazyGroup(click.Group):
     """A group that imports a subcommand's module when it is used: `frazil --help` loads no PyArrow."""
@@ -39,6 +42,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name not in WITHOUT_CATALOG:
+            check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command

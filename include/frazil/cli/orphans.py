@@ -11,7 +11,7 @@ from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.tables import find_maintained
-from frazil.spec.load import load_streams
+from frazil.spec.load import load_streams, no_stream
 from frazil.table.catalogs import load_catalog
 
 
@@ -31,7 +31,10 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
       frazil orphans demo.flights
       frazil orphans demo.flights --delete --json
     """
-    maintained = find_maintained(load_streams(streams_folder).values(), table)
+    specs = load_streams(streams_folder)
+    if not specs:
+        raise no_stream(streams_folder)
+    maintained = find_maintained(specs.values(), table)
     now_ms = time.time_ns() // 1_000_000
     report = clean_orphans(load_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
     if as_json:

@@ -19,6 +19,9 @@ from frazil.supervise.liveness import ago, utc
 AT_ONCE = 8
 """Streams that are looked at together: a catalog that does not answer costs its timeout once, not once a stream."""
 
+NAMED = 3
+"""Streams that are named where many have the same problem."""
+
 
 @click.command()
 @click.argument("stream", required=False)
@@ -55,9 +58,13 @@ def _show(streams: list[StreamStatus], *, now_ms: int, in_full: bool) -> None:
     else:
         columns = ("stream", "desired", "writer", "lag", "last commit", "watermark", "table", "rows")
         echo_table(columns, [_row(one, now_ms=now_ms) for one in streams], numbers=frozenset({"lag", "rows"}))
+    said: dict[str, list[str]] = {}
     for one in streams:
         for problem in one.problems:
-            click.echo(f"{one.name}: {problem}")
+            said.setdefault(problem, []).append(one.name)
+    for problem, names in said.items():  # an outage of the catalog is every stream's, and one line
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        click.echo(f"{', '.join(names[:NAMED])}{more}: {problem}")
 
 
 def _row(one: StreamStatus, *, now_ms: int) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ def _look_at_table(spec: StreamSpec) -> TableView:
         table = load_stream_table(spec)
         return TableView(exists=False, desired="running") if table is None else _view(table, spec)
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
-        return TableView(exists=None, problems=(f"table {spec.table.identifier} cannot be read: {_words(error)}",))
+        return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
 
 
 def _view(table: Table, spec: StreamSpec) -> TableView:

@@ -10,9 +10,12 @@ import click
 
 from frazil.cli.options import json_option, streams_option
 from frazil.errors import SpecError
+from frazil.spec.conflicts import conflicts
 from frazil.spec.json_schema import render
-from frazil.spec.load import conflicts, load_stream, stream_files
+from frazil.spec.load import load_stream, stream_files
 from frazil.spec.model import StreamSpec
+
+MOST_ERRORS = 200
 
 
 @click.command()
@@ -34,6 +37,9 @@ def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_
         click.echo(render(), nl=False)
         return
     streams, errors = _load(files or _all_of(streams_folder))
+    errors, more = errors[:MOST_ERRORS], len(errors) - MOST_ERRORS
+    if more > 0:
+        errors.append(f"and {more:,} more; mend these first")
     if as_json:
         click.echo(json.dumps({"streams": [_summary(spec) for spec in streams.values()], "errors": errors}, indent=2))
     else:
@@ -61,7 +67,17 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
             streams[path] = load_stream(path)
         except SpecError as error:
             errors.extend(str(error).splitlines())
+    for path, spec in streams.items():
+        errors.extend(f"{path}: source.properties.{key}: {said}" for key, said in _kafka_problems(spec).items())
     return streams, errors + conflicts(streams)
+
+
+def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
+    if not spec.source.properties:
+        return {}
+    from frazil.stream.kafka_properties import property_problems  # noqa: PLC0415 - librdkafka, only where it is asked
+
+    return property_problems(spec.source.properties)
 
 
 def _line(spec: StreamSpec) -> str:

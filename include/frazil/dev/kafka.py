@@ -21,8 +21,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from frazil.dev import jars, process
-from frazil.dev.java import require_java
 from frazil.errors import EnvironmentUnusable
+from frazil.stream.java import require_java
 
 READY_WITHIN_S = 120
 PROPERTIES_FILE = "server.properties"

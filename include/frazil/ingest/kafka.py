@@ -7,18 +7,18 @@ the batch's offsets.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from numpy.typing import NDArray
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.ingest.contract import OffsetRange
 
 CHUNK_RECORDS = 50_000
@@ -57,6 +57,16 @@ _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, 
 _timestamp_ms = itemgetter(1)
 
 
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """A client that librdkafka does not make is a mistake in what was declared. Raises SpecError in its words."""
+    try:
+        yield
+    except KafkaException as error:
+        said = error.args[0].str()
+        raise SpecError(f"source.properties: librdkafka takes them not as they are: {said}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Records of several ranges, in the order in which they came; within a range, in the order of offsets."""
@@ -71,11 +81,6 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def piece(self, start: int, end: int) -> Self:
-        """Records `[start, end)` of it."""
-        parts: dict[str, Any] = {f.name: getattr(self, f.name)[start:end] for f in dataclasses.fields(self)}
-        return dataclasses.replace(self, **parts)
 
 
 class RangeReader:
@@ -99,15 +104,16 @@ class RangeReader:
         self._failure: FrazilError | None = None
         self._last_trouble = "the brokers are silent"
         self._bytes_per_record = 1024.0
-        self._consumer = Consumer(
-            {
-                **TUNING,
-                "group.id": "frazil",  # never joined: partitions are assigned, offsets are not committed
-                **properties,
-                **EXACTNESS,
-                "error_cb": self._on_error,
-            }
-        )
+        with client_errors():
+            self._consumer = Consumer(
+                {
+                    **TUNING,
+                    "group.id": "frazil",  # never joined: partitions are assigned, offsets are not committed
+                    **properties,
+                    **EXACTNESS,
+                    "error_cb": self._on_error,
+                }
+            )
 
     def __enter__(self) -> RangeReader:
         return self
@@ -215,7 +221,7 @@ class RangeReader:
                 f"Kafka refuses access to {place}: {error.str()}. Check source.properties and the ACLs."
             )
         elif error.code() in _GONE:
-            self._failure = KafkaUnavailable(f"Kafka does not know {place}: {error.str()}. Was the topic deleted?")
+            self._failure = TopicMissing(f"Kafka does not know {place}: {error.str()}. Was the topic deleted?")
 
     def _gap(self, r: OffsetRange, position: int) -> OffsetGap:
         try:

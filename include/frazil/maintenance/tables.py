@@ -6,7 +6,7 @@ It loads no PyIceberg, for Airflow's DAG processor asks it again and again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,7 +41,7 @@ class MaintainedTable:
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
     """Every table that these streams have a part in; the signals once a catalog. By identifier.
 
-    Streams of one table declare the same (`frazil.spec.load.conflicts`): the first one's settings are the table's.
+    Streams of one table declare the same (`frazil.spec.conflicts`): the first one's settings are the table's.
     """
     writers: dict[tuple[str | None, str, Kind], list[StreamSpec]] = {}
     for spec in sorted(specs, key=lambda s: s.name):
@@ -59,11 +59,15 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
     return tuple(sorted(made, key=lambda t: t.name))
 
 
-def find_maintained(specs: Iterable[StreamSpec], name: str) -> MaintainedTable:
-    """Raises SpecError where no stream has a part in the table, with the tables that are known."""
+def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
+    """Raises SpecError where no stream has a part in the table, with the tables that are known.
+
+    `problems` are what is wrong with files that could not be read: one of them may have a part in it.
+    """
     tables = maintained_tables(specs)
     for table in tables:
         if table.name == name:
             return table
     known = ", ".join(table.name for table in tables) or "none"
-    raise SpecError(f"no declared stream has a part in the table {name!r}; maintained are: {known}")
+    message = f"no declared stream has a part in the table {name!r}; maintained are: {known}"
+    raise SpecError("\n".join([message, *problems]))

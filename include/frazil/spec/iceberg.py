@@ -44,7 +44,7 @@ from pyiceberg.types import (
 from frazil.spec import types
 from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import COORDINATES
+from frazil.spec.rules import COORDINATES, REQUIRED_COORDINATES
 
 FIRST_PARTITION_FIELD_ID = 1000
 """Iceberg specification, "Partition Specs": partition field ids of a first spec start here."""
@@ -75,7 +75,6 @@ _TRANSFORMS: dict[str, type[Any]] = {
     "hour": HourTransform,
     "void": VoidTransform,
 }
-_REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})
 _COORDINATE_DOCS = {
     "kafka_topic": "Topic of the Kafka record",
     "kafka_partition": "Partition of the Kafka record",
@@ -115,7 +114,7 @@ def schema(spec: StreamSpec) -> Schema:
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
         declared += [
-            (name, kind, name in _REQUIRED_COORDINATES, _COORDINATE_DOCS[name]) for name, kind in COORDINATES.items()
+            (name, kind, name in REQUIRED_COORDINATES, _COORDINATE_DOCS[name]) for name, kind in COORDINATES.items()
         ]
     return Schema(*_FieldIds().fields(declared), schema_id=0)
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
+from frazil.spec.conflicts import conflicts
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.yaml_file import read_mapping
@@ -67,8 +68,13 @@ def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
         except SpecError as error:
             errors.append(str(error))
     if not specs and not errors:
-        raise SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
+        raise no_stream(folder)
     return sorted(specs, key=lambda spec: spec.name), errors
+
+
+def no_stream(folder: Path) -> SpecError:
+    """What a folder without declared streams is answered with."""
+    return SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
@@ -122,49 +128,6 @@ def stream_files(folder: Path) -> list[Path]:
     """The files of a folder that declare streams, sorted by name."""
     files = (path for pattern in ("*.yaml", "*.yml") for path in folder.glob(pattern))
     return sorted(path for path in files if not path.name.startswith(("_", ".")))
-
-
-def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Where streams that are each sound get in each other's way, a sentence each."""
-    found: list[str] = []
-    names: dict[str, Path] = {}
-    windows: dict[tuple[str | None, str], tuple[Path, tuple[str, str, str]]] = {}
-    catalogs: dict[str, tuple[Path, str | None]] = {}
-    maintained: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
-    main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
-    for path, spec in streams.items():
-        if spec.name in names:
-            found.append(f"{path}: name: {spec.name!r} is the name of {names[spec.name]} too; rename one")
-        names.setdefault(spec.name, path)
-        first = windows.setdefault((spec.table.catalog, spec.table.identifier), (path, _completeness(spec)))
-        if first[1] != _completeness(spec):
-            found.append(
-                f"{path}: complete, complete-from, event-time: are {', '.join(_completeness(spec))}, and the stream in "
-                f"{first[0]}, which feeds {spec.table.identifier} too, has {', '.join(first[1])}; declare the same"
-            )
-        kept = maintained.setdefault((spec.table.catalog, spec.table.identifier), (path, spec))
-        if kept[1].maintenance != spec.maintenance:
-            found.append(
-                f"{path}: maintenance: differs from that of the stream in {kept[0]}, which feeds "
-                f"{spec.table.identifier} too; declare the same, or neither"
-            )
-        other = catalogs.setdefault(spec.table.identifier, (path, spec.table.catalog))
-        if other[1] != spec.table.catalog:
-            found.append(
-                f"{path}: table: {spec.table.identifier!r} is in another catalog in {other[0]}; signals, assets and "
-                "aggregations know tables by their identifiers, so give one of them another"
-            )
-        owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
-        if owner is not None and owner != path:
-            found.append(
-                f"{path}: dead-letters.table: {spec.dead_letter_table!r} is the table of the stream "
-                f"in {owner}; name another one"
-            )
-    return found
-
-
-def _completeness(spec: StreamSpec) -> tuple[str, str, str]:
-    return spec.window or "none", str(spec.complete_from), spec.event_time.column
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

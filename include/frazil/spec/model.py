@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
 from frazil.spec.maintenance import Maintenance
@@ -227,7 +227,7 @@ class StreamSpec(Model):
     def _columns_by_name(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        return tuple(_column(str(name), declared) for name, declared in value.items())
+        return tuple(column_of(str(name), declared) for name, declared in value.items())
 
     @field_validator("partition_by", "sort_by", mode="before")
     @classmethod
@@ -239,16 +239,16 @@ class StreamSpec(Model):
     @field_validator("partition_by")
     @classmethod
     def _partition_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(_named(text, layout.parse_term)) for text in value)
+        return _parsed("partition-by", value, layout.parse_term)
 
     @field_validator("sort_by")
     @classmethod
     def _sort_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(_named(text, layout.parse_sort_term)) for text in value)
+        return _parsed("sort-by", value, layout.parse_sort_term)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if problems := rules.problems(self):
+    def _consistent(self, info: ValidationInfo) -> Self:
+        if problems := rules.problems(self, wrong=(info.context or {}).get("wrong", frozenset())):
             raise rules.InconsistentError(problems)
         return self
 
@@ -276,7 +276,7 @@ class StreamSpec(Model):
         return hashlib.sha256(self.model_dump_json(exclude={"maintenance"}).encode()).hexdigest()[:16]
 
 
-def _column(name: str, declared: object) -> object:
+def column_of(name: str, declared: object) -> object:
     """`"type [not null]"`, or a mapping with `type`; anything else is left for the model to refuse."""
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)
@@ -295,8 +295,14 @@ def _rejoined(terms: list[str]) -> list[str]:
     return whole
 
 
-def _named(text: str, parse: Any) -> Any:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} {error}") from None
+def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
+    """Every term in its canonical form. Raises InconsistentError with all that cannot be read."""
+    parsed, found = [], []
+    for index, text in enumerate(terms):
+        try:
+            parsed.append(str(parse(text)))
+        except ValueError as error:
+            found.append(rules.Problem(f"{key}.{index}", text, str(error)))
+    if found:
+        raise rules.InconsistentError(tuple(found))
+    return tuple(parsed)

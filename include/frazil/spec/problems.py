@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,19 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from frazil.spec.model import STREAM_NAME, Column, StreamSpec
+from frazil.spec.model import STREAM_NAME, Column, StreamSpec, column_of
 from frazil.spec.rules import InconsistentError, Problem, is_secret
+
+MOST = 50
+"""Problems told of one file."""
+
+_STAND_INS: Mapping[str, Any] = {
+    "name": "stand-in",
+    "source": {"bootstrap-servers": "stand-in:9092", "topics": "stand-in"},
+    "table": {"identifier": "stand.in"},
+    "event-time": {"column": "stand-in"},
+}
+"""What a stream cannot be without, besides its columns."""
 
 _MEANINGS = {
     "missing": "is missing",
@@ -29,11 +40,14 @@ _MEANINGS = {
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path) -> str:
-    """One line a problem, each `file: key: value message`; a secret's value is not shown."""
+    """One line a problem, each `file: key: value message`, up to `MOST`; a secret's value is not shown."""
     found = _problems(error, declared)
     known = {problem.key for problem in found}
-    found += [problem for problem in _hidden(error, declared) if problem.key not in known]
-    return "\n".join(f"{path}: {_line(problem)}" for problem in found)
+    found += [problem for problem in _between(error, declared) if problem.key not in known]
+    lines = [f"{path}: {_line(problem)}" for problem in found[:MOST]]
+    if len(found) > MOST:
+        lines.append(f"{path}: and {len(found) - MOST:,} more; mend these first")
+    return "\n".join(lines)
 
 
 def _line(problem: Problem) -> str:
@@ -51,18 +65,63 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
     return [problem for details in found for problem in _translate(details, declared)]
 
 
-def _hidden(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Problems between the parts, which pydantic does not reach while one part is wrong: look without it."""
-    wrong = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
-    rest = {key: value for key, value in declared.items() if key not in wrong}
-    if not wrong or len(rest) == len(declared):
+def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
+    """Problems between the parts, which pydantic does not reach while one is wrong: look with stand-ins for those."""
+    locations = [details["loc"] for details in error.errors() if details["loc"]]
+    if not locations:
         return []
+    sound = _with_stand_ins(declared, locations)
+    wrong = frozenset(_key(location, declared) for location in locations)
     try:
-        StreamSpec.model_validate(rest, by_alias=True, by_name=False)
+        StreamSpec.model_validate(sound, by_alias=True, by_name=False, context={"wrong": wrong})
     except ValidationError as again:
         between = (details for details in again.errors() if not details["loc"])
-        return [problem for details in between for problem in _translate(details, rest)]
+        return [problem for details in between for problem in _translate(details, declared)]
     return []
+
+
+def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
+    """What is declared without its wrong parts, and with something harmless where a part cannot be missing."""
+    sound: dict[str, Any] = {key: _copied(value) for key, value in declared.items() if isinstance(key, str)}
+    columns = sound.get("schema")
+    kept = dict(columns) if isinstance(columns, dict) else {}
+    names = list(kept)
+    for location in locations:
+        first, *rest = location
+        if first == "schema" and rest and isinstance(rest[0], int) and rest[0] < len(names):
+            kept[names[rest[0]]] = Column.model_construct(name=str(names[rest[0]]), type="", required=False, doc=None)
+        elif first != "schema":
+            _remove(sound, location)
+        elif not rest:
+            kept = {}
+    named = [c if isinstance(c, Column) else column_of(str(name), c) for name, c in kept.items()]
+    sound["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
+    return _filled(sound, _STAND_INS)
+
+
+def _remove(sound: dict[str, Any], location: Sequence[int | str]) -> None:
+    """Take out the part at a path, or the nearest above it that is one value of a mapping."""
+    inner: Any = sound
+    for part, below in zip(location, [*location[1:], None], strict=True):
+        if not isinstance(inner, dict) or part not in inner:
+            return
+        if below is None or not isinstance(inner[part], dict):
+            del inner[part]
+            return
+        inner = inner[part]
+
+
+def _filled(sound: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in stand_ins.items():
+        if isinstance(value, Mapping) and isinstance(sound.get(key, {}), dict):
+            sound[key] = _filled(sound.get(key, {}), value)
+        else:
+            sound.setdefault(key, value)
+    return sound
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[Problem]:

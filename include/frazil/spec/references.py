@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from frazil.errors import SpecError
+from frazil.spec.addresses import servers_problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -48,9 +49,12 @@ def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[s
     """librdkafka's properties of a stream's source: the brokers and what the user declared, all resolved."""
     declared = {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
     try:
-        return resolve_all(declared, environment)
+        resolved = resolve_all(declared, environment)
     except SpecError as error:
         raise SpecError(f"stream {spec.name}: source: {error}") from None
+    if problem := servers_problem(resolved["bootstrap.servers"]):
+        raise SpecError(f"stream {spec.name}: source.bootstrap-servers: {problem}")
+    return resolved
 
 
 def connections(spec: StreamSpec) -> frozenset[str]:

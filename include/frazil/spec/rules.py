@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from frazil.spec.addresses import location_problem, servers_problem
 from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.references import problem_in
 from frazil.spec.types import Primitive, Struct, Type, parse_type
@@ -24,6 +25,8 @@ COORDINATES = {
 }
 """The columns that frazil adds, with their types, unless `coordinates: false`."""
 
+REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})
+
 SET_BY_FRAZIL = {
     "bootstrap.servers": "write source.bootstrap-servers",
     "isolation.level": "frazil reads committed records only",
@@ -35,7 +38,29 @@ SET_BY_FRAZIL = {
 }
 """librdkafka properties that are not the user's, and why."""
 
+JAVA_ONLY = {
+    "sasl.jaas.config": "write sasl.username and sasl.password",
+    "sasl.login.callback.handler.class": "write sasl.oauthbearer.method and its properties",
+    "security.providers": "leave it out",
+    "key.deserializer": "leave it out: source.format says how a record is read",
+    "value.deserializer": "leave it out: source.format says how a record is read",
+    "ssl.truststore.location": "write ssl.ca.location, the path of a PEM file",
+    "ssl.truststore.password": "leave it out: a PEM file of ssl.ca.location has none",
+    "ssl.truststore.type": "leave it out: ssl.ca.location is a PEM file",
+    "ssl.keystore.type": "leave it out: ssl.keystore.location is a PKCS#12 file",
+    "ssl.protocol": "leave it out",
+    "fetch.max.wait.ms": "write fetch.wait.max.ms",
+    "default.api.timeout.ms": "leave it out",
+}
+"""Properties of Kafka's Java client that librdkafka has not, and what to write instead."""
+
+_WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
+"""Table properties whose value is a whole number (Iceberg's configuration page)."""
+
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
+Columns = Mapping[str, Type | None]
+"""Types by column; None where the declared one cannot be read."""
+
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
 
 
@@ -61,20 +86,24 @@ def is_secret(key: str) -> bool:
     return _SECRET.search(key) is not None
 
 
-def problems(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Everything that is wrong between the parts; empty when the stream is sound."""
-    return (
-        *_columns(spec),
-        *_event_time(spec),
-        *_layout(spec),
-        *_aligned(spec),
-        *_throttle(spec),
-        *_expiry(spec),
-        *_kafka_properties(spec),
-        *_secrets(spec),
-        *_references(spec),
-        *_table(spec),
+def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
+    """Everything that is wrong between the parts; empty when the stream is sound.
+
+    `wrong` names parts by their dotted keys whose value is a stand-in, because what was written there cannot be used:
+    no rule is asked that needs one of them. A column whose type is wrong has an empty one here.
+    """
+    return tuple(
+        problem
+        for rule, needs in _RULES
+        if not any(_overlaps(need, part) for need in needs for part in wrong)
+        for problem in rule(spec)
     )
+
+
+def _overlaps(need: str, wrong: str) -> bool:
+    if need == "schema":  # of which single columns may be wrong
+        return wrong == need
+    return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
 
 
 def _columns(spec: StreamSpec) -> Iterator[Problem]:
@@ -84,13 +113,13 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
         if lower in seen:
             yield Problem(
                 f"schema.{column.name}",
-                column.type,
+                column.type or None,
                 f"names the column {seen[lower]!r} again; case does not tell apart",
             )
         if spec.coordinates and lower in COORDINATES:
             yield Problem(
                 f"schema.{column.name}",
-                column.type,
+                column.type or None,
                 "has the name of a column that frazil adds; rename it, or set coordinates: false",
             )
         seen.setdefault(lower, column.name)
@@ -101,7 +130,7 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
     declared = {column.name: column.type for column in spec.columns}
     if name not in declared:
         yield Problem("event-time", name, f"is not a column of the schema{_did_you_mean(name, declared)}")
-    elif declared[name] not in {"timestamptz", "timestamp"}:
+    elif declared[name] not in {"timestamptz", "timestamp", ""}:
         yield Problem(
             "event-time",
             name,
@@ -110,16 +139,21 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
         )
 
 
-def _layout(spec: StreamSpec) -> Iterator[Problem]:
-    columns: dict[str, Type] = {column.name: parse_type(column.type) for column in spec.columns}
-    if spec.coordinates:
-        columns.update(COORDINATES)
-    partition_terms = [parse_term(text) for text in spec.partition_by]
-    for index, term in enumerate(partition_terms):
+def _types(spec: StreamSpec) -> Columns:
+    declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
+    return declared | COORDINATES if spec.coordinates else declared
+
+
+def _partitioning(spec: StreamSpec) -> Iterator[Problem]:
+    columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
+    for index, term in enumerate(terms):
         yield from _term(f"partition-by.{index}", term, columns)
-        yield from _partition_field(f"partition-by.{index}", term, partition_terms[:index], columns)
+        yield from _partition_field(f"partition-by.{index}", term, terms[:index], columns)
+
+
+def _sorting(spec: StreamSpec) -> Iterator[Problem]:
     for index, text in enumerate(spec.sort_by):
-        yield from _term(f"sort-by.{index}", parse_sort_term(text).term, columns)
+        yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
 
 
 def _aligned(spec: StreamSpec) -> Iterator[Problem]:
@@ -149,7 +183,9 @@ def _expiry(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("maintenance.expiry.at-least", expiry.at_least, what)
 
 
-def _term(key: str, term: Term, columns: dict[str, Type]) -> Iterator[Problem]:
+def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
+    if columns.get(term.column.split(".")[0], Primitive("")) is None:
+        return
     source = _source(term.column, columns)
     if source is None:
         yield Problem(key, str(term), f"names {term.column!r}, which is no column{_did_you_mean(term.column, columns)}")
@@ -161,7 +197,7 @@ def _term(key: str, term: Term, columns: dict[str, Type]) -> Iterator[Problem]:
         )
 
 
-def _partition_field(key: str, term: Term, before: list[Term], columns: dict[str, Type]) -> Iterator[Problem]:
+def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
     """A partition field's name is its own, and one column has one granularity of time (Iceberg Java refuses two)."""
     other = next((t for t in before if t.field_name == term.field_name), None)
     if other is not None:
@@ -174,7 +210,7 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: dict[str
             yield Problem(key, str(term), f"is redundant beside {clash}; keep the finer one")
 
 
-def _source(path: str, columns: dict[str, Type]) -> Type | None:
+def _source(path: str, columns: Columns) -> Type | None:
     """The type at a dotted path; a path goes through structs only, as Iceberg's sources do."""
     first, *rest = path.split(".")
     found = columns.get(first)
@@ -188,12 +224,21 @@ def _kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
     for key, value in spec.source.properties.items():
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
+        elif key in JAVA_ONLY:
+            what = f"is a property of Kafka's Java client, which librdkafka does not have; {JAVA_ONLY[key]}"
+            yield Problem(f"source.properties.{key}", None, what)
+
+
+def _servers(spec: StreamSpec) -> Iterator[Problem]:
+    text = spec.source.bootstrap_servers
+    if "${" not in text and (what := servers_problem(text)):
+        yield Problem("source.bootstrap-servers", None, what)
 
 
 def _secrets(spec: StreamSpec) -> Iterator[Problem]:
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
-            if is_secret(key) and not _REFERENCES.fullmatch(value):
+            if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
                 yield Problem(
                     f"{path}.{key}",
                     None,
@@ -210,11 +255,16 @@ def _references(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
         yield Problem("table.location", spec.table.location, "holds a reference, and a location takes none")
+    elif spec.table.location and (what := location_problem(spec.table.location)):
+        yield Problem("table.location", spec.table.location, what)
 
 
-def _table(spec: StreamSpec) -> Iterator[Problem]:
+def _dead_letters(spec: StreamSpec) -> Iterator[Problem]:
     if spec.dead_letter_table == spec.table.identifier:
         yield Problem("dead-letters.table", spec.dead_letter_table, "is the stream's own table; name another one")
+
+
+def _table_properties(spec: StreamSpec) -> Iterator[Problem]:
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
         if is_secret(key):
@@ -227,8 +277,30 @@ def _table(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is set by frazil: the prefix frazil. is the marker's")
         elif key == "format-version" and value != "2":
             yield Problem(path, value, "is not supported; frazil writes format version 2")
+        elif key == "write.format.default" and value.lower() != "parquet":
+            yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
+        elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
+            yield Problem(path, value, "is not a whole number, which this property is to Iceberg")
 
 
-def _did_you_mean(name: str, known: dict[str, Type] | dict[str, str]) -> str:
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"
+
+
+_RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]], ...] = (
+    (_columns, ("schema", "coordinates")),
+    (_event_time, ("schema", "event-time")),
+    (_partitioning, ("schema", "coordinates", "partition-by")),
+    (_sorting, ("schema", "coordinates", "sort-by")),
+    (_aligned, ("commit.align", "complete", "event-time", "partition-by")),
+    (_throttle, ("commit.throttle", "commit.interval", "commit.max-interval")),
+    (_expiry, ("maintenance.expiry",)),
+    (_servers, ("source.bootstrap-servers",)),
+    (_kafka_properties, ("source.properties",)),
+    (_secrets, ()),
+    (_references, ()),
+    (_dead_letters, ("table.identifier", "dead-letters")),
+    (_table_properties, ("table.properties",)),
+)
+"""Each rule with the parts that it needs."""

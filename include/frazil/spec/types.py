@@ -29,6 +29,7 @@ MAX_DECIMAL_PRECISION = 38
 """Iceberg specification, primitive types."""
 
 _FORMAT_3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
+_JSON = frozenset({"json", "jsonb", "object", "any", "dict"})
 _ICEBERG_NAMES = {
     "bigint": "long",
     "int64": "long",
@@ -203,6 +204,7 @@ class _Reader:
     def _list(self) -> List:
         self._take("<")
         element = self.type()
+        self._may_be_null("an element of a list", f"list<{element}>")
         self._take(">")
         return List(element)
 
@@ -211,8 +213,13 @@ class _Reader:
         key = self.type()
         self._take(",")
         value = self.type()
+        self._may_be_null("a map's value", f"map<{key}, {value}>")
         self._take(">")
         return Map(key, value)
+
+    def _may_be_null(self, what: str, instead: str) -> None:
+        if [token.lower() for token in self._tokens[self._position : self._position + 2]] == ["not", "null"]:
+            raise ValueError(f"has 'not null' where {what} may always be null; write {instead}")
 
     def _decimal(self) -> Primitive:
         self._take("(")
@@ -268,6 +275,11 @@ def _unknown(name: str) -> ValueError:
         return ValueError(f"is written {name!r}; Iceberg's name is {lower!r}")
     if lower in _ICEBERG_NAMES:
         return ValueError(f"has {name!r}, which Iceberg writes as {_ICEBERG_NAMES[lower]!r}")
+    if lower in _JSON:
+        return ValueError(
+            f"has {name!r}, which is no Iceberg type; say what is inside, struct<name: type>, list<type> or "
+            "map<string, type>, or write string where the record holds it as text"
+        )
     if lower in _FORMAT_3:
         return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")
     close = get_close_matches(lower, [*PRIMITIVES, "decimal", "fixed", "struct", "list", "map"], n=1)

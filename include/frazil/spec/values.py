@@ -35,7 +35,11 @@ def _positive_bytes(value: object) -> int:
 
 
 def _start(value: object) -> object:
-    return value if value in {"earliest", "latest"} else _moment(value, besides="earliest, latest or ")
+    return (
+        value
+        if isinstance(value, str) and value in {"earliest", "latest"}
+        else _moment(value, besides="earliest, latest or ")
+    )
 
 
 def _moment(value: object, besides: str = "") -> datetime:

@@ -10,6 +10,12 @@ import yaml
 
 from frazil.errors import SpecError
 
+MOST_BYTES = 4 * 2**20
+"""More is no declaration that a person wrote."""
+
+MOST_NESTED = 50
+"""PyYAML's C code recurses, and deep nesting ends the whole process."""
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -19,6 +25,8 @@ class _StreamLoader(_Loader):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is text, no list or mapping", key.start_mark)
             if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands twice", key.start_mark
@@ -38,20 +46,55 @@ _StreamLoader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|false|Fals
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The file's one mapping. Raises SpecError naming the file, and line and column where it is not YAML."""
+    text = _text(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as UTF-8 text: {error}") from None
-    try:
+        _check_depth(text)
         loaded = yaml.load(text, Loader=_StreamLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SpecError(f"{path}: {where}{error.problem or 'is not YAML'}") from None
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path}: is not YAML: {error}") from None
+        line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+        problem = error.problem or "is not YAML"
+        raise SpecError(f"{path}: {where}{problem}{_hint(problem, line)}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's own constructors raise the rest
+        raise SpecError(f"{path}: is not YAML that can be read: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
         raise SpecError(f"{path}: holds no mapping; a stream begins with name: …")
     return loaded
+
+
+def _text(path: Path) -> str:
+    try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise SpecError(
+                f"{path}: has {size:,} bytes, and a declaration at most {MOST_BYTES:,}; is it another file?"
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MOST_NESTED:
+            raise yaml.YAMLError(f"it is nested over {MOST_NESTED} deep")
+
+
+def _hint(problem: str, line: str) -> str:
+    """What to do about it, where the line tells."""
+    if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in problem:
+        return "; indent with spaces, for YAML allows no tabs"
+    if "cannot start any token" in problem:
+        return "; quote a value that begins with such a character"
+    if re.search(r"\b(struct|list|map)\s*<", line):
+        return '; quote the type, for it holds ": " or ",": "list<struct<a: int>>"'
+    if "mapping values are not allowed" in problem:
+        return '; quote a value that holds ": ", or begin a new line before the second key'
+    return ""

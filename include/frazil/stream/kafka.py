@@ -13,9 +13,9 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.commit.marker import SourceIdentity
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, TopicMissing
 from frazil.ingest.contract import TopicPartition
-from frazil.ingest.kafka import DENIED
+from frazil.ingest.kafka import DENIED, client_errors
 
 TIMEOUT_S = 10.0
 
@@ -34,7 +34,8 @@ class KafkaOffsets:
     def __init__(self, properties: Mapping[str, str], topics: Collection[str]) -> None:
         self._servers = properties.get("bootstrap.servers", "")
         self._topics = list(topics)
-        self._admin = AdminClient(dict(properties))
+        with client_errors():
+            self._admin = AdminClient(dict(properties))
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +46,7 @@ class KafkaOffsets:
         del self._admin
 
     def describe(self) -> Topics:
-        """Cluster id, topic ids and all partitions. A topic that does not exist (yet) is `KafkaUnavailable`."""
+        """Cluster id, topic ids and all partitions. Raises TopicMissing where there is none (yet)."""
         try:
             cluster = self._admin.describe_cluster(request_timeout=TIMEOUT_S)
             answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=TIMEOUT_S)
@@ -99,5 +100,5 @@ class KafkaOffsets:
         if code in DENIED:
             return AccessDenied(f"Kafka refuses {what}: {error}. Check source.properties and the topic's ACLs")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return KafkaUnavailable(f"{what}: a topic does not exist. Create it, or mend source.topics")
+            return TopicMissing(f"{what}: a topic does not exist. Create it, or mend source.topics")
         return KafkaUnavailable(f"{what} got no answer: {error}. Check source.bootstrap-servers and the brokers")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from types import FrameType
 
 from frazil.errors import FrazilError
 from frazil.spec.model import StreamSpec
+from frazil.stream.java import find_java
 from frazil.stream.writer import Writer
 
 log = logging.getLogger("frazil")
@@ -31,6 +33,7 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
+        find_java(os.environ)  # before the take-over: a host without Java must fence nobody
         writer.run()
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400

@@ -9,13 +9,12 @@ from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
-from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from frazil.errors import EnvironmentUnusable
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
 from frazil.stream.class_archive import java_options
+from frazil.stream.java import java_needed
 from frazil.stream.source import RangeSource
 
 TASK_ATTEMPTS = 4
@@ -44,36 +43,22 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_session(spec: StreamSpec) -> SparkSession:
-    """Start the JVM. The workers run this very Python. Raises `EnvironmentUnusable` where it does not start."""
+    """Start the JVM. The workers run this very Python."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder
     for key, value in writer_properties(spec).items():
         builder = builder.config(key, value)
-    try:
+    with java_needed():
         session = builder.getOrCreate()
-    except PySparkRuntimeError as error:
-        if error.getCondition() != "JAVA_GATEWAY_EXITED":
-            raise
-        raise EnvironmentUnusable(
-            "Spark's JVM did not start: is Java 17 installed (`java -version`), and JAVA_HOME unset or right? "
-            "What Java said stands above, or in the writer's log"
-        ) from error
     return with_source(session)
 
 
 def with_source(session: SparkSession) -> SparkSession:
     """The same session, which now knows the planner's source and says little."""
     session.sparkContext.setLogLevel("WARN")
-    _silence(session, "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor")
     session.dataSource.register(RangeSource)
     return session
-
-
-def _silence(session: SparkSession, logger: str) -> None:
-    """Its warnings say nothing here: that a batch takes longer than a trigger, which is how often the planner looks."""
-    log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    log4j.core.config.Configurator.setLevel(logger, log4j.Level.ERROR)
 
 
 def warm_up(session: Future[SparkSession], workers: int) -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
+from frazil.stream.java import java_needed
 from frazil.table.catalogs import spark_properties
 
 
@@ -32,6 +33,7 @@ def start_session(
     for catalog in catalogs:
         for key, value in spark_properties(catalog).items():
             builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with java_needed():
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("WARN")
     return session

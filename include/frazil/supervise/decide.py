@@ -23,12 +23,12 @@ from itertools import takewhile
 from frazil.errors import (
     NO_RESTART,
     AdoptionRequired,
-    FrazilError,
     MarkerUnreadable,
     OffsetGap,
     RolledBack,
     SchemaIncompatible,
     TopicRecreated,
+    kinds,
 )
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.launcher import ProcessState
@@ -43,7 +43,7 @@ TABLE_WAYS_OUT = frozenset(
 )
 """Exit codes whose way out writes the table. `Fenced` is not one: the other writer writes the table as well."""
 
-RESTARTABLE = frozenset(cls.exit_code for cls in FrazilError.__subclasses__() if cls.restartable)
+RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
 """Exit codes of a writer that lacks something it cannot mend (brokers, catalog): tried for ever, never given up on."""
 
 

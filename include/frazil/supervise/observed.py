@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from frazil.errors import FrazilError
+from frazil.errors import kinds
 from frazil.supervise.heartbeat import Heartbeat, Stall
 from frazil.supervise.launcher import Observation, ProcessState
 from frazil.supervise.records import ExitRecord, Launch, Notes, StopRequest
@@ -92,5 +92,5 @@ class Observed:
 
 def error_name(code: int) -> str:
     """The error class that a writer ends with that code for, or an empty string."""
-    names = [cls.__name__ for cls in FrazilError.__subclasses__() if cls.exit_code == code and code > 1]
+    names = [cls.__name__ for cls in kinds() if cls.exit_code == code and code > 1]
     return names[0] if names else ""

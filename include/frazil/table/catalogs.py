@@ -7,9 +7,11 @@ PYICEBERG_CATALOG__<NAME>__<PROPERTY>. The JVM's properties derive from the same
 from __future__ import annotations
 
 import fcntl
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import pyiceberg.catalog
 import requests
@@ -31,6 +33,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.home import home
+from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
 from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.spark_catalog import spark_catalog
@@ -42,6 +45,7 @@ OPEN_ATTEMPTS = 3
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
+_ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
 _REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 
 
@@ -57,12 +61,16 @@ class CatalogConfig:
 def catalog_config(name: str | None) -> CatalogConfig:
     """What is configured for a catalog, read anew at every call; None is the default catalog.
 
-    Raises SpecError for a named catalog that is not configured.
+    Raises SpecError for a named catalog that is not configured, and for a configuration that cannot be read.
     """
+    check_configuration()
     config = Config()
-    default = config.get_default_catalog_name()
-    wanted = name or default
-    configured = config.get_catalog_config(wanted)
+    try:
+        default = config.get_default_catalog_name()
+        wanted = name or default
+        configured = config.get_catalog_config(wanted)
+    except ValueError as error:
+        raise SpecError(f"the catalogs of .pyiceberg.yaml are wrongly written: {error}") from None
     if configured is not None:
         properties = _flat(configured)
         if properties.get("uri", "").startswith("sqlite"):
@@ -116,12 +124,27 @@ def catalog_errors(catalog: str) -> Iterator[None]:
             f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
         ) from error
     except _UNREACHABLE as error:
-        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {error}") from error
+        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_outage(error)}") from error
     except OperationalError as error:
         reason = str(error.orig)
         if any(sign in reason for sign in _REFUSED_BY_DATABASE):
             raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
         raise CommitUnavailable(f"the database of the catalog {catalog!r} cannot be used: {reason}") from error
+
+
+def _outage(error: Exception) -> str:
+    """Where and why, without the nested reprs of requests and urllib3."""
+    if not isinstance(error, requests.RequestException):
+        return f": {' '.join(str(error).split())}"
+    url = urlsplit(str(error.request.url) if error.request else "")
+    where = (
+        f" at {url.scheme}://{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}"
+        if url.hostname
+        else ""
+    )
+    found = _ERRNO.search(str(error))
+    why = "no answer in time" if isinstance(error, requests.Timeout) else "the connection broke"
+    return f"{where}: {found[1] if found else why}"
 
 
 def _flat(configured: object, prefix: str = "") -> dict[str, str]:

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from frazil.errors import SpecError
-
-OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"})
-"""URI schemes that PyIceberg opens through fsspec."""
+from frazil.spec.addresses import OBJECT_STORES
 
 IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """A PyIceberg FileIO's properties, or where they are asked for: a catalog that vends credentials renews them with

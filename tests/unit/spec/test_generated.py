@@ -49,7 +49,7 @@ def test_the_schema_accepts_the_streams_of_this_checkout(path: Path) -> None:
         {"partition_by": "day(departed)", "sort_by": ["delay desc"], "commit": {"size": 5, "interval": "1h30m"}},
         {
             "source": {
-                "bootstrap-servers": "a",
+                "bootstrap-servers": "a:1",
                 "topics": ["a"],
                 "start": "2013-01-01T00:00:00Z",
                 "properties": {"x": 1},

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream, load_stream, load_streams
 from frazil.spec.model import StreamSpec
+from tests.unit.spec.conftest import SMALLEST
 
 Declare = Callable[..., Path]
 
@@ -139,19 +146,19 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     (
         "start without zone",
-        {"source": {"bootstrap-servers": "a", "topics": "x", "start": "2013-12-30T00:00:00"}},
+        {"source": {"bootstrap-servers": "a:1", "topics": "x", "start": "2013-12-30T00:00:00"}},
         ["source.start: '2013-12-30T00:00:00' has no time zone"],
     ),
-    ("start", {"source": {"bootstrap-servers": "a", "topics": "x", "start": "yesterday"}}, ["earliest, latest or"]),
+    ("start", {"source": {"bootstrap-servers": "a:1", "topics": "x", "start": "yesterday"}}, ["earliest, latest or"]),
     (
         "format",
-        {"source": {"bootstrap-servers": "a", "topics": "x", "format": "avro"}},
+        {"source": {"bootstrap-servers": "a:1", "topics": "x", "format": "avro"}},
         ["'avro' is not allowed; write json"],
     ),
-    ("no topics", {"source": {"bootstrap-servers": "a", "topics": []}}, ["source.topics: is empty"]),
+    ("no topics", {"source": {"bootstrap-servers": "a:1", "topics": []}}, ["source.topics: is empty"]),
     (
         "group id",
-        {"source": {"bootstrap-servers": "a", "topics": "x", "properties": {"group.id": "g"}}},
+        {"source": {"bootstrap-servers": "a:1", "topics": "x", "properties": {"group.id": "g"}}},
         ["source.properties.group.id: 'g' is set by frazil", "offsets live in the table"],
     ),
     (
@@ -160,6 +167,45 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["source.bootstrap-servers", "${env:NAME}"],
     ),
     ("format version", {"table": {"identifier": "a.b", "properties": {"format-version": 3}}}, ["format version 2"]),
+    (
+        "server's URL",
+        {"source": {"bootstrap-servers": "http://broker:9092", "topics": "x"}},
+        ["source.bootstrap-servers: names 'http://broker:9092', which is a URL; write host:port, such as broker:9092"],
+    ),
+    (
+        "server's port",
+        {"source": {"bootstrap-servers": "a:1, broker", "topics": "x"}},
+        ["source.bootstrap-servers: names 'broker' without its port"],
+    ),
+    (
+        "Java's property",
+        {"source": {"bootstrap-servers": "a:1", "topics": "x", "properties": {"ssl.truststore.location": "/x.jks"}}},
+        ["source.properties.ssl.truststore.location: is a property of Kafka's Java client", "ssl.ca.location"],
+    ),
+    (
+        "location",
+        {"table": {"identifier": "a.b", "location": "not a uri"}},
+        ["table.location: 'not a uri' is no place for files", "s3://bucket"],
+    ),
+    (
+        "file format",
+        {"table": {"identifier": "a.b", "properties": {"write.format.default": "orc"}}},
+        ["table.properties.write.format.default: 'orc' is not supported; frazil writes parquet"],
+    ),
+    (
+        "size of a file",
+        {"table": {"identifier": "a.b", "properties": {"write.target-file-size-bytes": "128MiB"}}},
+        ["'128MiB' is not a whole number"],
+    ),
+    ("json as a type", {"schema": {"departed": "timestamptz", "x": "json"}}, ["schema.x.type: has 'json'", "struct<"]),
+    (
+        "elements not null",
+        {"schema": {"departed": "timestamptz", "x": "list<long not null>"}},
+        [
+            "schema.x.type: 'list<long not null>' has 'not null'",
+            "an element of a list may always be null; write list<long>",
+        ],
+    ),
     ("marker's prefix", {"table": {"identifier": "a.b", "properties": {"frazil.stream.x": "1"}}}, ["set by frazil"]),
 ]
 
@@ -183,10 +229,56 @@ def test_all_mistakes_of_a_file_are_told_at_once(declare: Declare) -> None:
     assert keys == ["lateness", "comit", "event-time", "partition-by.0"]
 
 
+def test_a_wrong_part_hides_no_mistake_between_the_others(declare: Declare) -> None:
+    path = declare(
+        name="My Stream",
+        source={"bootstrap-servers": "http://x", "topics": "a b", "properties": {"group.id": "g"}},
+        table={"identifier": "flights", "location": "here", "properties": {"format-version": 1}},
+        schema={"carrier": "strin", "departed": "timestamptz", "Carrier": "int", "delay": "int"},
+        event_time="delay",
+        partition_by=["hour(delay)", "hour(carrier)", "nope(delay)", "bucket(delay)"],
+        sort_by=["nothing"],
+        commit={"interval": "soon", "throttle": "stretch", "max-interval": "1ms"},
+    )
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    keys = {line.removeprefix(f"{path}: ").split(":")[0] for line in str(refused.value).splitlines()}
+    assert keys == {
+        "name",
+        "source.topics",
+        "source.bootstrap-servers",
+        "source.properties.group.id",
+        "table.identifier",
+        "table.location",
+        "table.properties.format-version",
+        "schema.carrier.type",
+        "schema.Carrier",
+        "event-time",
+        "partition-by.2",
+        "partition-by.3",
+        "sort-by.0",
+        "commit.interval",
+    }  # partition-by's columns wait for terms that can be read, and max-interval for an interval
+
+
+def test_a_column_of_a_type_that_cannot_be_read_is_wrong_once(declare: Declare) -> None:
+    path = declare(schema={"departed": "timestmptz", "carrier": "string"}, partition_by=["day(departed)"])
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_thousands_of_mistakes_are_capped(declare: Declare) -> None:
+    path = declare(schema={"departed": "timestamptz", **{f"c{i}": "nope" for i in range(5_000)}})
+    with pytest.raises(SpecError, match="and 4,950 more") as refused:
+        load_stream(path)
+    assert len(str(refused.value).splitlines()) == 51
+
+
 @pytest.mark.parametrize("secret", ["hunter2", "${env:X:-hunter2}", "x${env:X}hunter2"])
 @pytest.mark.parametrize("key", ["sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"])
 def test_a_secret_in_the_file_is_refused_and_not_repeated(declare: Declare, key: str, secret: str) -> None:
-    path = declare(source={"bootstrap-servers": "a", "topics": "x", "properties": {key: secret}})
+    path = declare(source={"bootstrap-servers": "a:1", "topics": "x", "properties": {key: secret}})
     with pytest.raises(SpecError, match="is a secret") as refused:
         load_stream(path)
     assert "hunter2" not in str(refused.value)
@@ -203,7 +295,7 @@ def test_a_secret_for_spark_is_a_secret_too(declare: Declare) -> None:
 
 def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
     reference = "${airflow:kafka.password}"
-    path = declare(source={"bootstrap-servers": "a", "topics": "x", "properties": {"sasl.password": reference}})
+    path = declare(source={"bootstrap-servers": "a:1", "topics": "x", "properties": {"sasl.password": reference}})
     assert load_stream(path).source.properties == {"sasl.password": reference}
 
 
@@ -216,6 +308,15 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         ("", "no mapping"),
         ("a: \t- b: [", "line 1"),
         ("a: &x [*y]\n", "line 1, column 8"),
+        ("a:\n\tb: c\n", "line 2, column 1: .*indent with spaces"),
+        ("schema:\n  x: list<struct<a: int, b: int>>\n", "line 2, .*quote the type"),
+        ("schema: {x: list<struct<a: int, b: int>>}\n", "line 1, .*quote the type"),
+        ("a: b: c\n", "line 1, .*quote a value"),
+        ("? [a]\n: b\n", "line 1, .*a key is text"),
+        ("[" * 100_000, "is not YAML|line 1"),
+        ("a: 0x_\n", "is not YAML that can be read"),
+        ("a" * 5_000_000, "has 5,000,000 bytes"),
+        ("a: \0", "is not YAML"),
     ],
 )
 def test_what_is_not_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
@@ -254,6 +355,78 @@ def test_streams_that_get_in_each_others_way_are_refused(declare: Declare, tmp_p
     declare("2.yaml", name="other", table="demo.flights_dead_letters")
     with pytest.raises(SpecError, match=r"1\.yaml: dead-letters\.table: 'demo\.flights_dead_letters' is the table"):
         load_streams(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({}, r"2\.yaml: source\.topics: flights: read into demo\.flights by the stream in .*1\.yaml too"),
+        (
+            {"schema": {"carrier": "string not null", "departed": "timestamptz not null", "delay": "long"}},
+            r"2\.yaml: schema\.delay: long, and the stream in .*1\.yaml, .* has: int; declare the same",
+        ),
+        (
+            {"schema": {"carrier": "string not null", "departed": "timestamptz not null", "gate": "int not null"}},
+            r"2\.yaml: schema\.gate: int not null, and the stream in .* has: no such column",
+        ),
+        ({"complete": "day"}, r"2\.yaml: complete: day, and the stream in .* has: none; declare the same"),
+    ],
+)
+def test_streams_of_one_table_that_do_not_agree_are_refused(
+    declare: Declare, tmp_path: Path, changes: dict[str, Any], answer: str
+) -> None:
+    declare("1.yaml")
+    declare("2.yaml", name="two", **changes)
+    with pytest.raises(SpecError, match=answer) as refused:
+        load_streams(tmp_path)
+    assert "None" not in str(refused.value)
+
+
+def test_streams_of_one_table_may_read_the_same_topic_of_two_clusters(declare: Declare, tmp_path: Path) -> None:
+    declare("1.yaml")
+    source = {"bootstrap-servers": "elsewhere:9092", "topics": "flights"}
+    declare(
+        "2.yaml", name="two", source=source, schema={"carrier": "string not null", "departed": "timestamptz not null"}
+    )
+    assert len(load_streams(tmp_path)) == 2
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.sampled_from(["day(x)", "a.b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = [(str(field.alias),) for field in StreamSpec.model_fields.values()] + [
+    (str(field.alias), str(inner.alias))
+    for field in StreamSpec.model_fields.values()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    for inner in field.annotation.model_fields.values()
+]
+
+
+@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4))
+def test_whatever_stands_in_a_file_is_a_stream_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[tuple[str, ...], Any]
+) -> None:
+    declared: dict[str, Any] = copy.deepcopy(SMALLEST)
+    for (first, *rest), value in changes.items():
+        if rest:
+            inner = declared.setdefault(first, {})
+            declared[first] = (inner if isinstance(inner, dict) else {}) | {rest[0]: value}
+        else:
+            declared[first] = value
+    path = tmp_path_factory.mktemp("any") / "x.yaml"
+    path.write_text(yaml.safe_dump(declared))
+    with suppress(SpecError):  # and nothing else
+        load_stream(path)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_stream_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("any") / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=r"x\.yaml: "):
+        load_stream(path)
 
 
 def test_a_folder_tells_the_mistakes_of_all_its_files(declare: Declare, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from frazil.dev.demo.interrupt import Interrupted, Interrupts, only_demo
 from frazil.dev.demo.parts import DemoParts, require_free_ports
 from frazil.dev.demo.run import STREAM, Demo, checkout, report
 from frazil.dev.demo.screen import Screen
-from frazil.dev.java import require_java
 from frazil.errors import FrazilError
 from frazil.home import home
+from frazil.stream.java import require_java
 
 INTERRUPTED = 130
 """The shell's code for a command that Ctrl-C ended."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.dev.java import parse_major, require_java
 from frazil.errors import EnvironmentUnusable
+from frazil.spec.model import StreamSpec
+from frazil.stream.java import java_needed, parse_major, require_java
+from frazil.stream.main import run_writer
 
 
 def fake_java(folder: Path, version: str) -> Path:
@@ -52,3 +55,34 @@ def test_the_major_version_is_read_from_what_java_prints(major: int, minor: int)
 def test_versions_before_9_were_written_otherwise() -> None:
     assert parse_major('java version "1.8.0_402"') == 8
     assert parse_major("command not found") is None
+
+
+def test_a_writer_without_java_says_so_before_it_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("frazil.stream.main.Writer.run", lambda _: pytest.fail("it went on"))
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    spec = StreamSpec.model_validate(
+        {
+            "name": "flights",
+            "source": {"bootstrap-servers": "127.0.0.1:9092", "topics": "flights"},
+            "table": "demo.flights",
+            "schema": {"at": "timestamptz"},
+            "event-time": "at",
+        }
+    )
+    try:
+        assert run_writer(spec) == EnvironmentUnusable.exit_code
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)
+    assert "Java 17 is missing" in caplog.text
+
+
+def test_a_jvm_that_does_not_start_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EnvironmentUnusable, match="is Java 11"), java_needed():
+        raise RuntimeError("Java gateway process exited before sending its port number")

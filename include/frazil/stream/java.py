@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from frazil.errors import EnvironmentUnusable
+from frazil.errors import EnvironmentUnusable, FrazilError
 
 REQUIRED_MAJOR = 17
 
@@ -27,7 +28,7 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
         EnvironmentUnusable: no Java, or another major version (Spark 4.1 and Iceberg's runtime are tested on 17).
     """
     env = os.environ if environment is None else environment
-    java, found_by = _find(env)
+    java, found_by = find_java(env)
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -39,13 +40,30 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
     return java
 
 
+@contextmanager
+def java_needed() -> Iterator[None]:
+    """Around the start of a JVM: a machine without Java is told so before, one with an unfit Java after a failure.
+
+    Raises EnvironmentUnusable. Asking Java for its version takes as long as a start of a JVM, so only a failure asks.
+    """
+    find_java(os.environ)
+    try:
+        yield
+    except FrazilError:
+        raise
+    except Exception:
+        require_java()
+        raise
+
+
 def parse_major(said: str) -> int | None:
     """The major version in what `java -version` prints: 17 of `openjdk version "17.0.15"`, 8 of `"1.8.0_402"`."""
     match = _VERSION.search(said)
     return int(match[1]) if match else None
 
 
-def _find(env: Mapping[str, str]) -> tuple[Path, str]:
+def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
+    """The `java` that would be used, and what named it; it is not run. Raises EnvironmentUnusable."""
     if java_home := env.get("JAVA_HOME"):
         java = Path(java_home) / "bin" / "java"
         if not java.is_file():

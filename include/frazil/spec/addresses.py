@@ -1,0 +1,48 @@
+"""Addresses that people write: brokers and storage locations, told apart from what only looks like one."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"})
+"""URI schemes that PyIceberg opens through fsspec."""
+
+_PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
+"""What librdkafka allows before a server."""
+_SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
+_MOST_PORT = 65_535
+
+
+def servers_problem(text: str) -> str | None:
+    """Why a list of brokers cannot be used, as a half sentence; None when it can."""
+    return next((problem for server in text.split(",") if (problem := _server_problem(server.strip()))), None)
+
+
+def _server_problem(server: str) -> str | None:
+    if not server:
+        return "names no server beside a comma; write host:port, separated by commas"
+    bare = _PROTOCOL.sub("", server, count=1)
+    if "://" in bare:
+        return f"names {server!r}, which is a URL; write host:port, such as {urlsplit(bare).hostname or 'host'}:9092"
+    match = _SERVER.fullmatch(bare)
+    if match is None:
+        return f"names {server!r}, which is no host:port"
+    if match["port"] is None:
+        return f"names {server!r} without its port; write {server}:9092 where the brokers listen on 9092"
+    if not 0 < int(match["port"]) <= _MOST_PORT:
+        return f"names {server!r}, whose port is not 1 to {_MOST_PORT}"
+    return None
+
+
+def location_problem(text: str) -> str | None:
+    """Why files cannot be kept at a location, as a half sentence; None when they can."""
+    if text.startswith("/"):
+        return None
+    parts = urlsplit(text)
+    if parts.scheme == "file" and parts.path.startswith("/"):
+        return None
+    if parts.scheme in OBJECT_STORES and parts.netloc:
+        return None
+    schemes = ", ".join(sorted(OBJECT_STORES))
+    return f"is no place for files; write an absolute folder, file:///…, or a URI such as s3://bucket/… ({schemes})"

@@ -1,0 +1,141 @@
+"""Where streams that are each sound get in each other's way, a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+
+from frazil.spec.model import StreamSpec
+from frazil.spec.rules import COORDINATES, REQUIRED_COORDINATES
+from frazil.spec.types import Field, List, Map, Struct, Type, parse_type
+
+_CLASHES_SHOWN = 10
+
+
+def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
+    """What is wrong between streams: names, tables, topics, schemas; empty where nothing is."""
+    by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
+    for path, spec in streams.items():
+        by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
+    return [
+        *_names(streams),
+        *_catalogs(streams),
+        *_dead_letters(streams),
+        *chain.from_iterable(_one_table(feeding) for feeding in by_table.values()),
+    ]
+
+
+def _names(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    first: dict[str, Path] = {}
+    for path, spec in streams.items():
+        if first.setdefault(spec.name, path) != path:
+            yield f"{path}: name: {spec.name!r} is the name of {first[spec.name]} too; rename one"
+
+
+def _catalogs(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    first: dict[str, tuple[Path, str | None]] = {}
+    for path, spec in streams.items():
+        other, catalog = first.setdefault(spec.table.identifier, (path, spec.table.catalog))
+        if catalog != spec.table.catalog:
+            yield (
+                f"{path}: table: {spec.table.identifier!r} is in another catalog in {other}; signals, assets and "
+                "aggregations know tables by their identifiers, so give one of them another"
+            )
+
+
+def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
+    for path, spec in streams.items():
+        owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
+        if owner is not None and owner != path:
+            yield (
+                f"{path}: dead-letters.table: {spec.dead_letter_table!r} is the table of the stream in {owner}; name "
+                "another one"
+            )
+
+
+def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Streams of one table: each against the first, and against every other where topics are concerned."""
+    (first_path, first), *others = feeding.items()
+    for at, (path, spec) in enumerate(others):
+        beside = f"the stream in {first_path}, which feeds {spec.table.identifier} too,"
+        for key, mine, its in _completeness(spec, first):
+            yield f"{path}: {key}: {mine}, and {beside} has: {its}; declare the same"
+        if first.maintenance != spec.maintenance:
+            yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
+        for clash in list(_clashes(_columns(spec), _columns(first), ()))[:_CLASHES_SHOWN]:
+            yield f"{path}: schema.{clash[0]}: {clash[1]}, and {beside} has: {clash[2]}; declare the same"
+        for other_path, other in [(first_path, first), *others[:at]]:
+            if shared := _shared_topics(spec, other):
+                yield (
+                    f"{path}: source.topics: {', '.join(shared)}: read into {spec.table.identifier} by the stream in "
+                    f"{other_path} too, so every record would land twice; leave it to one of them"
+                )
+
+
+def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
+    for key, mine, its in (
+        ("complete", spec.window, first.window),
+        ("complete-from", spec.complete_from, first.complete_from),
+        ("event-time", spec.event_time.column, first.event_time.column),
+    ):
+        if mine != its:
+            yield key, str(mine or "none"), str(its or "none")
+
+
+def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
+    """Topics that both read, of one cluster as far as its servers' names tell."""
+    if not _servers(spec) & _servers(other):
+        return []
+    return sorted(set(spec.source.topics) & set(other.source.topics))
+
+
+def _servers(spec: StreamSpec) -> set[str]:
+    return {server.strip() for server in spec.source.bootstrap_servers.split(",")}
+
+
+def _columns(spec: StreamSpec) -> Struct:
+    declared = [Field(column.name, parse_type(column.type), column.required) for column in spec.columns]
+    if spec.coordinates:
+        declared += [Field(name, kind, name in REQUIRED_COORDINATES) for name, kind in COORDINATES.items()]
+    return Struct(tuple(declared))
+
+
+def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """Columns that no table can have for both, with what each declares; one that is not required may be missing."""
+    fields = {field.name.lower(): field for field in its.fields}
+    for field in mine.fields:
+        other = fields.pop(field.name.lower(), None)
+        if other is not None:
+            yield from _fields(field, other, (*path, field.name))
+        elif field.required:
+            yield ".".join((*path, field.name)), f"{field.type} not null", "no such column"
+    for other in fields.values():
+        if other.required:
+            yield ".".join((*path, other.name)), "not declared", f"{other.type} not null"
+
+
+def _fields(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    if mine.name != its.name:
+        yield ".".join(path), f"written {mine.name!r}", repr(its.name)
+    elif mine.required != its.required:
+        yield ".".join(path), _text(mine), _text(its)
+    else:
+        yield from _types(mine.type, its.type, path)
+
+
+def _types(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    if isinstance(mine, Struct) and isinstance(its, Struct):
+        yield from _clashes(mine, its, path)
+    elif isinstance(mine, List) and isinstance(its, List):
+        yield from _types(mine.element, its.element, (*path, "element"))
+    elif isinstance(mine, Map) and isinstance(its, Map):
+        yield from _types(mine.key, its.key, (*path, "key"))
+        yield from _types(mine.value, its.value, (*path, "value"))
+    elif mine != its:
+        yield ".".join(path), str(mine), str(its)
+
+
+def _text(field: Field) -> str:
+    return f"{field.type}{' not null' if field.required else ''}"

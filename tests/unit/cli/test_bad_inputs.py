@@ -1,0 +1,161 @@
+"""Whatever a command is given, it answers with a sentence and its exit code, never with a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from frazil.cli.main import main
+
+SOUND = """
+name: rides
+source: {topics: rides, bootstrap-servers: "127.0.0.1:1"}
+table: city.rides
+schema: {id: long not null, at: timestamptz}
+event-time: at
+complete: hour
+"""
+
+COMMANDS = [
+    "validate",
+    "status",
+    "status rides",
+    "health",
+    "health city.rides",
+    "audit rides",
+    "partitions city.rides",
+    "maintain city.rides --dry-run",
+    "orphans city.rides",
+    "reset rides --to earliest --yes",
+    "adopt rides --yes",
+    "forget rides --yes",
+    "backfill rides --dry-run",
+    "pause rides",
+]
+OF_A_STREAM = [c for c in COMMANDS if " rides" in c]
+WITH_A_CATALOG = [c for c in COMMANDS if c != "validate"]
+
+
+@pytest.fixture
+def streams(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    (folder / "rides.yaml").write_text(SOUND)
+    for variable in [name for name in os.environ if name.upper().startswith("PYICEBERG")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+Run = Callable[[str, Path], tuple[int, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command as a shell does; its exit code and all that it said."""
+
+    def call(command: str, folder: Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["frazil", *command.split(), "--streams", str(folder)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err
+        return int(end.value.code or 0), said.out + said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x80\x02binary", "rides.yaml: cannot be read as UTF-8"),
+        (b"name: rides\n\x00", "rides.yaml: is not YAML"),
+        (b"name: rides\n" + b"x" * 5_000_000, "5,000,012 bytes"),
+        (b"[" * 50_000, "nested over"),
+        (
+            b"name: rides\nsource: http://x\ntable: 5\nschema: no\nevent-time: {}\n",
+            "source: 'http://x' is not a mapping",
+        ),
+        (b"", "holds no mapping"),
+    ],
+    ids=["binary", "nul", "huge", "deep", "wrong", "empty"],
+)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_that_cannot_be_used_is_named(run: Run, streams: Path, command: str, content: bytes, words: str) -> None:
+    (streams / "rides.yaml").write_bytes(content)
+    code, said = run(command, streams)
+    assert code == 10
+    assert words in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_without_streams_is_told(run: Run, streams: Path, tmp_path: Path, command: str) -> None:
+    (streams / "rides.yaml").unlink()
+    code, said = run(command, streams)
+    assert code == 10
+    assert str(streams) in said
+    code, _ = run(command, tmp_path / "nowhere")
+    assert code == 10
+
+
+@pytest.mark.parametrize("command", OF_A_STREAM)
+def test_an_unknown_stream_is_told_with_those_that_are_known(run: Run, streams: Path, command: str) -> None:
+    code, said = run(command.replace(" rides", " riders"), streams)
+    assert code == 10
+    assert "did you mean rides? known: rides" in said
+
+
+@pytest.mark.parametrize("content", ["catalog:\n\tdefault: x\n", "catalog: [1", "catalog: hello\n", "\0"])
+@pytest.mark.parametrize("command", WITH_A_CATALOG)
+def test_a_catalog_configuration_that_cannot_be_read_is_told(
+    run: Run, streams: Path, tmp_path: Path, command: str, content: str
+) -> None:
+    (tmp_path / ".pyiceberg.yaml").write_text(content)
+    code, said = run(command, streams)
+    assert ".pyiceberg.yaml" in said
+    assert len(said.splitlines()) <= 12
+    assert code == 10 or command.startswith(("status", "health"))  # which show what they can
+
+
+@pytest.mark.parametrize("command", WITH_A_CATALOG)
+def test_a_catalog_that_is_away_is_one_sentence(
+    run: Run, streams: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", "http://127.0.0.1:1")
+    code, said = run(command, streams)
+    assert "cannot be reached at http://127.0.0.1:1: Connection refused" in said
+    assert "HTTPConnectionPool" not in said
+    assert code == 21 or command.startswith(("status", "health"))
+
+
+def test_ten_streams_whose_catalog_is_away_are_one_line(
+    run: Run, streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        text = SOUND.replace("name: rides", f"name: rides{number}").replace("city.rides", f"city.rides{number}")
+        (streams / f"{number}.yaml").write_text(text)
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", "http://127.0.0.1:1")
+    _, said = run("status", streams)
+    assert said.count("cannot be reached") == 1
+    assert "rides, rides0, rides1 and 8 more: the table cannot be read" in said
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ("{fetch.min.byte: 1}", 'No such configuration property: "fetch.min.byte"'),
+        ("{security.protocol: SSLX}", 'Invalid value "SSLX"'),
+    ],
+)
+def test_validate_asks_librdkafka_about_its_properties(run: Run, streams: Path, declared: str, words: str) -> None:
+    text = SOUND.replace('"127.0.0.1:1"', f'"127.0.0.1:1", properties: {declared}')
+    (streams / "rides.yaml").write_text(text)
+    code, said = run("validate", streams)
+    assert code == 10
+    assert "source.properties." in said
+    assert words in said
