@@ -14,7 +14,8 @@ FrazilError                  exit  restart?
 ├── StaleBatch                20   yes  the batch starts elsewhere than the marker: stage it anew
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
-│   └── TopicMissing          23   yes  the brokers answer, and have no such topic (yet)
+│   └── TopicMissing          24   yes  the brokers answer, and have no such topic (yet)
+├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
 
 The exit code is what the writer's process ends with, and `RESTARTABLE` is what the supervisor asks.
@@ -87,7 +88,12 @@ class KafkaUnavailable(FrazilError):
 
 
 class TopicMissing(KafkaUnavailable):
+    exit_code = 24
+
+
+class PythonStartTimeout(FrazilError):
     exit_code = 23
+    restartable = True
 
 
 class EnvironmentUnusable(FrazilError):

@@ -24,7 +24,7 @@ def never(_: Callable[[], Any]) -> None:
     raise AssertionError("only commits land late")
 
 
-@dataclass
+@dataclass(eq=False)
 class Faults:
     """What is to happen to the next operations of one process, by kind of operation; then all goes well."""
 

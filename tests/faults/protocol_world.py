@@ -67,13 +67,16 @@ class SharedCatalog:
         self.late: list[Callable[[], Any]] = []
         self.positions: dict[int, dict[tuple[str, int], int]] = {}
         """Where the stream stood with each snapshot of the main table, kept beside what frazil keeps."""
-        self.marker_moves: list[tuple[str, Marker | None, Marker | None]] = []
+        self.marker_moves: list[tuple[str, Marker | None, Marker | None, Faults | None]] = []
+        """Each with the process that moved it, which its faults stand for."""
 
     def load(self, name: str) -> Table:
         metadata = self.metadata[name]
         return Table(tuple(name.split(".")), metadata, "", self.io, self, {})  # type: ignore[arg-type]
 
-    def commit(self, name: str, requirements: Iterable[Any], updates: Iterable[Any]) -> CommitTableResponse:
+    def commit(
+        self, name: str, requirements: Iterable[Any], updates: Iterable[Any], by: Faults | None = None
+    ) -> CommitTableResponse:
         before = self.metadata[name]
         for requirement in requirements:
             requirement.validate(before)
@@ -83,7 +86,7 @@ class SharedCatalog:
         self.metadata[name] = after
         markers = (read_marker(before.properties, STREAM), read_marker(after.properties, STREAM))
         if markers[0] != markers[1]:
-            self.marker_moves.append((name, *markers))
+            self.marker_moves.append((name, *markers, by))
         head = head_of(after)
         if name == MAIN and head:
             self.positions.setdefault(head.snapshot_id, dict(markers[1].offsets) if markers[1] else {})
@@ -114,7 +117,7 @@ class ProcessCatalog:
         name = ".".join(table.name())
 
         def effect() -> CommitTableResponse:
-            return self.shared.commit(name, requirements, updates)
+            return self.shared.commit(name, requirements, updates, by=self.faults)
 
         answer: CommitTableResponse = self.faults.meet("commit", effect, self.shared.late.append)
         return answer

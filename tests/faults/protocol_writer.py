@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.plan import Policy
 from frazil.stream.planner import Planner, PlannerSettings, Position, check_no_gap, lost_ranges
+from frazil.stream.source import RangeReader
 
 from .protocol_faults import Faults, ProcessStore
 from .protocol_kafka import TOPIC, ProcessKafka, Record
@@ -41,10 +43,13 @@ class ModelRunner(BatchRunner):
     leftover: bool
 
     def _stage(self, ranges: Any, context: StageContext) -> list[dict[str, Any]]:
-        tasks, position = ranges
         return [
-            {"position": position, "result": self._task(StageTask.from_json(task), context).to_json(), "task_s": 0.0}
-            for task in tasks
+            {
+                "position": plan["position"],
+                "result": self._task(StageTask.from_json(plan["task"]), context).to_json(),
+                "task_s": 0.0,
+            }
+            for plan in ranges
         ]
 
     def _task(self, task: StageTask, context: StageContext) -> StageResult:
@@ -90,6 +95,8 @@ class Writer:
         self.runner: ModelRunner | None = None
         self.staged: Journal | None = None
         self.journaled = False
+        self.started = False
+        """Whether the query had its first batch, which Spark builds whether anything is unread or not."""
 
     def _others(self) -> None:
         self.world.foreign_append()
@@ -104,20 +111,27 @@ class Writer:
         return self.planner is not None
 
     def begin(self) -> Settled:
-        """Take over, settle, go past what retention deleted (or refuse to), and open a planner at the marker."""
+        """Take over, settle, go past what retention deleted (or refuse to), and open a planner at the marker.
+
+        Again after a batch that was stale: from this writer's own last epoch alone.
+        """
+        self.planner = None
         topics = self.kafka.describe()
         committer = Committer.take_over(
             self.tables,
             source=topics.identity,
             initial=lambda: self.kafka.earliest(topics.partitions),
             first_epoch=1 + highest_epoch(self.tables, self.store),
+            after=self.epoch,
         )
+        self.committer = committer
         settled = settle(self.tables, committer, self.store)
         marker = self.tables.marker()
         assert marker is not None
-        self.committer, marker = committer, self._after_gaps(committer, marker, topics.partitions)
+        marker = self._after_gaps(committer, marker, topics.partitions)
         self.runner = self._open(committer, marker)
         self.planner = self._plan_from(marker)
+        self.started = False
         return settled
 
     def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
@@ -156,6 +170,10 @@ class Writer:
             clock=self.world.clock,
         )
 
+    def stale(self) -> None:
+        """The batch at hand is given up: the next step begins an epoch, whenever that comes."""
+        self.planner, self.staged, self.journaled = None, None, False
+
     def stage(self, most: int, *, leftover: bool) -> bool:
         """Plan up to `most` records, or a tick, and stage them; False where no batch is due."""
         planner, runner = self.planner, self.runner
@@ -166,14 +184,18 @@ class Writer:
         self.world.clock.wait(1)  # a planner looks once a second
         start = planner.position
         position = planner.next_position()
-        if position == start:
+        if position == start and self.started:
             return False
-        tasks = planner.tasks(start.to_json(), position.to_json()) or ({"index": 0, "ranges": ()},)
+        reader = RangeReader({})
+        reader._planner = planner
+        partitions = reader.partitions(start.to_json(), position.to_json())
         runner.leftover = leftover
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
-        _, self.staged = runner._staged(cast(Any, (tasks, position.to_json())), key)
+        batch = runner._staged(cast(Any, [json.loads(p.plan) for p in partitions]), key)
+        self.started = True
+        self.staged = batch[1] if batch else None
         self.journaled = False
-        return True
+        return batch is not None
 
     def journal(self) -> bool:
         assert self.staged is not None

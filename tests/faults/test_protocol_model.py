@@ -45,7 +45,7 @@ from frazil.errors import (
 )
 from tests.java_rules import check_times
 
-from .protocol_faults import InjectedError, KilledError
+from .protocol_faults import Faults, InjectedError, KilledError
 from .protocol_kafka import TOPIC, Record
 from .protocol_world import DEAD, MAIN, World
 from .protocol_writer import Writer
@@ -110,6 +110,8 @@ class Protocol(RuleBasedStateMachine):
         self.world = World(Path(self.folder))
         self.writers: list[Writer] = []
         self.moves_seen = 0
+        self.last_epochs: dict[Faults, int] = {}
+        """Of each process that ever took over."""
         self.resetting = False
         self.lost: set[BatchKey] = set()
         self.out_of_reach: set[Record] = set()
@@ -165,6 +167,21 @@ class Protocol(RuleBasedStateMachine):
                 self._step(writer, {}, writer.commit)
             elif journaled is False:
                 self._fenced(writer)
+
+    @rule(who=processes)
+    def find_a_batch_stale(self, who: int) -> None:
+        """What a stage may end with for many reasons, also after somebody else took over and swept its files."""
+        writer = self._pick(who, lambda w: not w.journaled)
+        if writer:
+            writer.stale()
+
+    @rule(who=processes, plan=plans)
+    def begin_again(self, who: int, plan: dict[str, list[str]]) -> None:
+        """A writer whose batch was stale goes on with a new epoch, at once or after it was paused and replaced."""
+        stale = [writer for writer in self.writers if writer.epoch is not None and not writer.began]
+        if stale:
+            writer = stale[who % len(stale)]
+            self._step(writer, plan, writer.begin)
 
     @rule(who=processes)
     def kill(self, who: int) -> None:
@@ -305,10 +322,12 @@ class Protocol(RuleBasedStateMachine):
 
     def _check_markers(self) -> None:
         moves = self.world.catalog.marker_moves
-        for table, before, after in moves[self.moves_seen :]:
+        for table, before, after, by in moves[self.moves_seen :]:
             assert after is not None
             if before is not None:
                 self._check_move(table, before, after)
+            if table == MAIN and by is not None and after.at.batch == 0:
+                self._check_take_over(by, before, after)
         self.moves_seen = len(moves)
 
     def _check_move(self, table: str, before: Marker, after: Marker) -> None:
@@ -319,6 +338,12 @@ class Protocol(RuleBasedStateMachine):
         if not self.resetting:
             assert all(after.offsets[tp] >= offset for tp, offset in before.offsets.items())
             assert before.watermark_us is None or (after.watermark_us or 0) >= before.watermark_us
+
+    def _check_take_over(self, by: Faults, before: Marker | None, after: Marker) -> None:
+        """Once from whoever is there, then from itself alone: no successor is fenced by its predecessor."""
+        last = self.last_epochs.get(by)
+        assert last is None or (before is not None and before.at.epoch == last), (last, before, after.at)
+        self.last_epochs[by] = after.at.epoch
 
     # The end
 
@@ -362,7 +387,9 @@ class Protocol(RuleBasedStateMachine):
             answer = step()
         except Fenced:
             self._fenced(writer)
-        except (KilledError, InjectedError, KafkaUnavailable, OffsetGap, StaleBatch):
+        except StaleBatch:
+            writer.stale()
+        except (KilledError, InjectedError, KafkaUnavailable, OffsetGap):
             self._end_of(writer)
         except CommitUnavailable as error:
             if not isinstance(error.__cause__, InjectedError | CommitFailedException):

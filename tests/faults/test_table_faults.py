@@ -18,7 +18,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import read_marker
 from frazil.commit.settle import referenced
-from frazil.errors import Fenced, RolledBack
+from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.home import home, run_folder
 from frazil.stream import writer as writer_module
 from frazil.stream.batch import BatchRunner
@@ -293,6 +293,25 @@ def test_of_two_writers_of_one_stream_the_older_is_fenced_and_says_so(
     assert "was replaced by epoch 2" in said
     stream.catch_up()
     check_exact(stream, range(3000))
+
+
+def test_a_paused_writer_that_goes_on_with_a_stale_batch_ends_fenced_and_leaves_its_successor_alone(
+    stream: Any, events: Any
+):
+    """Paused while it stages, and replaced by a writer that sweeps its files."""
+
+    def replaced(runner: BatchRunner, *_: object) -> None:
+        Committer.take_over(runner.tables, source=runner.marker.source, initial=dict)
+        raise StaleBatch("its files are gone")
+
+    stream.produce(events(range(1000)), partitions=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchRunner, "_staged", replaced)
+        with pytest.raises(Fenced, match="was replaced by epoch 2"):
+            stream.catch_up()
+    assert epoch(stream) == 2
+    stream.catch_up()
+    check_exact(stream, range(1000))
 
 
 def epoch(stream: Any) -> int:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
-    RemoveSnapshotRefUpdate,
-    RemoveSnapshotsUpdate,
     SetPropertiesUpdate,
 )
 
 from frazil.commit.backfill_lane import Lane, State, branch_name, property_name, read_lane
 from frazil.commit.backfill_records import Record, chunks, lane_folder, lane_journals, record_path
+from frazil.commit.branch_end import BranchEnd
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal, Unusable
@@ -37,6 +36,7 @@ from frazil.errors import Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
 from frazil.partitions.backfill import merged, overlap
 from frazil.partitions.backfill_request import BackfillRequest
+from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +179,8 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> Lane:
-    """The lane's files on main, the branch gone and the lane published: one update."""
-    writer, branch = SnapshotWriter(files), branch_name(tables.stream)
+    """The lane's files on main, the branch gone with its snapshots, and the lane published: one update."""
+    writer, end = SnapshotWriter(files), BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
         found = read_lane(table.metadata.properties, tables.stream)
@@ -190,12 +190,15 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         check(table)
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
-            (*prepared.requirements, _branch_stands(table, branch)),
-            (*prepared.updates, RemoveSnapshotRefUpdate(ref_name=branch), _property(published)),
+            (*prepared.requirements, _branch_stands(table, end.branch)),
+            (*prepared.updates, *end.updates(table), _property(published)),
             published,
         )
 
-    return _swapped(tables, handle, propose, writer)
+    handle.forget()
+    landed = _swapped(tables, handle, propose, writer)
+    end.clean(handle.current())
+    return landed
 
 
 def _summary(record: Record, path: str) -> dict[str, str]:
@@ -228,7 +231,8 @@ def clear_ended(tables: StreamTables) -> None:
         _sweep(own, lane)
         return
     _drop(tables, tables.dead_letters, lane)
-    _sweep(own, dataclasses.replace(lane, batches={}))
+    if may_delete_files(tables.main.current().properties):  # else another table may have had the branch, too
+        _sweep(own, dataclasses.replace(lane, batches={}))
     folder = lane_folder(tables.journals, lane.id)
     store.delete([record_path(tables.journals, lane.id), *(f.path for f in store.list_files(folder))])
 
@@ -318,28 +322,18 @@ def _append(tables: StreamTables, handle: TableHandle, decide: Decide, *, files:
 
 def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
     """Remove the lane's branch, if it is open, with its snapshots, whose files are about to go."""
-    branch = branch_name(tables.stream)
-    waste: list[str] = []
+    end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
         found = read_lane(table.metadata.properties, tables.stream)
         if found is None or found.id != lane.id or not found.is_open:
             return Done(lane)
-        own = list(ancestors(table.metadata, branch))
-        waste[:] = {m.manifest_path for s in own for m in s.manifests(table.io)} | {s.manifest_list for s in own}
-        return Change(
-            (_branch_stands(table, branch),),
-            (
-                RemoveSnapshotRefUpdate(ref_name=branch),
-                RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in own]),
-                _property(dataclasses.replace(found, state=State.ABANDONED)),
-            ),
-            lane,
-        )
+        abandoned = _property(dataclasses.replace(found, state=State.ABANDONED))
+        return Change((_branch_stands(table, end.branch),), (*end.updates(table), abandoned), lane)
 
     handle.forget()
     swap(handle, propose, patience=tables.patience)
-    tables.journals.state[0].delete(waste)
+    end.clean(handle.current())
 
 
 def _swapped(

@@ -107,16 +107,21 @@ class Committer:
         source: SourceIdentity,
         initial: Callable[[], Mapping[TopicPartition, int]],
         first_epoch: int = 1,
+        after: int | None = None,
     ) -> Committer:
         """Begin the next epoch: from its landing on, no commit of an earlier epoch can land in either table.
 
+        A process takes over from whoever is there once. After that it goes on from its own last epoch alone, `after`,
+        and is `Fenced` where another one stands: a writer that was replaced must not replace its successor.
+
         `initial` is asked for the first offsets only where the stream has no marker; its first epoch is then above
         every epoch that ever staged a file here (a stream may have been forgotten). Raises `RolledBack`,
-        `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`. A take-over whose answer was lost is simply
-        taken again.
+        `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker:
+            if after is not None:
+                check_fence(marker, stream=tables.stream, epoch=after)
             check_aligned(table.metadata, tables.align, table=tables.main.identifier)
             if marker is None:
                 check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier)
@@ -266,26 +271,24 @@ def append(  # noqa: PLR0913 - what is committed, and where
 ) -> Marker:
     """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind.
 
+    Where the marker came with a snapshot of an earlier round, that round landed and only its answer was lost.
+
     `part` says which of the files go to the stream's open branch, and what leaves that; without it all go to main.
     """
     update = MarkedUpdate(tables.stream, files)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
-        marker = decide(table, read_marker(table.metadata.properties, tables.stream))
+        found = read_marker(table.metadata.properties, tables.stream)
+        if found is not None and update.made(found.snapshot_id):
+            return Done(found)
+        marker = decide(table, found)
         if isinstance(marker, Done):
             return marker
         change = part(table, marker) if part else None
         said = {**_position(marker), **summary}
         return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 
-    try:
-        landed = swap(handle, propose, patience=tables.patience)
-    except BaseException:
-        update.clean(handle)
-        raise
-    if update.rounds > 1:
-        update.clean(handle)
-    return landed
+    return update.swapped(handle, propose, tables.patience)
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:

@@ -4,7 +4,7 @@ of its open branch, with requirements for both."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,22 +13,24 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     RemovePropertiesUpdate,
-    RemoveSnapshotRefUpdate,
     SetPropertiesUpdate,
     TableUpdate,
 )
 
+from frazil.commit.branch_end import BranchEnd
 from frazil.commit.marker import Marker, open_branch, property_name
 from frazil.commit.open_branch import BranchChange
 from frazil.commit.rules import head_of
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
-from frazil.commit.swap import Change, TableHandle
+from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
 from frazil.ingest.contract import StagedFile
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 M = TypeVar("M", Marker, Marker | None)
 
+ALIGN = "align"
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
 """Of a commit's summary: the open branch's head with it. A rollback of main is followed there."""
 
@@ -41,6 +43,8 @@ class MarkedUpdate:
     files: Sequence[StagedFile] = ()
     rounds: int = 0
     writers: list[SnapshotWriter] = field(default_factory=list)
+    end: BranchEnd | None = None
+    """Of the open branch, where the last round ends it."""
 
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
@@ -50,11 +54,16 @@ class MarkedUpdate:
         Without a `change`, `files` go to main, and the open branch is neither asserted nor touched.
         """
         self.rounds += 1
+        self.end = None
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
         self.writers = self.writers or [SnapshotWriter(self.files)]
         prepared = self.writers[0].prepare(table, summary=summary, now_ms=now_ms)
         return self._marked(prepared, marker, marker.open_snapshot_id if marker else None)
+
+    def made(self, snapshot_id: int) -> bool:
+        """Whether a round prepared that snapshot."""
+        return any(a.snapshot.snapshot_id == snapshot_id for writer in self.writers for a in writer.attempts)
 
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
@@ -90,18 +99,43 @@ class MarkedUpdate:
         """The branch's head after the change, and the updates that make it so."""
         name = open_branch(self.stream)
         if change.ends:
-            return None, (RemoveSnapshotRefUpdate(ref_name=name),) if found else ()
+            return None, self._end().updates(table)
         if not (change.joins or change.leaves) and change.base == found:
             return found, ()
         base = Base(change.stays, change.leaves, change.base.summary if change.base else None)
         writer = SnapshotWriter(change.joins, branch=name, base=base, apart=change.apart, ahead=1)
         self.writers.append(writer)
-        summary = {"frazil.stream": self.stream, "frazil.operation": "align"}
+        summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN}
         prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
         return prepared.snapshot, prepared.updates
 
-    def clean(self, handle: TableHandle) -> None:
-        """Remove what rounds wrote for nothing."""
+    def _end(self) -> BranchEnd:
+        """With the snapshots that it had before it was put back."""
+
+        def of_the_branch(snapshot: Snapshot) -> bool:
+            told = snapshot.summary
+            return told is not None and (told.get("frazil.stream"), told.get("frazil.operation")) == (
+                self.stream,
+                ALIGN,
+            )
+
+        self.end = BranchEnd(open_branch(self.stream), also=of_the_branch)
+        return self.end
+
+    def swapped(self, handle: TableHandle, propose: Callable[[Table], Done[T] | Change[T]], patience: Patience) -> T:
+        """Swap what `propose` prepares; however it ends, nothing unused is left behind."""
+        try:
+            landed = swap(handle, propose, patience=patience)
+        except BaseException:
+            self._clean(handle)
+            raise
+        if self.rounds > 1:
+            self._clean(handle)
+        if self.end:
+            self.end.clean(handle.current())
+        return landed
+
+    def _clean(self, handle: TableHandle) -> None:
         for writer in self.writers:
             clean(writer, handle)
 

@@ -35,11 +35,12 @@ from frazil.commit.reset import (
     is_rolled_back,
     moved,
 )
-from frazil.commit.settle import batch_folders, highest_epoch
-from frazil.commit.swap import Change, Done, TableHandle, swap
+from frazil.commit.settle import bare_path, batch_folders, highest_epoch, referenced
+from frazil.commit.swap import Change, Done, TableHandle
 from frazil.errors import MarkerUnreadable, RolledBack, WriterBusy
 from frazil.ingest.contract import TopicPartition
 from frazil.table.storage import ObjectStore
+from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +64,25 @@ def reset(
             )
         return marker
 
+    dropped: list[str] = []
+
     def open_windows(table: Table) -> BranchChange | None:
-        return after_reset(table, tables, seen, target=target, source=source)
+        change = after_reset(table, tables, seen, target=target, source=source)
+        dropped[:] = [f.file_path for f in change.leaves] if change and change.ends else []
+        return change
 
     change_marker(tables, tables.main, move, operation="reset", part=open_windows)
+    _delete_dropped(tables, store, dropped)
     _reset_dead_letters(tables, epoch=epoch, target=target, source=source)
     return marker
+
+
+def _delete_dropped(tables: StreamTables, store: ObjectStore, files: list[str]) -> None:
+    """Files of an open branch that ended, whose rows are read again; what a rollback took from main may have them."""
+    table = tables.main.refresh()
+    if files and may_delete_files(table.properties):
+        needed = referenced(table)
+        store.delete([path for path in files if bare_path(path) not in needed])
 
 
 def _reset_dead_letters(tables: StreamTables, *, epoch: int, target: Offsets, source: SourceIdentity) -> None:
@@ -183,11 +197,7 @@ def change_marker(
             proposed.append(made.result)
         return made
 
-    try:
-        return swap(handle, propose, patience=tables.patience)
-    finally:
-        if update.rounds > 1:
-            update.clean(handle)
+    return update.swapped(handle, propose, tables.patience)
 
 
 def _highest_epoch_ever(tables: StreamTables, store: ObjectStore) -> int:

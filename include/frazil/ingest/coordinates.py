@@ -13,6 +13,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka import Chunk
+from frazil.ingest.ranges import MILLISECONDS, said
 
 NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
@@ -43,6 +44,14 @@ class Coordinates:
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
+    def out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
+        """The rows whose Kafka timestamp is wanted and cannot be told, and what it is."""
+        if not self._wanted or "kafka_timestamp" not in self._schema.names:
+            return {}
+        stamps = chunk.timestamps_ms[kept]
+        late = np.flatnonzero(stamps > MILLISECONDS[1]).tolist()
+        return {row: said("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
+
     def _column(self, name: str, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Array:
         whole = len(kept) == len(chunk)
         match name:
@@ -53,5 +62,6 @@ class Coordinates:
             case "kafka_offset":
                 return pa.array(chunk.offsets if whole else chunk.offsets[kept])
         stamps = chunk.timestamps_ms if whole else chunk.timestamps_ms[kept]
-        micros = pa.array(stamps * 1000, mask=stamps < 0 if (stamps < 0).any() else None)
+        absent = (stamps < 0) | (stamps > MILLISECONDS[1])
+        micros = pa.array(np.where(absent, 0, stamps) * 1000, mask=absent if absent.any() else None)
         return pc.cast(micros, pa.timestamp("us", "UTC"))

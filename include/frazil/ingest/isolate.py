@@ -4,6 +4,10 @@ A native crash inside a decoder (a bug in a parser, reached by one record) takes
 was, the task would die for ever. So later attempts decode here: when the child dies, the chunk is halved until the
 killing record is alone, and that one is rejected as `DecoderCrashed`. Everything else lands.
 
+A child may also die of its host (no memory, no disk, somebody's kill). So each new child first decodes a record that is
+known, and a record is blamed only by a child that has just decoded one of the same length. Where no child can do that,
+the machine is at fault.
+
 The child is a fresh interpreter, not a fork: the worker has librdkafka's threads. It gets pickled frames on its
 standard input (first the function that makes the decoder, then chunks) and answers on its standard output.
 """
@@ -21,6 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from frazil.errors import EnvironmentUnusable
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
 
 _LENGTH = struct.Struct("<Q")
@@ -36,8 +41,11 @@ class IsolatedDecoder:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self, values: Sequence[bytes | None]) -> Decoded:
-        """As the decoder itself. Raises what the decoder raises."""
+        """As the decoder itself. Raises what the decoder raises, and EnvironmentUnusable where no child can decode."""
         answer = self._ask(values)
+        if isinstance(answer, int) and len(values) == 1:
+            self._prove(self._child or self._start(), known_record(len(values[0] or b"")))
+            answer = self._ask(values)
         if isinstance(answer, Decoded):
             return answer
         if isinstance(answer, BaseException):
@@ -59,7 +67,7 @@ class IsolatedDecoder:
             self._child.kill()
             self._reap(self._child)
 
-    def _ask(self, values: Sequence[bytes | None]) -> Decoded | BaseException | int | None:
+    def _ask(self, values: Sequence[bytes | None]) -> Decoded | BaseException | int:
         """The child's answer, or its exit code when it died of the question."""
         child = self._child or self._start()
         try:
@@ -71,14 +79,28 @@ class IsolatedDecoder:
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._child = subprocess.Popen(
+        child = self._child = subprocess.Popen(
             [sys.executable, "-m", "frazil.ingest.isolate"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
         )
-        _send(self._child.stdin, self._make)
-        return self._child
+        self._prove(child, self._make, known_record())
+        return child
+
+    def _prove(self, child: subprocess.Popen[bytes], *frames: object) -> None:
+        """Let the child decode a record that no decoder dies of: any answer will do."""
+        *before, known = frames
+        try:
+            for frame in before:
+                _send(child.stdin, frame)
+            _send(child.stdin, [known])
+            _receive(child.stdout)
+        except (EOFError, BrokenPipeError):
+            raise EnvironmentUnusable(
+                f"a new process for decoding died before any record reached it (exit code {self._reap(child)}). Its "
+                "last words are above. Is there memory, room on the disk, and leave to start one more process?"
+            ) from None
 
     def _reap(self, child: subprocess.Popen[bytes]) -> int:
         for pipe in (child.stdin, child.stdout):
@@ -87,6 +109,11 @@ class IsolatedDecoder:
                     pipe.close()
         self._child = None
         return child.wait()
+
+
+def known_record(size: int = 0) -> bytes:
+    """A record of about this many bytes that decodes, or is rejected, in peace."""
+    return b"{" + b" " * (size - 2) + b"}"
 
 
 def _send(pipe: Any, value: object) -> None:

@@ -7,12 +7,13 @@ the batch's offsets.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -81,6 +82,11 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def piece(self, start: int, end: int) -> Self:
+        """Records `[start, end)` of it."""
+        parts: dict[str, Any] = {f.name: getattr(self, f.name)[start:end] for f in dataclasses.fields(self)}
+        return dataclasses.replace(self, **parts)
 
 
 class RangeReader:

@@ -48,8 +48,8 @@ def transformed(array: pa.Array, transform: Transform[Any, Any], source: Iceberg
 def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
     """The table's rows as one part per partition value, the rows' order kept within each.
 
-    The usual chunk has one value, and passes uncopied. Otherwise the rows are sorted by value once, and the parts
-    are slices of that.
+    The usual chunk has one value, and passes uncopied. Otherwise each part is a copy of its own rows: a slice would
+    keep the whole chunk in memory for as long as its rarest value waits.
     """
     if table.num_rows == 0:
         return
@@ -63,12 +63,11 @@ def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part
         codes = codes * len(dictionary) + code
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
-    rows = table.take(pa.array(order))
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
         first = order[start]
         key = tuple(dictionary[int(code[first])].as_py() for code, dictionary in encoded)
-        yield Part(key, rows.slice(start, end - start))
+        yield Part(key, table.take(pa.array(order[start:end])))
 
 
 def _codes(

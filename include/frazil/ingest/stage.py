@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
+from frazil.errors import SpecError
 from frazil.ingest.contract import StageContext, StageResult, StageTask
-from frazil.ingest.coordinates import Coordinates, record_schema
+from frazil.ingest.coordinates import record_schema
 from frazil.ingest.dead_letters import DeadLetterTable
-from frazil.ingest.decode import Decoded, Decoder, decoder
+from frazil.ingest.decode import Decoded, Decoder, Rejection, decoder, joined
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import Chunk, RangeReader
+from frazil.ingest.narrow import is_environment, narrowed
 from frazil.ingest.progress import ProgressCounter
 from frazil.ingest.record_files import FileReader, RowChunk
+from frazil.ingest.required import plain_row
+from frazil.ingest.shape import Shaper
 from frazil.ingest.write import TableWriter, file_namer
 
+log = logging.getLogger(__name__)
+
 REPORT_EVERY_S = 1.0
+UNWRITABLE = "Unwritable"
+"""The error class of a record with which alone no file can be made, for whatever reason."""
 
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+class _Suspect(Exception):
+    """An error that a record may be the reason of."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def stage(
@@ -42,21 +56,53 @@ def stage(
     """Read the task's ranges, decode, split, sort and write them.
 
     `attempt` counts from 0; a later one decodes in a child process, in case a record killed the earlier. Each range is
-    in the result once, empty ones too. `on_progress` gets the records read so far, about once a second. Raises
-    OffsetGap, KafkaUnavailable, AccessDenied, SpecError; the files of a stage that raises are removed as far as
-    possible.
+    in the result once, empty ones too. `on_progress` gets the records read so far, about once a second; what it raises
+    is logged.
+
+    An error that is not known to be of the environment may be a record's doing. The ranges are then read once more, and
+    each chunk is tried in memory before it is written: a record that fails alone becomes a dead letter. Where none
+    does, the error comes again and is raised.
+
+    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and what the storage raises; the
+    files of a stage that raises are removed as far as possible.
     """
-    run = _Stage(context, task, attempt=attempt, now_us=now_us)
+    run = partial(_run, context, task, attempt=attempt, on_progress=on_progress, now_us=now_us)
     try:
+        return run(tried=False)
+    except _Suspect as suspect:
+        log.warning(
+            "task %d: each chunk is now tried before it is written, because of", task.index, exc_info=suspect.error
+        )
+    try:
+        return run(tried=True)
+    except _Suspect as suspect:
+        raise suspect.error from None
+
+
+def _run(  # noqa: PLR0913 - what `stage` was given
+    context: StageContext,
+    task: StageTask,
+    *,
+    attempt: int,
+    on_progress: Callable[[int], None],
+    now_us: Callable[[], int],
+    tried: bool,
+) -> StageResult:
+    run = _Stage(context, task, attempt=attempt, now_us=now_us)
+    take = run.take_tried if tried else run.take
+    report = _Reporter(on_progress)
+    try:
+        if tried:
+            with _suspicion():
+                run.check_table()
         with _collector_paused(), _reader(context, task) as reader:
-            report_at = time.monotonic() + REPORT_EVERY_S
             for chunk in reader:
-                run.take(chunk)
-                if time.monotonic() >= report_at:
-                    on_progress(run.progress.records)
-                    report_at = time.monotonic() + REPORT_EVERY_S
-        result = run.finish()
-        on_progress(run.progress.records)
+                with _suspicion():
+                    take(chunk)
+                report.now_and_then(run.progress.records)
+        with _suspicion():
+            result = run.finish()
+        report(run.progress.records)
     except BaseException:
         run.abort()
         raise
@@ -64,6 +110,38 @@ def stage(
         return result
     finally:
         run.close()
+
+
+@contextmanager
+def _suspicion() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if is_environment(error):
+            raise
+        raise _Suspect(error) from error
+
+
+class _Reporter:
+    """Tells how far the task is. Whoever is told may fail: the records land all the same."""
+
+    def __init__(self, on_progress: Callable[[int], None]) -> None:
+        self._on_progress = on_progress
+        self._due = time.monotonic() + REPORT_EVERY_S
+        self._warned = False
+
+    def now_and_then(self, records: int) -> None:
+        if time.monotonic() >= self._due:
+            self(records)
+            self._due = time.monotonic() + REPORT_EVERY_S
+
+    def __call__(self, records: int) -> None:
+        try:
+            self._on_progress(records)
+        except Exception as error:
+            if not self._warned:
+                log.warning("the task's progress cannot be reported, and it goes on: %s", error)
+            self._warned = True
 
 
 class _Stage:
@@ -74,10 +152,11 @@ class _Stage:
         io = load_file_io(dict(context.io), location=context.main.folder)
         name = file_namer(task.index, attempt)
         self._context = context
+        self._ranges = task.ranges
         self._now_us = now_us
         make = _decoder_maker(context, schema)
         self._decode = make() if attempt == 0 else IsolatedDecoder(make)
-        self._coordinates = Coordinates(schema, task.ranges, wanted=context.coordinates)
+        self._shape = Shaper(context, schema, task.ranges, decode=self._decode)
         self._main = TableWriter(context.main, "main", io=io, file_name=name)
         self._dead = TableWriter(context.dead_letters, "dead-letters", io=io, file_name=name)
         self._dead_letters = DeadLetterTable(
@@ -94,27 +173,50 @@ class _Stage:
         )
 
     def take(self, chunk: Chunk) -> None:
-        if isinstance(chunk, RowChunk):
-            decoded = Decoded(chunk.rows, np.arange(len(chunk)))
-        else:
-            decoded = self._decode(chunk.values)
-        kept = decoded.kept
-        rows = self._coordinates.complete(decoded.rows, chunk, kept)
-        event_times = rows.column(self._context.event_time_column).combine_chunks().cast(pa.int64())
-        if within := self._context.event_times_us:
-            wanted = pc.and_(pc.greater_equal(event_times, within[0]), pc.less(event_times, within[1])).fill_null(False)
-            rows, event_times, kept = rows.filter(wanted), event_times.filter(wanted), kept[wanted.to_numpy(False)]
+        self._land(chunk, self._shape(chunk))
+
+    def take_tried(self, chunk: Chunk) -> None:
+        """As `take`, but each piece is tried first, and a record that fails alone is rejected."""
+        parts = []
+        for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearsed(chunk.piece(start, end))):
+            part = self._unwritable(tried) if isinstance(tried, Exception) else tried
+            parts.append(part.moved(np.arange(start, end)))
+        self._land(chunk, joined(parts))
+
+    def _unwritable(self, error: Exception) -> Decoded:
+        rejection = Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")
+        return Decoded(self._main.layout.arrow_schema.empty_table(), np.arange(0), [rejection])
+
+    def check_table(self) -> None:
+        """A row of nulls and zeros can be written: what fails later is not the table's doing. Raises what it meets."""
+        self._main.rehearse(plain_row(self._main.layout.arrow_schema))
+
+    def _rehearsed(self, chunk: Chunk) -> Decoded:
+        shaped = self._shape(chunk)
+        self._main.rehearse(shaped.rows)
+        return shaped
+
+    def _land(self, chunk: Chunk, shaped: Decoded) -> None:
+        if shaped.rejections and isinstance(chunk, RowChunk):
+            raise self._refused(chunk, shaped.rejections[0])
         self.progress.landed(
-            chunk.range_index[kept],
-            event_times,
-            timestamps_ms=chunk.timestamps_ms[kept],
+            chunk.range_index[shaped.kept],
+            self._shape.event_times(shaped.rows),
+            timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
         )
-        self._main.add(rows)
-        if decoded.rejections and not within:
-            rejected = np.array([r.index for r in decoded.rejections])
+        self._main.add(shaped.rows)
+        if shaped.rejections and not self._context.event_times_us:
+            rejected = np.array([r.index for r in shaped.rejections])
             self.progress.rejected(chunk.range_index[rejected])
-            self._dead.add(self._dead_letters.rows(chunk, decoded.rejections, self._now_us()))
+            self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
+
+    def _refused(self, chunk: Chunk, rejection: Rejection) -> SpecError:
+        of = self._ranges[chunk.range_index[rejection.index]]
+        return SpecError(
+            f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
+            f"{rejection.error}. Rows of Parquet files have no bytes to keep as dead letters: mend it, or leave it out"
+        )
 
     def finish(self) -> StageResult:
         files = (*self._main.finish(), *self._dead.finish())

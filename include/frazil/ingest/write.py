@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,9 +17,15 @@ from frazil.ingest.parquet import FileLayout, ParquetFile, partition_bytes
 from frazil.ingest.split import sort, split
 
 BUFFER_BYTES = 256 * 2**20
-"""Arrow bytes that a task's tables may hold in memory before the largest partition value is written out."""
+"""Arrow bytes that a writer may hold in memory before the largest partition value is written out."""
+OPEN_BYTES = 512 * 2**20
+"""Bytes that a writer's open files may keep before the one is closed that was written to longest ago."""
 FIRST_GUESS_BYTES_PER_BYTE = 3.0
 """Arrow bytes per Parquet byte, until the first write has shown it."""
+MERGED_BYTES = 2**20
+"""Tables of a partition value that are larger are left alone: what they cost beside their values is little then."""
+COLUMN_BYTES = 512
+"""About what a column of a table costs beside its values."""
 
 PartitionKey = tuple[str | None, ...]
 
@@ -29,18 +36,39 @@ class _Gathered:
 
     values: tuple[Any, ...]
     rows: list[pa.Table] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     bytes: int = 0
     file: ParquetFile | None = None
+    retained: int = 0
+    """About what the open file keeps of its last row group: Parquet's writer frees it when the next begins."""
+
+    def add(self, rows: pa.Table) -> None:
+        """Tables of like size become one, so that many small ones are few: each costs kilobytes beside its values."""
+        size = held_bytes(rows)
+        while self.sizes and self.sizes[-1] <= min(2 * size, MERGED_BYTES):
+            self.bytes -= self.sizes.pop()
+            rows = pa.concat_tables([self.rows.pop(), rows]).combine_chunks()
+            size = held_bytes(rows)
+        self.rows.append(rows)
+        self.sizes.append(size)
+        self.bytes += size
+
+
+def held_bytes(rows: pa.Table) -> int:
+    """What a table keeps in memory: its buffers whole, though it may show a part of them, and itself."""
+    buffers: int = rows.get_total_buffer_size()
+    return buffers + COLUMN_BYTES * len(rows.column_names)
 
 
 class TableWriter:
     """Writes a task's rows of one table.
 
-    A second file for a partition value is begun only when the first has reached the target size. With a sort order,
-    rows wait in memory until they fill a file or memory is short, so that a file is one sorted run if it can be.
+    A second file for a partition value is begun only when the first has reached the target size, or when so many are
+    open that memory is short. With a sort order, rows wait in memory until they fill a file or memory is short, so that
+    a file is one sorted run if it can be.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the two bounds are for tests
         self,
         table: TargetTable,
         target: Target,
@@ -48,16 +76,23 @@ class TableWriter:
         io: FileIO,
         file_name: Callable[[], str],
         buffer_bytes: int = BUFFER_BYTES,
+        open_bytes: int = OPEN_BYTES,
     ) -> None:
         self._layout = FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
-        self._io = io
+        self._io: FileIO | None = io
         self._file_name = file_name
         self._buffer_bytes = buffer_bytes
+        self._open_bytes = open_bytes
+        self._expansion = FIRST_GUESS_BYTES_PER_BYTE
+        self._begin()
+
+    def _begin(self) -> None:
         self._gathered: dict[PartitionKey, _Gathered] = {}
         self._held = 0
-        self._expansion = FIRST_GUESS_BYTES_PER_BYTE
+        self._open: dict[int, _Gathered] = {}  # by id, the one that was written to longest ago first
+        self._retained = 0
         self._staged: list[StagedFile] = []
 
     @property
@@ -69,14 +104,21 @@ class TableWriter:
         for part in split(rows, self._layout.schema, self._layout.spec):
             key = partition_bytes(self._layout, part.values)
             gathered = self._gathered.setdefault(key, _Gathered(part.values))
-            size = part.rows.nbytes
-            gathered.rows.append(part.rows)
-            gathered.bytes += size
-            self._held += size
+            self._held -= gathered.bytes
+            gathered.add(part.rows)
+            self._held += gathered.bytes
             if gathered.bytes >= self._enough():
                 self._flush(gathered)
         while self._held > self._buffer_bytes:
             self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
+
+    def rehearse(self, rows: pa.Table) -> None:
+        """Do with these rows alone, in memory, all that `add` and `finish` would do. Raises what they would raise."""
+        trial = copy.copy(self)
+        trial._io = None
+        trial._begin()
+        trial.add(rows)
+        trial.finish()
 
     def finish(self) -> list[StagedFile]:
         """Write what is left and close every file."""
@@ -94,7 +136,8 @@ class TableWriter:
                     gathered.file.remove()
         for staged in self._staged:
             with contextlib.suppress(Exception):
-                self._io.delete(staged.path)
+                if self._io:
+                    self._io.delete(staged.path)
 
     def _enough(self) -> float:
         """Arrow bytes of one partition value that are worth a write: a row group, or with a sort order a file."""
@@ -114,13 +157,27 @@ class TableWriter:
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
         self._held -= gathered.bytes
-        gathered.rows, gathered.bytes = [], 0
+        self._retain(gathered, self._layout.retained_bytes(gathered.bytes))
+        gathered.rows, gathered.sizes, gathered.bytes = [], [], 0
         if gathered.file.bytes >= self._target_bytes:
             self._close(gathered, gathered.file)
+        while self._retained > self._open_bytes:
+            oldest = next(iter(self._open.values()))
+            assert oldest.file
+            self._close(oldest, oldest.file)
+
+    def _retain(self, gathered: _Gathered, size: int) -> None:
+        """Count anew what the open file of a partition value keeps."""
+        self._retained += size - gathered.retained
+        gathered.retained = size
+        self._open.pop(id(gathered), None)
+        if size:
+            self._open[id(gathered)] = gathered
 
     def _close(self, gathered: _Gathered, file: ParquetFile) -> None:
         self._staged.append(file.close())
         gathered.file = None
+        self._retain(gathered, 0)
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:

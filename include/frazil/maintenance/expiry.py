@@ -29,7 +29,7 @@ from frazil.commit.signals import TableSignals
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.spec.maintenance import Expiry
-from frazil.table.tables import DEFAULT_PROPERTIES
+from frazil.table.tables import DEFAULT_PROPERTIES, may_delete_files
 
 READER_TAG = "frazil-reader-"
 """A consumer that reads increments tags where it stands; everything after the tag is kept."""
@@ -125,7 +125,7 @@ def _lane_heads(metadata: TableMetadata) -> list[Snapshot]:
 
 def _own_rules(metadata: TableMetadata) -> str | None:
     """What the table says itself, against which Iceberg would expire other snapshots than these, or none."""
-    if metadata.properties.get("gc.enabled", "true").lower() == "false":
+    if not may_delete_files(metadata.properties):
         return "no snapshot is expired: the table says `gc.enabled=false`, for another table may share its files"
     main = metadata.refs.get(MAIN)
     if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):

@@ -45,7 +45,7 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import ObjectStore, open_store
-from frazil.table.tables import state_location
+from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +147,7 @@ class _Cleanup:
 
     def run(self, report: OrphanReport) -> OrphanReport:
         store, path = self._state()
+        _check_own_files(self.before)
         if not report.dry_run:
             if not self.settings.enabled:
                 raise _Refused("maintenance.orphans is off for this table")
@@ -247,6 +248,7 @@ class _Cleanup:
             table = self.catalog.load_table(self.before.name())
         if table.metadata.table_uuid != self.before.metadata.table_uuid:
             raise _Refused("the table was made again meanwhile")
+        _check_own_files(table)
         return table
 
     def _delete(self, ready: Sequence[Listed], references: References) -> tuple[_Deleted, str | None]:
@@ -266,6 +268,12 @@ class _Cleanup:
 
 def _batches(files: Sequence[Listed]) -> Iterator[Sequence[Listed]]:
     return (files[start : start + BATCH] for start in range(0, len(files), BATCH))
+
+
+def _check_own_files(table: Table) -> None:
+    """What no snapshot here references may be a file of the other table's."""
+    if not may_delete_files(table.properties):
+        raise _Refused("the table says `gc.enabled=false`, for another table may share its files")
 
 
 def _undecided(table: Table) -> Undecided:

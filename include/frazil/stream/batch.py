@@ -57,16 +57,23 @@ class BatchRunner:
     progress: ProgressFolder
     throttle: Throttle | None = None
 
-    def run(self, ranges: DataFrame) -> None:
-        """Stage, journal and commit what `ranges` names. Raises what ends the epoch."""
+    def run(self, ranges: DataFrame) -> bool:
+        """Stage, journal and commit what `ranges` names; whether there was anything. Raises what ends the epoch.
+
+        A query that starts with nothing unread begins with a batch that names nothing: it leaves no trace.
+        """
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.reporter.phase(Phase.STAGING, key=key)
         try:
-            answers, journal = self._staged(ranges, key)
+            batch = self._staged(ranges, key)
         except Exception:
             self._discard(key)
             raise
+        if batch is None:
+            self.reporter.phase(Phase.WAITING, key=self.marker.at)
+            return False
+        answers, journal = batch
         staged = time.monotonic()
         self.reporter.phase(Phase.JOURNALING)
         if not self.tables.journals.put(journal):
@@ -88,11 +95,13 @@ class BatchRunner:
         if journal.future:
             log.warning("batch %s: %s", key, _ahead(journal, self.spec.watermark.max_future))
         sweep_batch(self.tables, self.store, journal)
+        return True
 
-    def _staged(self, ranges: DataFrame, key: BatchKey) -> tuple[list[dict[str, Any]], Journal]:
+    def _staged(self, ranges: DataFrame, key: BatchKey) -> tuple[list[dict[str, Any]], Journal] | None:
+        """What the tasks answer, and the journal of it; None for a batch without a task."""
         context = self._context(key)
         answers = self._stage(ranges, context)
-        return answers, self._journal(context, answers)
+        return (answers, self._journal(context, answers)) if answers else None
 
     def _discard(self, key: BatchKey) -> None:
         """Give back what a failed batch took from the storage; the next start sweeps whatever stays."""
@@ -102,10 +111,7 @@ class BatchRunner:
             log.warning("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _stage(self, ranges: DataFrame, context: StageContext) -> list[dict[str, Any]]:
-        answers = staged_answers(ranges, StageRows(context, dataclasses.replace(self.progress, io=context.io)))
-        if not answers:
-            raise StaleBatch(f"a batch of stream {self.spec.name!r} came without a plan; it is planned anew")
-        return answers
+        return staged_answers(ranges, StageRows(context, dataclasses.replace(self.progress, io=context.io)))
 
     def _context(self, key: BatchKey) -> StageContext:
         context = stage_context(

@@ -43,7 +43,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_session(spec: StreamSpec) -> SparkSession:
-    """Start the JVM. The workers run this very Python."""
+    """Start the JVM. The workers run this very Python. Raises `EnvironmentUnusable` where it does not start."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder
@@ -57,8 +57,15 @@ def start_session(spec: StreamSpec) -> SparkSession:
 def with_source(session: SparkSession) -> SparkSession:
     """The same session, which now knows the planner's source and says little."""
     session.sparkContext.setLogLevel("WARN")
+    _silence(session, "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor")
     session.dataSource.register(RangeSource)
     return session
+
+
+def _silence(session: SparkSession, logger: str) -> None:
+    """Its warnings say nothing here: that a batch takes longer than a trigger, which is how often the planner looks."""
+    log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setLevel(logger, log4j.Level.ERROR)
 
 
 def warm_up(session: Future[SparkSession], workers: int) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from frazil.errors import FrazilError
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
@@ -55,20 +57,28 @@ class RangeReader(DataSourceStreamReader):
         return dict(json.loads(self._options["position"]))
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        self._planner = self._planner or _start_planner(self._options)
-        return self._planner.next_position().to_json()
+        planner = self._at_work()
+        try:
+            return planner.next_position().to_json()
+        except FrazilError:
+            # It stands in the planner's report, where the driver finds it; Spark would print a page of Java's trace.
+            return planner.position.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        # A batch has an end only because the planner was asked for one.
-        if start == end or self._planner is None:
+        # Spark's first batch, where nothing was unread: it is none of ours, and the only one without a row.
+        if start == end:
             return []
         # A tick has no ranges, and still needs a row to carry the position to the commit.
-        tasks = self._planner.tasks(start, end) or ({"index": 0, "ranges": ()},)
+        tasks = self._at_work().tasks(start, end) or ({"index": 0, "ranges": ()},)
         return [PlannedTask(json.dumps({"task": task, "position": end})) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
         if isinstance(partition, PlannedTask):
             yield (partition.plan,)
+
+    def _at_work(self) -> Planner:
+        self._planner = self._planner or _start_planner(self._options)
+        return self._planner
 
 
 def _start_planner(options: dict[str, str]) -> Planner:

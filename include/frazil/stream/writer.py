@@ -5,29 +5,23 @@ Spark's checkpoint is scratch: every epoch opens the query in a new folder with 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.marker import Marker
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.swap import TableHandle
-from frazil.commit.target import target_file_bytes
-from frazil.errors import FrazilError, OffsetGap, StaleBatch
+from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
 from frazil.home import run_folder
 from frazil.ingest.contract import TopicPartition
 from frazil.ingest.decode import check_supported
@@ -36,21 +30,11 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.stream.batch import BatchRunner
 from frazil.stream.kafka import KafkaOffsets, Topics
-from frazil.stream.plan import Policy
-from frazil.stream.planner import (
-    PlannerSettings,
-    Position,
-    check_no_gap,
-    clear_report,
-    lost_ranges,
-    read_rates,
-    read_report,
-    write_rates,
-)
+from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.query import RangeQuery
 from frazil.stream.reporter import Reporter
 from frazil.stream.session import start_session, warm_up, with_source
-from frazil.stream.source import FORMAT
 from frazil.supervise.heartbeat import Phase
 from frazil.supervise.stall_history import Limits
 from frazil.table.catalogs import load_catalog
@@ -59,12 +43,11 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, state_locatio
 
 log = logging.getLogger(__name__)
 
-TRIGGER_MOST_S = 0.5
-LOOK_S = 0.2
-QUIET_WITHIN_S = 2.0
-QUIET_LOOK_S = 0.02
 STALE_LIMIT = 3
 """Epochs in a row that end stale before the writer ends too: something else changes the stream under it."""
+START_ATTEMPTS = 10
+START_WAIT_MOST_S = 30.0
+"""Between two attempts to start Spark's Python processes on a busy host: some minutes in all."""
 
 
 def now_ms() -> int:
@@ -121,9 +104,9 @@ class Writer:
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
-        stale = 0
+        stale, last = 0, None
         while True:
-            epoch = Epoch(parts, goal=goal, stopping=self.stopping)
+            epoch = Epoch(parts, goal=goal, stopping=self.stopping, after=last)
             try:
                 return epoch.run()
             except StaleBatch as error:
@@ -135,6 +118,7 @@ class Writer:
                 if self.spec.source.on_gap == "fail":
                     raise
                 log.warning("%s: beginning a new epoch after it", error)
+            last = epoch.number
 
     def _open(self, reporter: Reporter) -> tuple[StreamTables, ObjectStore, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
@@ -173,21 +157,38 @@ class Epoch:
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
     stopping: threading.Event
+    after: int | None = None
+    """This process's last epoch; None for its first."""
+    number: int | None = None
+    """Known once it took over, and `after` until then."""
     commits: int = 0
-    failure: BaseException | None = None
-    batch_lock: threading.Lock = field(default_factory=threading.Lock)
-    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.number = self.after
 
     def run(self) -> Marker:
         runner = self._begin()
-        if self._caught_up(runner.marker):
-            return runner.marker
-        query = self._open_query(runner)
-        try:
-            self._watch(query, runner)
-        finally:
-            self._close(query)
+        late = 0
+        while not self._over(runner):
+            query = RangeQuery(self.parts.session.result(), runner, drain=self.goal is not None)
+            try:
+                query.run(until=lambda: self._over(runner))
+                break
+            except PythonStartTimeout as error:
+                # Nothing was staged or lost by it, so the epoch goes on.
+                late = 1 if query.commits else late + 1
+                if late >= START_ATTEMPTS:
+                    raise
+                wait_s = min(2.0**late, START_WAIT_MOST_S)
+                log.warning("%s. The writer tries again in %.0f s", error, wait_s)
+                self.parts.reporter.phase(Phase.STARTING)
+                self.stopping.wait(wait_s)
+            finally:
+                self.commits += query.commits
         return runner.marker
+
+    def _over(self, runner: BatchRunner) -> bool:
+        return self.stopping.is_set() or self._caught_up(runner.marker)
 
     def _begin(self) -> BatchRunner:
         """Take over and settle: after it nothing of an earlier epoch is left to be decided."""
@@ -199,7 +200,9 @@ class Epoch:
             source=topics.identity,
             initial=lambda: p.kafka.starts(p.spec.source.start, topics.partitions),
             first_epoch=1 + highest_epoch(p.tables, p.store),
+            after=self.after,
         )
+        self.number = committer.epoch
         settled = settle(p.tables, committer, p.store)
         marker = p.tables.marker()
         if marker is None:
@@ -235,101 +238,5 @@ class Epoch:
         self.parts.reporter.committed(marker, at_ms=None)
         return marker
 
-    def _open_query(self, runner: BatchRunner) -> StreamingQuery:
-        p = self.parts
-        for old in p.folder.glob("checkpoint-*"):
-            shutil.rmtree(old, ignore_errors=True)
-        clear_report(p.folder)
-        # An earlier writer may have left it stretched: what the table is like is judged anew.
-        write_rates(p.folder, replace(read_rates(p.folder), stretch=1.0))
-        p.reporter.throttled(None, stretch=1.0)
-        position = Position(runner.marker.offsets, runner.marker.idle)
-        interval_s = p.spec.commit.interval / timedelta(seconds=1)
-        ranges = (
-            p.session.result()
-            .readStream.format(FORMAT)
-            .option("spec", p.spec.model_dump_json(by_alias=True))
-            .option("settings", self._settings(interval_s).to_json())
-            .option("source", json.dumps(asdict(runner.marker.source)))
-            .option("position", json.dumps(position.to_json()))
-            .load()
-        )
-        query = (
-            ranges.writeStream.foreachBatch(self._batch_function(runner))
-            .queryName(p.spec.name)
-            .trigger(processingTime=f"{int(min(TRIGGER_MOST_S, interval_s / 10) * 1000)} milliseconds")
-            .option("checkpointLocation", (p.folder / f"checkpoint-{runner.committer.epoch}").as_uri())
-            .start()
-        )
-        p.reporter.phase(Phase.WAITING)
-        return query
-
-    def _settings(self, interval_s: float) -> PlannerSettings:
-        spec = self.parts.spec
-        return PlannerSettings(
-            stream=spec.name,
-            topics=spec.source.topics,
-            policy=Policy(
-                interval_s=interval_s,
-                longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
-                size_bytes=spec.commit.size,
-                max_records=spec.commit.max_records,
-                target_file_bytes=target_file_bytes(self.parts.tables.main.current()),
-                parallelism=spec.resources.cores,
-                drain=self.goal is not None,
-            ),
-            idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
-            run_folder=self.parts.folder,
-        )
-
-    def _batch_function(self, runner: BatchRunner) -> Callable[[DataFrame, int], None]:
-        def run_batch(ranges: DataFrame, batch_id: int) -> None:  # noqa: ARG001
-            with self.batch_lock:
-                if self.ended or self.failure:
-                    return
-                try:
-                    runner.run(ranges)
-                    self.commits += 1
-                except BaseException as error:
-                    self.failure = error
-                    raise
-
-        return run_batch
-
-    def _watch(self, query: StreamingQuery, runner: BatchRunner) -> None:
-        """Wait for the query's end, for the stop, or for the goal. Raises what ended the query."""
-        while True:
-            try:
-                over = query.awaitTermination(LOOK_S)  # type: ignore[arg-type]  # takes fractions of a second
-            except StreamingQueryException as error:
-                raise self._cause(error) from error
-            if self.failure:
-                raise self.failure
-            if over or self.stopping.is_set() or self._caught_up(runner.marker):
-                return
-
     def _caught_up(self, marker: Marker) -> bool:
         return self.goal is not None and all(marker.offsets.get(tp, 0) >= end for tp, end in self.goal.items())
-
-    def _cause(self, error: StreamingQueryException) -> BaseException:
-        """What really happened: the batch's own error, or the planner's, which Spark passes on as text only."""
-        if self.failure:
-            return self.failure
-        report = read_report(self.parts.folder)
-        if report and report.error_type:
-            kind: type[FrazilError] = getattr(errors, report.error_type, FrazilError)
-            return kind(report.error)
-        return error
-
-    def _close(self, query: StreamingQuery) -> None:
-        """Stop the query between two batches: the lock is free only when no batch of ours is at hand.
-
-        Spark then still writes its checkpoint, and would be interrupted with a page of warnings.
-        """
-        self.parts.reporter.phase(Phase.STOPPING)
-        with self.batch_lock:
-            self.ended = True
-        deadline = time.monotonic() + QUIET_WITHIN_S
-        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-            time.sleep(QUIET_LOOK_S)
-        query.stop()

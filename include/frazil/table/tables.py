@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
@@ -99,6 +99,14 @@ def state_location(table: Table, stream: str) -> str:
     Spark's remove_orphan_files passes over names that begin with an underscore.
     """
     return f"{table.location().rstrip('/')}/_frazil/{stream}"
+
+
+def may_delete_files(properties: Mapping[str, str]) -> bool:
+    """Whether a table's files are its own: `gc.enabled` is false where another table may share them.
+
+    As Iceberg reads it, whatever is not "true" is false.
+    """
+    return properties.get("gc.enabled", "true").lower() == "true"
 
 
 def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:

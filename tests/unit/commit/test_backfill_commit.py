@@ -77,6 +77,7 @@ def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
         assert BRANCH not in table.metadata.refs
         assert read_lane(table.properties, "events").state is State.PUBLISHED
         assert world.manifests(table) == world.used_manifests(table)
+        assert world.left_behind(table) == []
 
 
 @pytest.mark.parametrize("windows", [1, 300])
@@ -150,6 +151,35 @@ def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_onl
     hour = Window(there.timestamp_ms, there.timestamp_ms + 1)
     found = published(live.tables.journals, live.load().metadata, "events", window=hour)
     assert [record.lane.id for record in found] == [lane.lane.id]
+
+
+def test_what_somebody_named_of_a_backfill_stays_when_it_is_published(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    table = live.load()
+    named = head_of(table.metadata, BRANCH).snapshot_id
+    with table.manage_snapshots() as refs:
+        refs.create_tag(snapshot_id=named, tag_name="looked-at")
+    publish(live, lane)
+    assert live.rows(snapshot_id=named) == sorted(BACKFILLED)
+    assert live.left_behind() == []
+    assert BRANCH not in live.load().metadata.refs
+
+
+@pytest.mark.parametrize("ending", ["published", "abandoned"])
+def test_a_table_that_may_share_its_files_keeps_those_of_a_backfill_that_ended(live: Any, ending: str) -> None:
+    """A table registered elsewhere while the branch was there reads that branch still."""
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    with live.load().transaction() as change:
+        change.set_properties({"gc.enabled": "false"})
+    before = live.manifests() | live.parquet_files()
+    if ending == "published":
+        publish(live, lane)
+    else:
+        abandon(live.tables, lane.lane)
+    assert BRANCH not in live.load().metadata.refs
+    assert before <= live.manifests() | live.parquet_files()
 
 
 def test_a_live_commit_that_overtakes_the_publication_is_met_by_a_second_attempt(live: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyiceberg.exceptions import ForbiddenError
 
 from frazil.commit.marker import BatchKey, Marker, SourceIdentity, property_name, read_marker
 from frazil.commit.marker_change import adopt, forget, reset
 from frazil.commit.reset import Standing, standing
-from frazil.errors import AdoptionRequired, Fenced, MarkerUnreadable, RolledBack, WriterBusy
+from frazil.errors import AccessDenied, AdoptionRequired, Fenced, MarkerUnreadable, RolledBack, WriterBusy
 
 P0, P1 = ("events", 0), ("events", 1)
 
@@ -230,3 +231,18 @@ def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(wor
     seen = standing(world.tables)
     assert seen.held == {}
     assert "its history before that was expired" in str(seen.unknown)
+
+
+def test_a_reset_that_is_refused_at_its_first_attempt_leaves_no_file_behind(world: Any):
+    """Somebody commits meanwhile, so that what it wrote can never land, and takes the permission away."""
+    world.run(world.begin(), {0: (0, 10)})
+    seen = standing(world.tables)
+
+    def overtake() -> None:
+        world.foreign_append()
+        raise ForbiddenError("read-only by now")
+
+    world.catalog.next_meets(overtake, "demo.events")
+    with pytest.raises(AccessDenied):
+        reset_to(world, {P0: 0}, seen)
+    assert world.manifests() == world.used_manifests()

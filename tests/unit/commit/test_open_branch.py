@@ -311,6 +311,7 @@ def test_switched_off_the_next_commit_shows_everything_and_removes_the_branch(st
     assert len(stream.main()) == 5
     assert stream.head() is None
     assert "open" not in stream.world.marker().to_property()
+    assert stream.world.left_behind() == []
     stream.check_storage()
 
 
@@ -370,6 +371,7 @@ def test_what_is_read_again_leaves_the_branch_and_what_is_not_stays(stream: Alig
     stream.run([10], [20])
     stream.run([30], [40])
     stream.reset(target)
+    assert stream.world.left_behind() == []
     assert stream.waiting() == sorted((p, o) for (_, p), end in target.items() for o in range(end))
     stream.run()
     stream.check()
@@ -423,6 +425,8 @@ def test_a_stream_that_is_forgotten_leaves_all_its_rows_in_main(stream: Aligned)
     stream.run([10, 70], [20, 80])
     forget(stream.world.tables, stream.world.store, state=str(stream.world.root / "nothing"))
     assert (len(stream.main()), stream.head()) == (4, None)
+    assert stream.world.left_behind() == []
+    stream.check_storage()
 
 
 def test_the_sweep_knows_the_files_of_the_branch(stream: Aligned) -> None:

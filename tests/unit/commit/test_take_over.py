@@ -106,13 +106,52 @@ def test_a_take_over_whose_answer_was_lost_and_that_was_overtaken_takes_the_next
     assert late.epoch > rival[0].epoch > 1
 
 
-def test_a_take_over_that_lands_after_it_was_reported_failed_costs_one_epoch(world):
+def test_a_take_over_that_lands_after_it_was_reported_failed_is_the_one_that_was_wanted(world):
     world.begin()
     world.catalog.next_lands_late("demo.events")
 
     committer = world.take_over()
 
-    assert (committer.epoch, world.marker().at) == (3, (3, 0))
+    assert (committer.epoch, world.marker().at) == (2, (2, 0))
+
+
+def test_a_writer_that_was_replaced_never_takes_over_again(world):
+    first = world.begin()
+    second = world.take_over(world.view())
+    before = world.load().metadata
+
+    with pytest.raises(Fenced, match=f"epoch {first.epoch} was replaced by epoch {second.epoch}"):
+        world.take_over(after=first.epoch)
+
+    assert world.load().metadata == before
+    assert world.run(second, {0: (0, 2)}).at == BatchKey(second.epoch, 1)
+
+
+def test_a_writer_that_is_replaced_while_it_takes_over_from_itself_is_fenced(world):
+    """It looked, and found its own epoch; the successor arrives between the look and the swap."""
+    first = world.begin()
+    rival = []
+    world.catalog.next_meets(lambda: rival.append(world.take_over(world.view())), "demo.events")
+
+    with pytest.raises(Fenced, match="was replaced by epoch 2"):
+        world.take_over(after=first.epoch)
+
+    assert world.marker().at == (rival[0].epoch, 0)
+
+
+@pytest.mark.parametrize("fault", ["next_answer_is_lost", "next_lands_late"])
+def test_a_writer_whose_own_next_take_over_landed_unseen_is_not_fenced_by_itself(world, fault):
+    first = world.begin()
+    getattr(world.catalog, fault)("demo.events")
+
+    again = world.take_over(after=first.epoch)
+
+    assert world.marker().at == (again.epoch, 0) == (first.epoch + 1, 0)
+
+
+def test_a_stream_that_was_forgotten_is_not_begun_again_by_its_writer(world):
+    with pytest.raises(Fenced, match="was forgotten"):
+        world.take_over(after=1)
 
 
 def test_a_table_with_rows_of_others_asks_for_adoption(world):

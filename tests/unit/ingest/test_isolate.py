@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from frazil.errors import EnvironmentUnusable
 from frazil.ingest.decode import Decoder
-from frazil.ingest.isolate import IsolatedDecoder
+from frazil.ingest.isolate import IsolatedDecoder, known_record
 
 FRAGILE = '''
 """A decoder with a native crash: it gets SIGSEGV on one value, as a broken parser would."""
@@ -23,6 +24,9 @@ def make(deadly):
     def decode(values):
         if deadly in values:
             os.kill(os.getpid(), signal.SIGSEGV)
+        if (dropped := next((v for v in values if v and v.startswith(b"/")), None)) and os.path.exists(dropped):
+            os.unlink(dropped)
+            os.kill(os.getpid(), signal.SIGKILL)
         if b"error" in values:
             raise RuntimeError("a decoder's own error")
         print("a library that prints")
@@ -71,6 +75,34 @@ def test_a_decoders_own_error_is_raised_here(isolated: IsolatedDecoder) -> None:
     with pytest.raises(RuntimeError, match="a decoder's own error"):
         isolated([b"error"])
     assert isolated([b"fine"]).rows.num_rows == 1
+
+
+def test_a_record_that_was_there_when_the_host_killed_the_child_is_not_blamed(
+    isolated: IsolatedDecoder, tmp_path: Path
+) -> None:
+    once = tmp_path / "the host kills the next child"
+    once.touch()
+    decoded = isolated([str(once).encode()])
+    assert not once.exists()
+    assert decoded.rejections == []
+    assert decoded.rows["x"].to_pylist() == [str(once).encode()]
+
+
+def test_where_no_child_can_decode_anything_the_machine_is_blamed_and_no_record(
+    fragile: MakeFragile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\nexit 7\n")
+    dying.chmod(0o755)
+    decoder = IsolatedDecoder(fragile)
+    monkeypatch.setattr("frazil.ingest.isolate.sys.executable", str(dying))
+    with pytest.raises(EnvironmentUnusable, match=r"before any record reached it \(exit code 7\)"):
+        decoder([b"%d" % i for i in range(16)])
+    decoder.close()
+
+
+def test_the_known_record_has_the_length_of_the_one_that_is_tried() -> None:
+    assert [len(known_record(size)) for size in (0, 1, 2, 3, 1000)] == [2, 2, 2, 3, 1000]
 
 
 def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:

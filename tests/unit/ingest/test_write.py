@@ -234,6 +234,42 @@ def test_memory_is_bounded_and_still_makes_one_file_a_partition(
     assert sorted(table.scan().to_arrow()["n"].to_pylist()) == list(range(20_000))
 
 
+PARTITIONS_OF: dict[str, Callable[[int, int], int]] = {
+    "one": lambda _chunk, _row: 0,
+    "a-few-rare": lambda _chunk, row: row + 1 if row < 3 else 0,
+    "many-at-once": lambda _chunk, row: row % 50,
+    "one-after-another": lambda chunk, _row: chunk // 4,
+}
+
+
+@pytest.mark.parametrize("partition_of", PARTITIONS_OF.values(), ids=PARTITIONS_OF)
+def test_what_waits_in_memory_is_counted_as_it_is(
+    partition_of: Callable[[int, int], int], make_table: MakeTable, make_writer: MakeWriter
+) -> None:
+    table = make_table(LONGS, PartitionSpec(PartitionField(1, 1000, tr.IdentityTransform(), "n")))
+    bound = 2 * 2**20
+    writer = make_writer(table, buffer_bytes=bound, open_bytes=bound)
+    before = pa.total_allocated_bytes()
+    for chunk in range(60):
+        ns = [partition_of(chunk, row) for row in range(5_000)]
+        writer.add(longs(ns, [f"{chunk:04d}{row:060d}" for row in range(5_000)]))
+        held = pa.total_allocated_bytes() - before
+        assert held <= 4 * bound
+        assert held <= 1.1 * writer._held or writer._open
+    assert sum(f.records for f in writer.finish()) == 300_000
+
+
+def test_many_small_tables_that_wait_become_few(make_table: MakeTable, make_writer: MakeWriter) -> None:
+    table = make_table(LONGS, PartitionSpec(PartitionField(1, 1000, tr.IdentityTransform(), "n")))
+    writer = make_writer(table)
+    for chunk in range(200):
+        writer.add(longs(range(10), [str(chunk)] * 10))
+    assert max(len(g.rows) for g in writer._gathered.values()) <= 10
+    files = writer.finish()
+    assert [f.records for f in files] == [200] * 10
+    assert pq.read_table(files[0].path)["k"].to_pylist() == [str(chunk) for chunk in range(200)]
+
+
 SORTED = SortOrder(SortField(1, tr.IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_LAST), order_id=1)
 
 

@@ -473,6 +473,20 @@ def test_a_marker_of_a_newer_frazil_is_refused(world: World):
     assert "format 99" in refused(world)
 
 
+@pytest.mark.parametrize("said", ["false", "FALSE", "no"])
+def test_a_table_that_may_share_its_files_is_refused(world: World, said: str):
+    """One that is registered in another catalog too, say: the property is that table's only protection."""
+    stray = world.stray("data/at_day=2020-01-01/00000-1-of-the-clone.parquet")
+    world.clean()
+    world.hours += 1
+    world.commit()
+    with world.table().transaction() as change:
+        change.set_properties({"gc.enabled": said})
+    assert "gc.enabled=false" in refused(world)
+    assert "gc.enabled=false" in (world.clean(dry_run=True).refused or "")
+    assert stray.exists()
+
+
 def test_a_table_that_is_not_there_is_an_error(frazil_home: Path):  # noqa: ARG001
     with pytest.raises(SpecError, match="no table"):
         World().clean()

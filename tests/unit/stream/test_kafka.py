@@ -27,7 +27,7 @@ def test_a_missing_topic_is_told_from_brokers_that_are_away_and_is_waited_for() 
     with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         found = offsets._translated(answer, "describing")
     assert isinstance(found, TopicMissing)
-    assert (found.exit_code, found.restartable) == (23, True)
+    assert (found.exit_code, found.restartable) == (24, True)
     assert found.exit_code not in NO_RESTART
 
 

@@ -1,0 +1,50 @@
+"""From a piece of work that fails to the single records that fail in it.
+
+What one record does to a chunk (a value that a transform overflows on, that a statistic cannot say, that a library
+has a bug with) is found without knowing what it is: halves are tried until the record stands alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from frazil.errors import FrazilError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def is_environment(error: Exception) -> bool:
+    """Whether an error is of the machine or of a service, so that no record can be to blame.
+
+    One that is not known for it may be of the environment all the same: only what fails in memory, alone and again
+    can be blamed.
+    """
+    return isinstance(error, FrazilError | MemoryError) or (isinstance(error, OSError) and error.errno is not None)
+
+
+def narrowed(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
+    """Records `[0, count)` in pieces `(start, end, what attempt(start, end) returned)`, in order.
+
+    A piece that raises is halved; a record that raises alone is a piece whose result is the exception. Errors of the
+    environment are raised. With b bad records of n, that is at most 2b·log2(n) + 1 attempts, and no record is tried
+    more than log2(n) + 2 times, however many are bad.
+    """
+    if count == 0:
+        return
+    pieces = [(0, count)]
+    while pieces:
+        start, end = pieces.pop()
+        try:
+            yield start, end, attempt(start, end)
+        except Exception as error:
+            if is_environment(error):
+                raise
+            if end - start == 1:
+                yield start, end, error
+            else:
+                middle = (start + end) // 2
+                pieces += [(middle, end), (start, middle)]

@@ -1,0 +1,99 @@
+"""Which rows hold a moment that no reader can tell: Iceberg's and Python's calendars are the years 1 to 9999."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_EPOCH = date(1970, 1, 1).toordinal()
+DAYS = (date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH)
+MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+MILLISECONDS = (MICROSECONDS[0] // 1000, MICROSECONDS[1] // 1000)
+OUT_OF_RANGE = "OutOfRange"
+"""The error class of a record with such a value."""
+
+
+def out_of_range(rows: pa.Table) -> dict[int, str]:
+    """Rows with a timestamp or date outside the years 1 to 9999 in UTC, nested ones included, and which it is."""
+    found: dict[int, str] = {}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
+            for row, text in _entries(chunk, field.name).items():
+                found.setdefault(row, text)
+    return found
+
+
+def said(name: str, value: int, unit: str) -> str:
+    """What a person is told of such a value."""
+    return f"{name}: {value} {unit} since 1970 is outside the years 1 to 9999"
+
+
+def _has_moments(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_moments(kind.field(i).type) for i in range(kind.num_fields))
+    return _limits(kind) is not None
+
+
+def _limits(kind: pa.DataType) -> tuple[int, int] | None:
+    if pa.types.is_timestamp(kind):
+        return MICROSECONDS
+    return DAYS if pa.types.is_date32(kind) else None
+
+
+def _beyond(array: pa.Array) -> bool:
+    """Whether any value is out of range, hidden ones included: a look that is cheap, and nearly always enough."""
+    if limits := _limits(array.type):
+        ends = pc.min_max(_numbers(array)).as_py()
+        return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))
+    return any(_beyond(part) for part in _parts(array))
+
+
+def _parts(array: pa.Array) -> list[pa.Array]:
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return [array.field(i) for i in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [array.keys, array.items]
+    return [array.values] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+
+
+def _entries(array: pa.Array, name: str) -> dict[int, str]:
+    kind = array.type
+    if not _has_moments(kind):
+        return {}
+    if limits := _limits(kind):
+        numbers = _numbers(array)
+        bad = pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1])).fill_null(False)
+        places = np.flatnonzero(bad.to_numpy(zero_copy_only=False))
+        unit = "days" if limits is DAYS else "microseconds"
+        return {int(i): said(name, numbers[i].as_py(), unit) for i in places.tolist()}
+    found: dict[int, str] = {}
+    if pa.types.is_struct(kind):
+        for i, part in enumerate(array.flatten()):
+            for place, text in _entries(part, f"{name}.{kind.field(i).name}").items():
+                found.setdefault(place, text)
+        return found
+    places = _enclosing(array)
+    names = ("key", "value") if pa.types.is_map(kind) else ("element",)
+    for part, called in zip(_parts(array), names, strict=True):
+        for place, text in _entries(part, f"{name}.{called}").items():
+            if (row := int(places[place])) >= 0:
+                found.setdefault(row, text)
+    return found
+
+
+def _enclosing(array: pa.Array) -> NDArray[np.int64]:
+    """For each value of a list's or a map's child array, the entry that it is in; -1 where no entry shows it."""
+    found = np.full(len(_parts(array)[0]), -1, np.int64)
+    offsets = array.offsets.to_numpy()
+    for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        found[offsets[entry] : offsets[entry + 1]] = entry
+    return found
+
+
+def _numbers(array: pa.Array) -> pa.Array:
+    return array.view(pa.int32() if pa.types.is_date32(array.type) else pa.int64())

@@ -1,0 +1,94 @@
+"""Required values inside optional ones: where the outer is missing, Parquet's writer must not see nulls in the inner.
+
+Arrow keeps a null for the field of a struct that is null itself; where that field is required, the Parquet writer
+refuses the column, though the format knows such a row well: it stores nothing for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+
+def revealed(rows: pa.Table) -> pa.Table:
+    """The same rows, without nulls in required fields of what is null itself.
+
+    Raises ArrowInvalid where a required value is null though all that encloses it is there.
+    """
+    if not any(_has_required(field.type) for field in rows.schema):
+        return rows
+    columns = [
+        pa.chunked_array([_array(chunk, chunk, field.type) for chunk in column.chunks], field.type)
+        if _has_required(field.type)
+        else column
+        for field, column in zip(rows.schema, rows.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def plain_row(schema: pa.Schema) -> pa.Table:
+    """One row of nulls, and where a value is required, of zeros and of what is empty."""
+    return pa.Table.from_arrays([_plain(field) for field in schema], schema=schema)
+
+
+def _plain(field: pa.Field) -> pa.Array:
+    kind: Any = field.type
+    if field.nullable:
+        return pa.nulls(1, kind)
+    if pa.types.is_struct(kind):
+        parts = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays([_plain(part) for part in parts], fields=parts)
+    if isinstance(kind, pa.ExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _without_nulls(pa.nulls(1, kind.storage_type)))
+    return _without_nulls(pa.nulls(1, kind))
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    """Whether a null of this type may hide a null that is forbidden; a map's keys are never null."""
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or _has_required(kind.item_type)
+    if not pa.types.is_nested(kind):
+        return False
+    return any(not kind.field(i).nullable or _has_required(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`seen` are the entries of the array that nothing missing encloses."""
+    if not _has_required(kind):
+        return array
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    missing = array.is_null() if array.null_count else None
+    seen = seen.filter(seen.is_valid()) if seen.null_count else seen
+    if pa.types.is_struct(kind):
+        parts = [_part(array.field(i), seen.field(i), kind.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+    if pa.types.is_map(kind):
+        items = _part(array.items, seen.items, kind.item_field)
+        return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=kind, mask=missing)
+    elements = _part(array.values, seen.flatten(), kind.value_field)
+    return type(array).from_arrays(array.offsets, elements, type=kind, mask=missing)
+
+
+def _part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
+    array = _array(array, seen, field.type)
+    if field.nullable or array.null_count == 0:
+        return array
+    if seen.null_count:
+        raise pa.ArrowInvalid(f"{field.name}: required, and missing or null")
+    return _without_nulls(array)
+
+
+def _without_nulls(array: pa.Array) -> pa.Array:
+    """The array with whatever its buffers hold where it was null."""
+    if isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
+    kind: Any = array.type
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([array.field(i) for i in range(kind.num_fields)], fields=list(kind))
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays(array.offsets, array.keys, array.items, type=kind)
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return type(array).from_arrays(array.offsets, array.values, type=kind)
+    return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)

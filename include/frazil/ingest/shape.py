@@ -1,0 +1,57 @@
+"""From a chunk of records to rows of the table whose every value a table can hold; all others are rejections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from frazil.ingest.contract import OffsetRange, StageContext
+from frazil.ingest.coordinates import Coordinates
+from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.ingest.kafka import Chunk
+from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
+from frazil.ingest.record_files import RowChunk
+
+
+class Shaper:
+    """What becomes of a record is a function of the record alone, whatever stands beside it."""
+
+    def __init__(
+        self, context: StageContext, schema: Schema, ranges: Sequence[OffsetRange], *, decode: Decoder
+    ) -> None:
+        self._decode = decode
+        self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates)
+        self._event_time = context.event_time_column
+        self._within = context.event_times_us
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        """Rows of the table's schema. What a backfill does not want is neither row nor rejection."""
+        if isinstance(chunk, RowChunk):
+            decoded = Decoded(chunk.rows, np.arange(len(chunk)))
+        else:
+            decoded = self._decode(chunk.values)
+        rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
+        shaped = Decoded(rows, decoded.kept, decoded.rejections)
+        if within := self._within:
+            times = self.event_times(rows)
+            wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
+            shaped = Decoded(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
+        wrong = {**self._coordinates.out_of_range(chunk, shaped.kept), **out_of_range(shaped.rows)}
+        return _without(shaped, wrong) if wrong else shaped
+
+    def event_times(self, rows: pa.Table) -> pa.Array:
+        """Microseconds since the epoch."""
+        return rows.column(self._event_time).combine_chunks().cast(pa.int64())
+
+
+def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
+    """The same without these rows, which are rejections."""
+    rows = np.array(sorted(wrong))
+    good = np.ones(len(shaped.kept), bool)
+    good[rows] = False
+    rejections = [Rejection(int(shaped.kept[row]), OUT_OF_RANGE, wrong[row]) for row in rows.tolist()]
+    return Decoded(shaped.rows.filter(pa.array(good)), shaped.kept[good], [*shaped.rejections, *rejections])

@@ -1,0 +1,154 @@
+"""One streaming query over the planner's ranges: opened at the marker, watched, and closed between two batches.
+
+What goes wrong in it is raised here, in the thread of who runs it. Raised where it happens, Spark would print it with
+a page of Java's trace, and go on with its text alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from frazil import errors
+from frazil.commit.target import target_file_bytes
+from frazil.errors import FrazilError, PythonStartTimeout
+from frazil.stream.batch import BatchRunner
+from frazil.stream.plan import Policy
+from frazil.stream.planner import PlannerSettings, Position, clear_report, read_rates, read_report, write_rates
+from frazil.stream.source import FORMAT
+from frazil.supervise.heartbeat import Phase
+
+TRIGGER_MOST_S = 0.5
+LOOK_S = 0.2
+QUIET_WITHIN_S = 2.0
+QUIET_LOOK_S = 0.02
+NOT_CONNECTED = "Python worker failed to connect back"
+"""Spark's words for a Python process that took longer than 10 s to start: the limit is fixed."""
+
+
+@dataclass(slots=True)
+class RangeQuery:
+    """From the query's start to its end. Used once."""
+
+    session: SparkSession
+    runner: BatchRunner
+    drain: bool
+    """Whatever is unread is due at once."""
+    commits: int = 0
+    failure: BaseException | None = None
+    """What ended the batch at hand, and so the query."""
+    batch_lock: threading.Lock = field(default_factory=threading.Lock)
+    ended: bool = False
+
+    def run(self, *, until: Callable[[], bool]) -> None:
+        """Return when `until` holds between two batches, or the query ended by itself; raise what ended it else."""
+        try:
+            query = self._open()
+            try:
+                self._watch(query, until)
+            finally:
+                self._close(query)
+        except Exception as error:
+            if NOT_CONNECTED not in str(error):
+                raise
+            raise PythonStartTimeout(
+                f"a Python process of stream {self.runner.spec.name!r} did not start within the 10 s that Spark gives "
+                "it: this host is too busy"
+            ) from error
+
+    def _open(self) -> StreamingQuery:
+        r = self.runner
+        for old in r.run_folder.glob("checkpoint-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        clear_report(r.run_folder)
+        # An earlier writer may have left it stretched: what the table is like is judged anew.
+        write_rates(r.run_folder, replace(read_rates(r.run_folder), stretch=1.0))
+        r.reporter.throttled(None, stretch=1.0)
+        interval_s = r.spec.commit.interval / timedelta(seconds=1)
+        ranges = (
+            self.session.readStream.format(FORMAT)
+            .option("spec", r.spec.model_dump_json(by_alias=True))
+            .option("settings", self._settings(interval_s).to_json())
+            .option("source", json.dumps(asdict(r.marker.source)))
+            .option("position", json.dumps(Position(r.marker.offsets, r.marker.idle).to_json()))
+            .load()
+        )
+        query = (
+            ranges.writeStream.foreachBatch(self._run_batch)
+            .queryName(r.spec.name)
+            .trigger(processingTime=f"{int(min(TRIGGER_MOST_S, interval_s / 10) * 1000)} milliseconds")
+            .option("checkpointLocation", (r.run_folder / f"checkpoint-{r.committer.epoch}").as_uri())
+            .start()
+        )
+        r.reporter.phase(Phase.WAITING)
+        return query
+
+    def _settings(self, interval_s: float) -> PlannerSettings:
+        spec = self.runner.spec
+        return PlannerSettings(
+            stream=spec.name,
+            topics=spec.source.topics,
+            policy=Policy(
+                interval_s=interval_s,
+                longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
+                size_bytes=spec.commit.size,
+                max_records=spec.commit.max_records,
+                target_file_bytes=target_file_bytes(self.runner.tables.main.current()),
+                parallelism=spec.resources.cores,
+                drain=self.drain,
+            ),
+            idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
+            run_folder=self.runner.run_folder,
+        )
+
+    def _run_batch(self, ranges: DataFrame, batch_id: int) -> None:  # noqa: ARG002
+        with self.batch_lock:
+            if self.ended or self.failure:
+                return
+            try:
+                self.commits += self.runner.run(ranges)
+            except BaseException as error:
+                self.failure = error
+
+    def _watch(self, query: StreamingQuery, until: Callable[[], bool]) -> None:
+        while True:
+            try:
+                ended = query.awaitTermination(LOOK_S)  # type: ignore[arg-type]  # takes fractions of a second
+            except StreamingQueryException as error:
+                raise self._found() or error from error
+            if found := self._found():
+                raise found
+            if ended or until():
+                return
+
+    def _found(self) -> BaseException | None:
+        """The batch's own error, or the planner's, which comes from another process."""
+        if self.failure:
+            return self.failure
+        report = read_report(self.runner.run_folder)
+        if report and report.error_type:
+            kind: type[FrazilError] = getattr(errors, report.error_type, FrazilError)
+            return kind(report.error)
+        return None
+
+    def _close(self, query: StreamingQuery) -> None:
+        """Stop the query between two batches: the lock is free only when no batch of ours is at hand.
+
+        Spark then still writes its checkpoint, and would be interrupted with a page of warnings.
+        """
+        self.runner.reporter.phase(Phase.STOPPING)
+        with self.batch_lock:
+            self.ended = True
+        deadline = time.monotonic() + QUIET_WITHIN_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(QUIET_LOOK_S)
+        query.stop()

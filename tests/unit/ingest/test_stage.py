@@ -1,0 +1,577 @@
+"""One odd value never ends a stream: whatever a record holds, it lands in one of the two tables, once."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortOrder
+
+from frazil.errors import SpecError
+from frazil.ingest import parquet
+from frazil.ingest import stage as staging
+from frazil.ingest.contract import (
+    OffsetRange,
+    RecordFile,
+    StageContext,
+    StagedFile,
+    StageResult,
+    StageTask,
+    TargetTable,
+)
+from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.kafka import Chunk
+from frazil.ingest.stage import stage
+from frazil.spec import iceberg
+from frazil.spec.model import StreamSpec
+
+RANGE_START = 100
+NOW_US = 1_800_000_000_000_000
+YEAR_10000_MS = 253_402_300_800_000
+
+
+@dataclass(frozen=True)
+class Record:
+    value: bytes | None
+    key: bytes | None = None
+    stamp_ms: int = 1_710_000_000_000
+
+
+class FakeReader:
+    """Yields given chunks where Kafka's would come; each staging reads anew."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = chunks
+        self.readings = 0
+
+    def __call__(self, *_: Any) -> FakeReader:
+        self.readings += 1
+        return self
+
+    def __enter__(self) -> FakeReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self.chunks)
+
+
+@dataclass
+class World:
+    """A stream's two tables as staging sees them, and what it makes of records."""
+
+    folder: Path
+    spec: StreamSpec
+    monkeypatch: pytest.MonkeyPatch
+    chunk_records: int = 1000
+    reader: FakeReader | None = None
+
+    def context(self) -> StageContext:
+        schema = iceberg.schema(self.spec)
+        return StageContext(
+            stream="s",
+            epoch=1,
+            batch=1,
+            kafka={},
+            io={},
+            format="json",
+            event_time_column=self.spec.event_time.column,
+            event_time_unit=self.spec.event_time.unit,
+            coordinates=self.spec.coordinates,
+            main=self._target("main", schema, iceberg.partition_spec(self.spec, schema)),
+            dead_letters=self._target("dead", iceberg.DEAD_LETTER_SCHEMA, iceberg.DEAD_LETTER_PARTITION_SPEC),
+            topic_ids={"t": "topic-1"},
+        )
+
+    def _target(self, name: str, schema: Schema, spec: PartitionSpec) -> TargetTable:
+        order = iceberg.sort_order(self.spec, schema) if name == "main" else SortOrder(order_id=0)
+        json_forms = (schema.model_dump_json(), spec.model_dump_json(), order.model_dump_json())
+        return TargetTable(*json_forms, {}, f"{self.folder}/{name}", 2**27)
+
+    def stage(self, records: Sequence[Record], context: StageContext | None = None) -> StageResult:
+        of = OffsetRange("t", 0, RANGE_START, RANGE_START + len(records))
+        chunks = [
+            self._chunk(records[i : i + self.chunk_records], RANGE_START + i)
+            for i in range(0, len(records), self.chunk_records)
+        ]
+        self.reader = FakeReader(chunks)
+        self.monkeypatch.setattr(staging, "RangeReader", self.reader)
+        task = StageTask(0, (of,))
+        return stage(context or self.context(), task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)
+
+    @staticmethod
+    def _chunk(records: Sequence[Record], start: int) -> Chunk:
+        n = len(records)
+        stamps = np.array([r.stamp_ms for r in records], np.int64)
+        values, keys = [r.value for r in records], [r.key for r in records]
+        return Chunk(values, keys, np.zeros(n, np.int32), np.arange(start, start + n), stamps)
+
+    def files(self) -> set[str]:
+        return {str(path) for path in self.folder.rglob("*.parquet")}
+
+
+def declared(
+    schema: dict[str, str], unit: str = "iso", partition_by: Sequence[str] = (), sort_by: Sequence[str] = ()
+) -> StreamSpec:
+    return StreamSpec.model_validate(
+        {
+            "name": "s",
+            "source": {"bootstrap-servers": "x:1", "topics": "t"},
+            "table": "a.b",
+            "schema": {"ts": "timestamptz not null", **schema},
+            "event-time": {"column": "ts", "unit": unit},
+            "partition-by": list(partition_by),
+            "sort-by": list(sort_by),
+        }
+    )
+
+
+def rows(result: StageResult, target: str) -> dict[int, dict[str, Any]]:
+    """What landed in a table, by offset; a record that is there twice fails."""
+    found: dict[int, dict[str, Any]] = {}
+    for file in result.files:
+        if file.target == target:
+            for row in pq.read_table(file.path).to_pylist():
+                assert row["kafka_offset"] not in found
+                found[row["kafka_offset"]] = row
+    return found
+
+
+def bounds(file: StagedFile, schema: Schema) -> None:
+    """Each bound can be read as its column's type."""
+    for encoded in (file.lower_bounds, file.upper_bounds):
+        for field_id, bound in encoded.items():
+            from_bytes(schema.find_type(field_id), base64.b64decode(bound))  # type: ignore[arg-type]
+
+
+def check(world: World, records: Sequence[Record], result: StageResult) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The law: each record once, in one table; a dead letter is the record's bytes; the counts and bounds are right."""
+    main, dead = rows(result, "main"), rows(result, "dead-letters")
+    offsets = range(RANGE_START, RANGE_START + len(records))
+    assert sorted([*main, *dead]) == list(offsets)
+    for offset, letter in dead.items():
+        record = records[offset - RANGE_START]
+        assert (letter["key"], letter["value"]) == (record.key, record.value)
+        assert letter["error_class"]
+        assert letter["error"]
+    for file in result.files:
+        bounds(file, iceberg.schema(world.spec) if file.target == "main" else iceberg.DEAD_LETTER_SCHEMA)
+    (progress,) = result.progress
+    assert (progress.records, progress.rejected) == (len(main), len(dead))
+    assert sum(f.records for f in result.files) == len(records)
+    assert world.files() == {file.path for file in result.files}
+    return main, dead
+
+
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeWorld:
+    def make(*args: Any, **declaration: Any) -> World:
+        return World(tmp_path, declared(*args, **declaration), monkeypatch)
+
+    return make
+
+
+GOOD = {"iso": b'{"ts":"2024-01-01T00:00:00Z"}', "s": b'{"ts":1704067200}', "ms": b'{"ts":1704067200000}'}
+
+
+@pytest.mark.parametrize(
+    ("unit", "odd"),
+    [
+        ("s", b'{"ts":1704067200000}'),
+        ("ms", b'{"ts":1704067200000000}'),
+        ("ms", b'{"ts":253402300800000}'),
+        ("iso", b'{"ts":"9999-12-31T23:59:59-05:00"}'),
+        ("iso", b'{"ts":"0000-01-01T00:00:00Z"}'),
+        ("iso", b'{"ts":"0001-01-01T00:00:00+12:00"}'),
+    ],
+)
+@pytest.mark.parametrize("partition_by", [(), ("day(ts)",), ("hour(ts)", "bucket(16, ts)")])
+def test_a_moment_that_no_calendar_has_is_a_dead_letter(
+    unit: str, odd: bytes, partition_by: Sequence[str], make_world: MakeWorld
+) -> None:
+    world = make_world({}, unit=unit, partition_by=partition_by)
+    records = [Record(GOOD[unit])] * 20
+    records[7] = Record(odd)
+    result = world.stage(records)
+    _, dead = check(world, records, result)
+    assert list(dead) == [RANGE_START + 7]
+    letter = dead[RANGE_START + 7]
+    assert letter["error_class"] == "OutOfRange"
+    assert letter["error"].startswith("ts: ")
+    assert "is outside the years 1 to 9999" in letter["error"]
+    assert result.progress[0].max_event_time_us == 1_704_067_200_000_000
+    assert world.reader is not None
+    assert world.reader.readings == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "odd", "path"),
+    [
+        ("timestamp", b'"9999-12-31T23:59:59.999999"', b'"0000-12-31T23:59:59"', "x"),
+        ("date", b'"0001-01-01"', b'"0000-12-31"', "x"),
+        ("struct<a: struct<d: date>>", b'{"a":{"d":"9999-12-31"}}', b'{"a":{"d":"0000-01-01"}}', "x.a.d"),
+        ("list<date>", b'[null,"0001-01-01"]', b'["2024-01-01","0000-01-01"]', "x.element"),
+        ("map<string, date>", b'{"k":"0001-01-01"}', b'{"j":null,"k":"0000-01-01"}', "x.value"),
+        ("list<struct<l: list<date>>>", b'[{"l":[]},{"l":["0001-01-01"]}]', b'[{"l":["0000-01-01"]}]', "x.element.l."),
+    ],
+)
+def test_wherever_the_moment_is(kind: str, first: bytes, odd: bytes, path: str, make_world: MakeWorld) -> None:
+    world = make_world({"x": kind})
+    texts = [first, b"null", odd, first, odd]
+    records = [Record(b'{"ts":"2024-01-01T00:00:00Z","x":' + text + b"}") for text in texts]
+    _, dead = check(world, records, world.stage(records))
+    assert list(dead) == [RANGE_START + 2, RANGE_START + 4]
+    assert [letter["error"][: len(path)] for letter in dead.values()] == [path, path]
+
+
+@pytest.mark.parametrize("stamp_ms", [YEAR_10000_MS, 2**63 - 1])
+def test_a_kafka_timestamp_that_no_calendar_has_is_a_dead_letter_that_says_it(
+    stamp_ms: int, make_world: MakeWorld
+) -> None:
+    world = make_world({})
+    records = [Record(GOOD["iso"]), Record(GOOD["iso"], stamp_ms=stamp_ms), Record(b"?", stamp_ms=stamp_ms)]
+    main, dead = check(world, records, world.stage(records))
+    assert list(main) == [RANGE_START]
+    assert [letter["kafka_timestamp"] for letter in dead.values()] == [None, None]
+    assert {letter["error_class"] for letter in dead.values()} == {"OutOfRange", "NotAnObject"}
+    assert all(f"kafka_timestamp: {stamp_ms} milliseconds" in letter["error"] for letter in dead.values())
+
+
+@pytest.mark.parametrize("stamp_ms", [-1, -(2**63)])
+def test_a_missing_kafka_timestamp_is_null(stamp_ms: int, make_world: MakeWorld) -> None:
+    world = make_world({})
+    records = [Record(GOOD["iso"], stamp_ms=stamp_ms), Record(b"?", stamp_ms=stamp_ms)]
+    main, dead = check(world, records, world.stage(records))
+    assert [row["kafka_timestamp"] for row in (*main.values(), *dead.values())] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("struct<r: long not null, o: string>", b'{"r":1}'),
+        ("struct<s: struct<r: string not null> not null>", b'{"s":{"r":"x"}}'),
+        ("struct<l: list<long> not null, m: map<string, long> not null>", b'{"l":[1],"m":{"a":1}}'),
+        ("struct<u: uuid not null>", b'{"u":"ffffffff-ffff-ffff-ffff-ffffffffffff"}'),
+        ("list<struct<r: long not null>>", b'[{"r":1},null]'),
+        ("map<string, struct<r: decimal(9,2) not null, b: boolean not null>>", b'{"a":null,"b":{"r":1.5,"b":true}}'),
+        ("struct<o: struct<r: date not null>>", b'{"o":null}'),
+    ],
+)
+def test_what_is_required_inside_of_what_is_missing_is_not_missed(
+    kind: str, value: bytes, make_world: MakeWorld
+) -> None:
+    world = make_world({"x": kind})
+    texts = [b"null", value, b"null", value, b"null"]
+    records = [Record(b'{"ts":"2024-01-01T00:00:00Z","x":' + text + b"}") for text in texts]
+    result = world.stage(records)
+    main, dead = check(world, records, result)
+    assert dead == {}
+    assert [main[RANGE_START + i]["x"] is None for i in range(5)] == [True, False, True, False, True]
+    assert main[RANGE_START + 1]["x"] == main[RANGE_START + 3]["x"]
+    (file,) = result.files
+    assert pq.read_schema(file.path).field("x").nullable
+
+
+def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(make_world: MakeWorld) -> None:
+    world = make_world({"n": "decimal(38,0)"}, partition_by=["truncate(10, n)"])
+    nines = b"9" * 38
+    records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % n) for n in (b"1", b"-" + nines, nines, b"null")]
+    main, dead = check(world, records, world.stage(records))
+    assert list(dead) == [RANGE_START + 1]
+    assert dead[RANGE_START + 1]["error_class"] == "Unwritable"
+    assert "precision" in dead[RANGE_START + 1]["error"]
+    assert main[RANGE_START + 2]["n"] == Decimal("9" * 38)
+
+
+# What nobody knows of yet
+
+
+class Poison:
+    """Statistics that cannot be made of files with certain values: a library's bug, of which nothing is known."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool], error: Exception) -> None:
+        self.calls = 0
+        write = parquet.ParquetFile.write
+
+        def failing(file: parquet.ParquetFile, table: pa.Table) -> None:
+            self.calls += 1
+            if "n" in table.column_names and any(n is not None and is_bad(n) for n in table["n"].to_pylist()):
+                raise error
+            write(file, table)
+
+        monkeypatch.setattr(parquet.ParquetFile, "write", failing)
+
+
+def numbered(count: int) -> list[Record]:
+    return [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%d}' % n) for n in range(count)]
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError("Couldn't serialize thrift"), RecursionError("deep")])
+def test_an_error_that_nobody_knows_is_narrowed_down_to_the_record(
+    error: Exception, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world({"n": "long"})
+    world.chunk_records = 64
+    poison = Poison(monkeypatch, lambda n: n in (3, 100), error)
+    records = numbered(200)
+    main, dead = check(world, records, world.stage(records))
+    assert list(dead) == [RANGE_START + 3, RANGE_START + 100]
+    assert {letter["error_class"] for letter in dead.values()} == {"Unwritable"}
+    assert dead[RANGE_START + 3]["error"] == f"{type(error).__name__}: {error}"
+    assert [row["n"] for row in main.values()] == [n for n in range(200) if n not in (3, 100)]
+    assert poison.calls < 50
+    assert world.reader is not None
+    assert world.reader.readings == 2
+
+
+def test_many_such_records_cost_a_few_attempts_each(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world({"n": "long"})
+    poison = Poison(monkeypatch, lambda n: n % 2 == 0, ValueError("a bug"))
+    records = numbered(64)
+    _, dead = check(world, records, world.stage(records))
+    assert len(dead) == 32
+    assert poison.calls <= 2 * 64 + 10
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), MemoryError(), pa.ArrowMemoryError("malloc"), SpecError("no")]
+)
+def test_an_error_of_the_environment_is_raised_at_once(
+    error: Exception, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world({"n": "long"})
+    Poison(monkeypatch, lambda n: n == 3, error)
+    with pytest.raises(type(error)):
+        world.stage(numbered(10))
+    assert world.files() == set()
+    assert world.reader is not None
+    assert world.reader.readings == 1
+
+
+def test_a_storage_that_fails_without_a_number_blames_no_record(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world({"n": "long"})
+    close = parquet.ParquetFile.close
+
+    def failing(file: parquet.ParquetFile) -> StagedFile:
+        if file._io:
+            raise ConnectionError("the bucket is away")
+        return close(file)
+
+    monkeypatch.setattr(parquet.ParquetFile, "close", failing)
+    with pytest.raises(ConnectionError, match="the bucket is away"):
+        world.stage(numbered(10))
+    assert world.files() == set()
+
+
+def test_a_table_that_no_record_fits_blames_no_record(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world({"n": "long"})
+
+    def failing(*_: Any) -> None:
+        raise NotImplementedError("no statistics for this table")
+
+    monkeypatch.setattr(parquet, "compute_statistics_plan", failing)
+    with pytest.raises(NotImplementedError, match="no statistics"):
+        world.stage(numbered(10))
+    assert world.files() == set()
+
+
+def test_a_row_of_a_parquet_file_that_cannot_be_told_is_named(make_world: MakeWorld) -> None:
+    world = make_world({"x": "date"})
+    path = world.folder / "in.parquet"
+    columns = {
+        "kafka_topic": ["t", "t"],
+        "kafka_partition": pa.array([0, 0], pa.int32()),
+        "kafka_offset": [RANGE_START, RANGE_START + 1],
+        "ts": pa.array([0, 0], pa.timestamp("us", "UTC")),
+        "x": pa.array([0, 3_000_000], pa.date32()),
+    }
+    pq.write_table(pa.table(columns), path)
+    of = OffsetRange("t", 0, RANGE_START, RANGE_START + 2)
+    context = replace(world.context(), files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),))
+    with pytest.raises(SpecError, match=r"t\[0\]@101 cannot be backfilled: x: 3000000 days since 1970"):
+        stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+
+
+# The dead letter itself
+
+
+def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world({})
+    anything = bytes(range(256))
+    records = [
+        Record(None),
+        Record(anything, anything),
+        Record(b"x" * 20_000_000, b""),
+        Record(b"", stamp_ms=2**63 - 1),
+    ]
+    error = "half a pair: \ud800" + "\U0001f600" * 5000
+
+    def rejecting(values: Sequence[bytes | None]) -> Decoded:
+        rejections = [Rejection(i, "Odd\udfff", error) for i in range(len(values))]
+        empty = schema_to_pyarrow(iceberg.schema(world.spec), include_field_ids=True).empty_table()
+        return Decoded(empty, np.arange(0), rejections)
+
+    monkeypatch.setattr(staging, "_decoder_maker", lambda *_: lambda: rejecting)
+    _, dead = check(world, records, world.stage(records))
+    assert [letter["value"] for letter in dead.values()] == [r.value for r in records]
+    assert [letter["key"] for letter in dead.values()] == [r.key for r in records]
+    assert dead[RANGE_START]["error_class"] == "Odd\\udfff"
+    assert dead[RANGE_START]["error"].startswith("half a pair: \\ud800")
+
+
+def test_a_dead_letter_table_with_a_required_column_of_others_is_refused(make_world: MakeWorld) -> None:
+    world = make_world({})
+    context = world.context()
+    strange = context.dead_letters.schema_json.replace('"name":"error"', '"name":"reason"')
+    context = replace(context, dead_letters=replace(context.dead_letters, schema_json=strange))
+    with pytest.raises(SpecError, match="column reason is required"):
+        world.stage([Record(b"?")], context)
+
+
+# The law
+
+TYPES = [
+    "boolean",
+    "int",
+    "long",
+    "float",
+    "double",
+    "decimal(5,2)",
+    "decimal(38,0)",
+    "date",
+    "timestamp",
+    "timestamptz",
+    "string",
+    "uuid",
+    "binary",
+    "fixed[2]",
+    "struct<r: long not null, d: date>",
+    "struct<s: struct<r: timestamptz not null> not null>",
+    "list<date>",
+    "list<struct<r: long not null>>",
+    "map<string, struct<r: date not null>>",
+]
+TRANSFORMS = {
+    "int": ["x", "bucket(4, x)", "truncate(10, x)"],
+    "long": ["x", "bucket(4, x)", "truncate(10, x)"],
+    "decimal(5,2)": ["x", "bucket(4, x)", "truncate(10, x)"],
+    "decimal(38,0)": ["x", "bucket(4, x)", "truncate(10, x)"],
+    "date": ["x", "bucket(4, x)", "month(x)", "year(x)"],
+    "timestamp": ["x", "day(x)", "hour(x)", "month(x)"],
+    "timestamptz": ["x", "bucket(4, x)", "year(x)"],
+    "string": ["x", "bucket(4, x)", "truncate(2, x)"],
+    "binary": ["x", "bucket(4, x)", "truncate(2, x)"],
+}
+NINES = "9" * 38
+VALUES = [
+    "null", "true", "0", "1", "-1", "1.5", "-0.0", "1e308", "NaN", "-Infinity", "2147483647", "-2147483648",
+    "9223372036854775807", "-9223372036854775808", "9223372036854775808", NINES, f"-{NINES}", "999.99", "-999.99",
+    '""', '"a"', '"\\u0000"', '"\\ud83d\\ude00\\ud83d\\ude00"', '"\\udbff\\udfff"', '"/////w=="', '"AAA="', '"//8="',
+    '"2024-02-29"', '"0001-01-01"', '"0000-12-31"', '"9999-12-31"', '"2023-02-29"',
+    '"0001-01-01T00:00:00Z"', '"0000-12-31T23:59:59.999999Z"', '"9999-12-31T23:59:59.999999Z"',
+    '"9999-12-31T23:59:59-05:00"', '"0001-01-01T00:00:00+05:00"', '"1969-12-31T23:59:59.999999Z"',
+    '"00000000-0000-0000-0000-000000000000"', '"ffffffff-ffff-ffff-ffff-ffffffffffff"',
+    "{}", "[]", '{"r":1}', '{"r":1,"d":"0000-01-01"}', '{"s":null}', '{"s":{"r":"2024-01-01T00:00:00Z"}}',
+    '{"s":{"r":"0000-01-01T00:00:00Z"}}', '["2024-01-01",null]', '["0000-01-01"]', '[{"r":1},null]', '[{"r":null}]',
+    '{"k":{"r":"2024-01-01"},"j":null}', '{"k":{"r":"0000-01-01"}}', '{"k":{}}',
+]  # fmt: skip
+MOMENTS = ["2024-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59-05:00", "0000-01-01T00:00:00Z"]
+WHOLE = [None, b"", b"null", b"{", b"\xff", b"{}", b'{"ts":"2024-01-01T00:00:00Z"}{"ts":"2024-01-01T00:00:00Z"}']
+
+records = st.builds(
+    Record,
+    st.one_of(
+        st.sampled_from(WHOLE),
+        st.builds(
+            lambda ts, x: b'{"ts":"%s","x":%s}' % (ts.encode(), x.encode()),
+            st.sampled_from([MOMENTS[0], *MOMENTS]),
+            st.sampled_from(VALUES),
+        ),
+    ),
+    st.sampled_from([None, b"", b"\xff\x00", b"k" * 1000]),
+    st.sampled_from([0, -1, -(2**63), 1_700_000_000_000, YEAR_10000_MS - 1, YEAR_10000_MS, 2**63 - 1]),
+)
+layouts = st.sampled_from(TYPES).flatmap(
+    lambda kind: st.tuples(st.just(kind), st.sampled_from([None, *TRANSFORMS.get(kind, [])]), st.booleans())
+)
+
+
+def fate(main: dict[int, Any], dead: dict[int, Any], offset: int, at: int) -> Any:
+    """A record's row, as if it had been at another offset, or that it is a dead letter."""
+    return repr({**main[offset], "kafka_offset": at}) if offset in main else sorted(dead[offset])
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts, st.lists(records, min_size=1, max_size=6))
+@example(("decimal(38,0)", "truncate(10, x)", True), [Record(b'{"ts":"2024-01-01T00:00:00Z","x":-%d}' % int(NINES))])
+def test_each_record_lands_once_by_value_whatever_stands_beside_it(
+    layout: tuple[str, str | None, bool], some: list[Record]
+) -> None:
+    kind, transform, is_sorted = layout
+    sort_by = ["x"] if is_sorted and "<" not in kind else []
+    spec = declared({"x": kind}, partition_by=[transform] if transform else [], sort_by=sort_by)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
+        world = World(Path(folder, "all"), spec, monkeypatch)
+        main, dead = check(world, some, world.stage(some))
+        for i, record in enumerate(some):
+            alone = World(Path(folder, str(i)), spec, monkeypatch)
+            fates = check(alone, [record], alone.stage([record]))
+            assert fate(main, dead, RANGE_START + i, 0) == fate(*fates, RANGE_START, 0)
+            if RANGE_START + i in main and record.value is not None:
+                assert_same_value(json.loads(record.value), main[RANGE_START + i])
+
+
+def assert_same_value(sent: dict[str, Any], row: dict[str, Any]) -> None:
+    """As far as JSON's value and the row's have one form."""
+    value, landed = sent.get("x"), row["x"]
+    assert (value is None) == (landed is None)
+    if isinstance(value, int | str | bool) and type(value) is type(landed):
+        assert value == landed
+
+
+# Progress
+
+
+def test_progress_that_cannot_be_told_does_not_fail_the_task(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world({"n": "long"})
+    world.chunk_records = 1
+    monkeypatch.setattr(staging, "REPORT_EVERY_S", -1.0)
+
+    def unreachable(_: int) -> None:
+        raise OSError(errno.EIO, "the state's folder is away")
+
+    world.stage(numbered(0))
+    assert world.reader is not None
+    world.reader.chunks = [world._chunk([record], RANGE_START + i) for i, record in enumerate(numbered(3))]
+    task = StageTask(0, (OffsetRange("t", 0, RANGE_START, RANGE_START + 3),))
+    result = stage(world.context(), task, attempt=0, on_progress=unreachable)
+    assert result.progress[0].records == 3
+    assert [r.getMessage() for r in caplog.records].count(
+        "the task's progress cannot be reported, and it goes on: [Errno 5] the state's folder is away"
+    ) == 1

@@ -1,0 +1,84 @@
+"""An epoch of the writer: what opens its query again, and what it leaves to the supervisor."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from frazil.errors import PythonStartTimeout
+from frazil.stream import writer as writer_module
+from frazil.stream.writer import START_ATTEMPTS, Epoch
+from frazil.supervise.decide import RESTARTABLE
+
+
+class Stopping(threading.Event):
+    """Waits are written down, not waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0)
+        return self.is_set()
+
+
+class Anything:
+    """Whatever an epoch only hands on."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        return self
+
+
+@pytest.fixture
+def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`epoch([2, None])`: the first query commits two batches and then has no Python, the second ends."""
+
+    def run(outcomes: list[int | None]) -> tuple[Epoch, int]:
+        begun, left = [], list(outcomes)
+
+        class Query:
+            def __init__(self, *_: object, **__: object) -> None:
+                self.commits = 0
+
+            def run(self, **_: object) -> None:
+                outcome = left.pop(0)
+                if outcome is not None:
+                    self.commits = outcome
+                    raise PythonStartTimeout("too busy")
+
+        def begin(_: Epoch) -> Any:
+            begun.append(1)
+            return Anything()
+
+        monkeypatch.setattr(writer_module, "RangeQuery", Query)
+        monkeypatch.setattr(Epoch, "_begin", begin)
+        one = Epoch(Anything(), goal=None, stopping=Stopping())  # type: ignore[arg-type]
+        try:
+            one.run()
+        finally:
+            assert begun == [1]
+        return one, len(left)
+
+    return run
+
+
+def test_a_query_whose_python_starts_too_late_is_opened_again_in_the_same_epoch(epoch: Any):
+    one, left = epoch([0, 0, 0, None])
+    assert (left, one.stopping.waits) == (0, [2, 4, 8])
+
+
+def test_after_a_batch_the_attempts_are_counted_anew(epoch: Any):
+    one, left = epoch([0] * (START_ATTEMPTS - 1) + [3] + [0] * (START_ATTEMPTS - 2) + [None])
+    assert (left, one.commits) == (0, 3)
+
+
+def test_a_host_that_stays_too_busy_is_left_to_the_supervisor_which_never_gives_up_on_it(epoch: Any):
+    with pytest.raises(PythonStartTimeout) as raised:
+        epoch([0] * START_ATTEMPTS)
+    assert raised.value.exit_code in RESTARTABLE
