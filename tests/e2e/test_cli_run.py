@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from frazil.home import run_folder
+
 FRAZIL = str(Path(sys.executable).with_name("frazil"))
 Status = Callable[[], dict[str, Any]]
 
@@ -34,9 +36,9 @@ def status(stream: Any, frazil: Any) -> Status:
 def running(stream: Any, events: Any, eventually: Any, status: Status) -> Iterator[subprocess.Popen[bytes]]:
     """A writer in the foreground that has committed once, in a process group of its own, as a shell makes one."""
     stream.declare("commit: {interval: 1s}\n")
-    stream.produce(events(range(1000)), partitions=4)
+    stream.produce([*events(range(1000)), b"not json"], partitions=4)
     command = [FRAZIL, "run", stream.name, "--streams", str(stream.streams)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         eventually(lambda: process.poll() is not None or status()["last-commit-at-ms"], within_s=180)
         assert process.poll() is None, process.stderr and process.stderr.read().decode()[-3000:]
@@ -61,15 +63,40 @@ def test_a_writer_in_the_foreground_keeps_others_out_until_ctrl_c_lets_its_batch
     stream.produce(events(range(1000, 2000)), partitions=4)
     # A terminal sends it to the whole foreground group.
     os.killpg(running.pid, signal.SIGINT)
-    _, log = running.communicate(timeout=60)
+    shown, complaints = running.communicate(timeout=60)
 
-    assert running.returncode == 0, log.decode()[-3000:]
+    assert running.returncode == 0, complaints.decode()[-3000:]
+    assert complaints == b""
+    check_what_is_shown(stream, shown.decode().splitlines())
     assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     ids = stream.ids()
     assert len(ids) == len(set(ids))
     assert set(range(1000)) <= set(ids) <= set(range(2000))
     after = status()["writer"]
     assert (after["state"], after["exit-code"], after["error"]) == ("ended", 0, None)
+    check_lag_without_a_writer(stream, status, waits=2000 - len(ids))
+
+
+def check_what_is_shown(stream: Any, lines: list[str]) -> None:
+    """No log of any engine: where it goes, a line a batch, what the person asked for, and what became of it."""
+    log = run_folder(stream.name) / "writer.log"
+    first, *batches, last = [line for line in lines if not line.startswith("The batch at hand commits")]
+    assert len(batches) == len(lines) - 3
+    assert first == f"{stream.name}: {stream.topic} to test.{stream.name}; log: {log}"
+    assert batches[0].startswith("batch 1-1: 1,000 rows, 1 dead letter in 2 files, ")
+    assert all(line.startswith("batch 1-") for line in batches)
+    assert last.startswith("stopped: ")
+    assert f"rows in test.{stream.name}, 1 dead letter (see table test.{stream.name}_dead_letters" in last
+    assert "INFO frazil.stream.batch: batch 1-1: " in log.read_text()
+
+
+def check_lag_without_a_writer(stream: Any, status: Status, *, waits: int) -> None:
+    assert (status()["lag"], status()["problems"]) == (waits, [])
+    stream.bootstrap = "127.0.0.1:1"
+    stream.declare()
+    seen = status()
+    assert seen["lag"] is None
+    assert "the lag is unknown: KafkaUnavailable: " in seen["problems"][0]
 
 
 def check_others_are_refused(stream: Any, seen: dict[str, Any]) -> None:

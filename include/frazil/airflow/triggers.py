@@ -131,8 +131,10 @@ class WriterTrigger(BaseTrigger):
 
     def _tell(self, step: Step) -> None:
         """Log what the writer said, and the decision where it is another than before, or some time has passed."""
-        for line in step.writer_log:
-            self.log.info("writer | %s", line)
+        from frazil.supervise.writer_log import leveled  # noqa: PLC0415 - as above
+
+        for level, line in leveled(step.writer_log):
+            self.log.log(level, "writer | %s", line)
         self._tell_stall(step.stall)
         decision = step.decision
         said = (decision.action, decision.cause, decision.until_ms, step.problem)

@@ -1,10 +1,12 @@
-"""What one look at a stream shows: its run folder on this host, its table, its desired state; no JVM, no Kafka.
+"""What one look at a stream shows: its run folder on this host, its table, its desired state, and where no writer
+tells the lag, what Kafka has beyond the marker. No JVM.
 
 What cannot be read is said in a stream's problems, and never hides the rest.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -12,10 +14,11 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.history import last_commit_ms
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.rules import check_ancestry, head_of
+from frazil.commit.rules import check_ancestry, check_same_source, head_of
 from frazil.errors import FrazilError
 from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
 from frazil.supervise.desired import DesiredStore, load_stream_table
 from frazil.supervise.heartbeat import Heartbeat, Phase, Stall
 from frazil.supervise.launcher import Observation
@@ -24,6 +27,8 @@ from frazil.supervise.local import LocalLauncher
 from frazil.supervise.observed import error_name
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
+
+KAFKA_ANSWERS_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class StreamStatus:
     epoch: int | None
     batch: int | None
     lag: int | None
-    """Records not yet committed; known only while a writer on this host beats."""
+    """Records not yet committed: by the writer on this host while it beats, by Kafka else."""
     last_commit_at_ms: int | None
     watermark_ms: int | None
     snapshot_id: int | None
@@ -105,6 +110,10 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     throttle = beat_now.throttle if beat_now else None
     if throttle is not None:
         problems.append(throttle)
+    lag = beat_now.lag if beat_now else None
+    if lag is None and view.marker is not None:
+        lag, problem = _ask_kafka(spec, view.marker)
+        problems += [problem] if problem else []
     return StreamStatus(
         name=spec.name,
         table=spec.table.identifier,
@@ -113,7 +122,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         writer=writer,
         epoch=at.epoch,
         batch=at.batch,
-        lag=beat_now.lag if beat_now else None,
+        lag=lag,
         last_commit_at_ms=at.last_commit_at_ms,
         watermark_ms=at.watermark_ms,
         snapshot_id=at.snapshot_id,
@@ -123,6 +132,22 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         stall=stall,
         throttle=throttle,
     )
+
+
+def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
+    """How many records wait beyond the marker; None, and why, where Kafka does not say so at once."""
+    from frazil.stream.kafka import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
+
+    try:
+        properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
+        with KafkaOffsets(properties, spec.source.topics, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:
+            topics = kafka.describe()
+            check_same_source(marker.source, topics.identity, stream=spec.name)
+            ends = kafka.ends(topics.partitions)
+            starts = {**kafka.earliest(tp for tp in ends if tp not in marker.offsets), **marker.offsets}
+    except FrazilError as error:
+        return None, f"the lag is unknown: {_words(error)}"
+    return sum(max(end - starts[tp], 0) for tp, end in ends.items()), None
 
 
 def _position(view: TableView, beat: Heartbeat | None) -> Position:

@@ -35,6 +35,15 @@ class Settled:
     discarded: tuple[BatchKey, ...] = ()
     deleted_files: int = 0
 
+    def __str__(self) -> str:
+        parts = [
+            f"batches {word}: {', '.join(map(str, keys))}"
+            for word, keys in (("committed", self.committed), ("discarded", self.discarded))
+            if keys
+        ]
+        swept = [f"{self.deleted_files} files of nobody were deleted"] if self.deleted_files else []
+        return "; ".join([*parts, *swept]) or "earlier epochs left nothing"
+
 
 def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Settled:
     """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the others.

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby, pairwise
@@ -41,6 +41,17 @@ from frazil.table.storage import ObjectStore
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """One batch that was committed; a tick has neither records nor dead letters."""
+
+    key: BatchKey
+    records: int
+    rejected: int
+    files: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class BatchRunner:
     """Runs the batches of one epoch, one after the other."""
@@ -55,6 +66,7 @@ class BatchRunner:
     reporter: Reporter
     run_folder: Path
     progress: ProgressFolder
+    on_batch: Callable[[Landed], None] = lambda _: None
     throttle: Throttle | None = None
 
     def run(self, ranges: DataFrame) -> bool:
@@ -92,6 +104,9 @@ class BatchRunner:
             "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
             key, journal.records, journal.rejected, len(journal.files), staged - began, time.monotonic() - staged,
         )  # fmt: skip
+        self.on_batch(
+            Landed(key, journal.records, journal.rejected, len(journal.files), seconds=time.monotonic() - began)
+        )
         if journal.future:
             log.warning("batch %s: %s", key, _ahead(journal, self.spec.watermark.max_future))
         sweep_batch(self.tables, self.store, journal)

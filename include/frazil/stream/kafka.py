@@ -31,9 +31,10 @@ class Topics:
 class KafkaOffsets:
     """An admin client that answers in frazil's terms. Every question is one batched request per broker."""
 
-    def __init__(self, properties: Mapping[str, str], topics: Collection[str]) -> None:
+    def __init__(self, properties: Mapping[str, str], topics: Collection[str], *, timeout_s: float = TIMEOUT_S) -> None:
         self._servers = properties.get("bootstrap.servers", "")
         self._topics = list(topics)
+        self._timeout_s = timeout_s
         with client_errors():
             self._admin = AdminClient(dict(properties))
 
@@ -48,10 +49,10 @@ class KafkaOffsets:
     def describe(self) -> Topics:
         """Cluster id, topic ids and all partitions. Raises TopicMissing where there is none (yet)."""
         try:
-            cluster = self._admin.describe_cluster(request_timeout=TIMEOUT_S)
-            answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=TIMEOUT_S)
-            described = {name: answer.result(TIMEOUT_S) for name, answer in answers.items()}
-            cluster_id = cluster.result(TIMEOUT_S).cluster_id
+            cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
+            answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=self._timeout_s)
+            described = {name: answer.result(self._timeout_s) for name, answer in answers.items()}
+            cluster_id = cluster.result(self._timeout_s).cluster_id
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error, "describing") from error
         return Topics(
@@ -88,9 +89,9 @@ class KafkaOffsets:
             return {}
         try:
             answers: dict[Any, Any] = self._admin.list_offsets(
-                request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_S
+                request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
             )
-            return {(tp.topic, tp.partition): answer.result(TIMEOUT_S).offset for tp, answer in answers.items()}
+            return {(tp.topic, tp.partition): answer.result(self._timeout_s).offset for tp, answer in answers.items()}
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error, "listing offsets of") from error
 

@@ -1,4 +1,4 @@
-"""The writer's process: one stream in the foreground, signals, and the exit code that its supervisor reads."""
+"""The writer's process: one stream, the signals that end it, and the exit code that its supervisor reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from frazil.errors import FrazilError
 from frazil.spec.model import StreamSpec
+from frazil.stream.batch import Landed
 from frazil.stream.java import find_java
 from frazil.stream.writer import Writer
 
@@ -17,14 +19,26 @@ log = logging.getLogger("frazil")
 
 
 def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
-    """Run until SIGTERM or SIGINT (the batch at hand commits) or the end; the process's exit code.
+    """Write; the process's exit code, of `frazil.errors`. An unexpected exception is a crash, and is raised."""
+    try:
+        write(spec, until_caught_up=until_caught_up)
+    except FrazilError as error:
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
+        return error.exit_code
+    return 0
 
-    Codes are those of `frazil.errors`; an unexpected exception is a crash, and is raised.
+
+def write(
+    spec: StreamSpec, *, until_caught_up: bool = False, on_batch: Callable[[Landed], None] = lambda _: None
+) -> bool:
+    """Write until SIGTERM or SIGINT (the batch at hand commits) or the end; whether it was asked to stop.
+
+    The log goes to standard error. Raises what `Writer.run` raises.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    writer = Writer(spec, until_caught_up=until_caught_up)
+    writer = Writer(spec, until_caught_up=until_caught_up, on_batch=on_batch)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
         log.info("%s: the batch at hand commits, then the writer ends", signal.Signals(signum).name)
@@ -32,10 +46,6 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    try:
-        find_java(os.environ)  # before the take-over: a host without Java must fence nobody
-        writer.run()
-    except FrazilError as error:
-        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
-        return error.exit_code
-    return 0
+    find_java(os.environ)  # before the take-over: a host without Java must fence nobody
+    writer.run()
+    return writer.stopping.is_set()

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from frazil.ingest.decode import check_supported
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.batch import BatchRunner
+from frazil.stream.batch import BatchRunner, Landed
 from frazil.stream.kafka import KafkaOffsets, Topics
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.progress import ProgressFolder
@@ -62,6 +62,8 @@ class Writer:
     until_caught_up: bool = False
     session: SparkSession | None = None
     """One to use and leave running; without it the run starts its own, and ends it."""
+    on_batch: Callable[[Landed], None] = lambda _: None
+    """Told of each batch that landed."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
@@ -93,7 +95,9 @@ class Writer:
             try:
                 tables, store, progress = self._open(reporter)
                 return self._epochs(
-                    EpochParts(self.spec, session, kafka, properties, tables, store, progress, folder, reporter)
+                    EpochParts(
+                        self.spec, session, kafka, properties, tables, store, progress, folder, reporter, self.on_batch
+                    )
                 )
             finally:
                 if not self.session:
@@ -148,6 +152,7 @@ class EpochParts:
     progress: ProgressFolder
     folder: Path
     reporter: Reporter
+    on_batch: Callable[[Landed], None]
 
 
 @dataclass(slots=True)
@@ -207,7 +212,7 @@ class Epoch:
         marker = p.tables.marker()
         if marker is None:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
-        log.info("epoch %d: %s", committer.epoch, settled)
+        log.info("epoch %d begins: %s", committer.epoch, settled)
         p.reporter.committed(marker, at_ms=now_ms() if settled.committed else None)
         marker = self._after_gaps(committer, marker, topics)
         return BatchRunner(
@@ -221,6 +226,7 @@ class Epoch:
             reporter=p.reporter,
             run_folder=p.folder,
             progress=p.progress,
+            on_batch=p.on_batch,
         )
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:

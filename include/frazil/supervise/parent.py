@@ -26,7 +26,7 @@ from frazil.supervise.endings import record_exit
 from frazil.supervise.lock import INHERITED_LOCK, WriterLock
 from frazil.supervise.processes import end_group, mark
 from frazil.supervise.records import Launch, LaunchKind
-from frazil.supervise.writer_log import LOG_FILE, rotate
+from frazil.supervise.writer_log import LOG_FILE, redirect, rotate
 
 STARTED = b"started"
 CANNOT_START = 127
@@ -77,7 +77,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     )
     lock.record(launch)
     rotate(options.folder)
-    _redirect(options.folder / LOG_FILE)
+    redirect(options.folder / LOG_FILE)
     try:
         writer = _start(options.command, lock_fd)
     except OSError as error:
@@ -121,17 +121,6 @@ def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
     if asked:
         started[0].send_signal(signal.SIGTERM)
     return started[0]
-
-
-def _redirect(log: Path) -> None:
-    """All that this process and the writer say goes to the log: a pipe would break when its reader dies."""
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
 
 
 def _now_ms() -> int:

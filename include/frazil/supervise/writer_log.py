@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from frazil.supervise.launcher import LogChunk, LogPosition
@@ -10,6 +14,9 @@ LOG_FILE = "writer.log"
 LOGS_KEPT = 5
 ERROR_LINES = 5
 ERROR_CHARACTERS = 2000
+_LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
+_LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
+"""Of our own lines and of Spark's: date, time, level."""
 
 
 def rotate(folder: Path) -> None:
@@ -18,6 +25,17 @@ def rotate(folder: Path) -> None:
     for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
         if (folder / newer).exists():
             (folder / newer).replace(folder / older)
+
+
+def redirect(log: Path) -> None:
+    """All that this process and its children say goes to the log: a pipe would break when its reader dies."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
@@ -38,6 +56,15 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
     if skipped:
         lines = [f"... {skipped} bytes are not shown here; the whole log is {path}", *lines[1:]]
     return LogChunk(tuple(lines), LogPosition(launch_id, start + skipped + len(whole)))
+
+
+def leveled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Each line with its level as `logging` counts; one without a level, as of a trace, has that of the line before."""
+    level = logging.INFO
+    for line in lines:
+        if found := _LEVEL.match(line):
+            level = _LEVELS[found[1]]
+        yield level, line
 
 
 def last_error(folder: Path) -> str | None:

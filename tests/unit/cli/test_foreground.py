@@ -1,0 +1,114 @@
+"""What a person at the terminal sees of a writer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.cli.foreground import Terminal, Totals, Voice, live_words
+from frazil.commit.marker import BatchKey
+from frazil.spec.model import StreamSpec
+from frazil.stream.batch import Landed
+from frazil.supervise.heartbeat import Heartbeat, Phase
+
+SPEC = StreamSpec.model_validate(
+    {
+        "name": "rides",
+        "source": {"bootstrap-servers": "nowhere:9092", "topics": "rides"},
+        "table": "city.rides",
+        "schema": {"n": "timestamptz"},
+        "event-time": "n",
+    }
+)
+SEE = "see table city.rides_dead_letters: the column `error` says why"
+
+
+def landed(records: int, rejected: int = 0, files: int = 1) -> Landed:
+    return Landed(BatchKey(3, 7), records, rejected, files, seconds=1.25)
+
+
+@pytest.mark.parametrize(
+    ("batch", "line"),
+    [
+        (landed(2, 1, files=2), "batch 3-7: 2 rows, 1 dead letter in 2 files, 1.2 s"),
+        (landed(1_234_567), "batch 3-7: 1,234,567 rows in 1 file, 1.2 s"),
+        (landed(0, files=0), "batch 3-7: no records, the watermark was looked at"),
+    ],
+)
+def test_a_batch_is_one_line(batch: Landed, line: str):
+    assert Totals(SPEC).add(batch) == line
+
+
+@pytest.mark.parametrize(
+    ("batches", "stopped", "line"),
+    [
+        ([], False, "caught up: nothing new for city.rides"),
+        ([landed(0)], True, "stopped: nothing new for city.rides"),
+        ([landed(1), landed(1)], False, "caught up: 2 rows in city.rides"),
+        (
+            [landed(2, 1)],
+            False,
+            f"caught up: 2 rows in city.rides, 1 dead letter ({SEE})",
+        ),
+    ],
+)
+def test_the_last_line_says_what_the_run_landed(batches: list[Landed], stopped: bool, line: str):
+    totals = Totals(SPEC)
+    for batch in batches:
+        totals.add(batch)
+    assert totals.end(stopped=stopped) == line
+
+
+def beat(phase: Phase, **changes: Any) -> Heartbeat:
+    values: dict[str, Any] = {
+        "stream": "rides", "pid": 7, "spec_fingerprint": "f", "phase": phase, "written_at_ms": 0, "advanced_at_ms": 0,
+    }  # fmt: skip
+    return Heartbeat(**{**values, **changes})
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_has_words(phase: Phase):
+    assert live_words(beat(phase), now_ms=4_000).endswith(" (4.0 s)")
+
+
+def test_what_lives_says_what_is_waited_for_and_what_was_read():
+    assert live_words(None, now_ms=0) == "starting"
+    assert live_words(beat(Phase.WAITING, lag=0), now_ms=12_000) == "waiting for records (12 s)"
+    assert live_words(beat(Phase.WAITING, lag=1200), now_ms=0) == "1,200 records wait for their batch (0.0 s)"
+    staging = beat(Phase.STAGING, epoch=3, batch=7, batch_records=50_000)
+    assert live_words(staging, now_ms=0) == "batch 3-7: 50,000 records read (0.0 s)"
+
+
+def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    hear, tell = os.pipe()
+    voice = Voice(tell)
+    voice.say("ünïcode\nand a line break")
+    voice.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": "%d brokers are silent", "args": (2,)}))
+    os.close(tell)
+    terminal = Terminal(tmp_path)
+    terminal.listen(hear, writer=1)
+    os.close(hear)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("ünïcode\nand a line break\n", "warning: 2 brokers are silent\n")
+    assert terminal.complained
+
+
+def test_only_a_terminal_has_a_line_that_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Terminal(tmp_path)._show_live(writer=1)
+    assert capsys.readouterr().out == ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        Terminal(tmp_path)._show_live(writer=1)
+    assert capsys.readouterr().out == "\r\x1b[Kstarting"
+
+
+def test_a_writer_whose_listener_is_gone_goes_on():
+    hear, tell = os.pipe()
+    os.close(hear)
+    Voice(tell).say("nobody hears it")
+    os.close(tell)
