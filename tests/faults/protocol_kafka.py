@@ -9,6 +9,7 @@ from frazil.commit.marker import SourceIdentity
 from frazil.errors import KafkaUnavailable
 from frazil.ingest.contract import TopicPartition
 from frazil.stream.kafka import Topics
+from frazil.stream.truncation import LogEnd
 
 from .protocol_faults import Faults, InjectedError
 
@@ -26,6 +27,8 @@ class Topic:
     first: dict[int, int] = field(default_factory=dict)
     """Where retention has come to."""
     topic_id: str = "topic-1"
+    leaders: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Of each partition: the epochs of its leaders, and the offset that each began at."""
 
     @property
     def identity(self) -> SourceIdentity:
@@ -39,6 +42,27 @@ class Topic:
                 self.records[partition, offset] = good
             offset += 1
         self.ends[partition] = offset
+
+    def leader_epoch(self, partition: int) -> int:
+        return self.leaders.get(partition, [(0, 0)])[-1][0]
+
+    def elect(self, partition: int) -> None:
+        """Another leader, which has all that was readable."""
+        begun = self.leaders.setdefault(partition, [(0, 0)])
+        begun.append((begun[-1][0] + 1, self.ends.get(partition, 0)))
+
+    def cut(self, partition: int, at: int) -> None:
+        """An unclean election: the new leader's log ends earlier, and new records get the offsets of the lost ones."""
+        epoch = self.leader_epoch(partition) + 1
+        kept = [(e, start) for e, start in self.leaders.get(partition, [(0, 0)]) if start < at]
+        self.leaders[partition] = [*kept, (epoch, at)]
+        self.records = {(p, o): good for (p, o), good in self.records.items() if p != partition or o < at}
+        self.ends[partition] = at
+
+    def end_of_epoch(self, partition: int, epoch: int) -> int:
+        """What a leader answers to `OffsetForLeaderEpoch`."""
+        later = [start for e, start in self.leaders.get(partition, [(0, 0)]) if e > epoch]
+        return min(later, default=self.ends.get(partition, 0))
 
     def read(self, partition: int, start: int, end: int) -> list[tuple[Record, bool]]:
         wanted = ((partition, offset) for offset in range(start, end))
@@ -59,8 +83,14 @@ class ProcessKafka:
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return self._answer(partitions, self.topic.first)
 
-    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._answer(partitions, self.topic.ends)
+    def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+        ends = self._answer(partitions, self.topic.ends)
+        return {tp: LogEnd(end, end, self.topic.leader_epoch(tp[1])) for tp, end in ends.items()}
+
+    def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+        self._ask()
+        ends = {tp: self.topic.end_of_epoch(tp[1], epoch) for tp, (_, epoch) in positions.items()}
+        return {tp: end for tp, end in ends.items() if end < positions[tp][0]}
 
     def _answer(self, partitions: Iterable[TopicPartition], of: Mapping[int, int]) -> dict[TopicPartition, int]:
         self._ask()

@@ -16,9 +16,11 @@ from frazil.commit.settle import Settled, highest_epoch, settle, sweep_batch
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
+from frazil.stream.log_watch import find_cut
 from frazil.stream.plan import Policy
 from frazil.stream.planner import Planner, PlannerSettings, Position, check_no_gap, lost_ranges
 from frazil.stream.source import RangeReader
+from frazil.stream.truncation import check_not_cut
 
 from .protocol_faults import Faults, ProcessStore
 from .protocol_kafka import TOPIC, ProcessKafka, Record
@@ -136,6 +138,8 @@ class Writer:
 
     def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
         available = self.kafka.earliest(partitions)
+        cut = find_cut(self.kafka, marker.offsets, marker.leader_epochs, pause=lambda: None)
+        check_not_cut(marker.offsets, cut, stream=STREAM)
         if not self.skips_gaps:
             check_no_gap(marker.offsets, available, stream=STREAM)
         elif lost := lost_ranges(marker.offsets, available):
@@ -166,7 +170,7 @@ class Writer:
             settings=PlannerSettings(STREAM, (TOPIC,), policy, IDLE_S, folder),
             kafka=self.kafka,
             source=marker.source,
-            position=Position(marker.offsets, marker.idle),
+            position=Position.of(marker),
             clock=self.world.clock,
         )
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 
+from frazil.cli.main import frazil
 from frazil.commit.marker import read_marker
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
@@ -152,6 +157,70 @@ def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
     assert [text for text in named if text] == [f"{stream.topic}-0 offsets 100 to 149"]
 
 
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
+    own_kafka: EmbeddedKafka, faulty: Any, events: Any, grown: bool
+):
+    """As after an unclean leader election, or a disk that was restored: the log's newest records are gone."""
+    faulty.produce(events(range(400)), partitions=4)
+    faulty.catch_up()
+    with keeping_the_log_of(own_kafka, f"{faulty.topic}-0"):
+        faulty.produce(events(range(400, 800)), partitions=4)
+        faulty.catch_up()
+    check_exact(faulty, range(800))
+    if grown:
+        faulty.produce(events(range(1000, 1150)))
+    named = re.escape(f"{faulty.topic}-0 offsets 100 to 199")
+    with pytest.raises(OffsetGap, match=named):
+        faulty.catch_up()
+    found = json.loads(command(faulty, "audit", "--source", "--json").stdout)
+    assert [(f["kind"], f["count"]) for f in found["findings"]] == [("log cut", 100 if grown else 1)]
+    if grown:
+        path = faulty.streams / "events.yaml"
+        path.write_text(path.read_text().replace("source: {", "source: {on-gap: skip, "))
+    else:
+        done = command(faulty, "reset", "--to", "marker", "--yes")
+        assert "was cut at offset 100" in done.stdout
+        assert "reads nothing again" in done.stdout
+        faulty.produce(events(range(1000, 1150)))
+    faulty.catch_up()
+    check_exact(faulty, [*range(800), *range(1000, 1150)])
+    accepted = command(faulty, "audit", "--source")
+    assert (accepted.exit_code, "100 offsets were given to a second record" in accepted.stdout) == (0, True)
+
+
+def test_a_topic_that_is_taken_out_may_be_deleted_and_one_that_is_put_back_goes_on(
+    stream: Any, events: Any, kafka: EmbeddedKafka, topic: Any
+):
+    path, first, others = stream.streams / "events.yaml", stream.topic, [topic(2), topic(2)]
+    declared = path.read_text()
+
+    def read(*topics: str) -> None:
+        path.write_text(declared.replace(f"topics: [{first}]", f"topics: [{', '.join(topics)}]"))
+        stream.catch_up()
+
+    def send(name: str, ids: range) -> None:
+        stream.topic = name
+        stream.produce(events(ids), partitions=2)
+
+    for number, name in enumerate((first, *others)):
+        send(name, range(number * 100, number * 100 + 100))
+    read(first, *others)
+    check_exact(stream, range(300))
+    admin = kafka.admin()
+    admin.delete_topics([others[0]], operation_timeout=30)[others[0]].result(30)
+    send(others[1], range(300, 400))
+    send(first, range(400, 500))
+    read(first)
+    check_exact(stream, [*range(300), *range(400, 500)])
+    marker = read_marker(stream.table().properties, stream.name)
+    assert marker is not None
+    assert {name for name, _ in marker.idle} == set(others)
+    assert marker.offsets[others[1], 0] == 50
+    read(first, others[1])
+    check_exact(stream, range(500))
+
+
 def test_a_topic_made_again_and_filled_past_the_marker_is_refused_while_it_runs(
     stream: Any, events: Any, kafka: EmbeddedKafka, eventually: Any
 ):
@@ -176,6 +245,25 @@ def test_an_event_time_of_a_bad_clock_lands_and_does_not_push_the_watermark(stre
     assert max(marker.max_event_times_us.values()) < 2_000_000_000_000_000
     counted = [s.summary.get("frazil.future") for s in stream.table().snapshots() if s.summary]
     assert "1" in counted
+
+
+def command(stream: Any, name: str, *options: str) -> Result:
+    """A command of `frazil` about the stream."""
+    return CliRunner().invoke(frazil, [name, stream.name, *options, "--streams", str(stream.streams)])
+
+
+@contextlib.contextmanager
+def keeping_the_log_of(broker: EmbeddedKafka, name: str) -> Iterator[None]:
+    """What is appended to a topic-partition meanwhile is lost, as by a disk that was restored from a copy."""
+    log, copy = broker.folder / "data" / name, broker.folder / f"copy-of-{name}"
+    broker.stop()
+    shutil.copytree(log, copy)
+    broker.start()
+    yield
+    broker.stop()
+    shutil.rmtree(log)
+    shutil.copytree(copy, log)
+    broker.start()
 
 
 def delete_before(kafka: EmbeddedKafka, topic: str, offset: int) -> None:

@@ -70,7 +70,7 @@ FAULTS = {
 
 OTHERS = [
     *("append", "compact", "expire", "a late commit lands", "retention", "another topic"),
-    *("another spec", "an optional column", "a required column"),
+    *("another spec", "an optional column", "a required column", "an election", "a log that was cut"),
 ]
 
 
@@ -210,6 +210,8 @@ class Protocol(RuleBasedStateMachine):
             "a required column": lambda: world.add_column(required=True),
             "retention": lambda: self._retention(partition),
             "another topic": self._another_topic_of_the_name,
+            "an election": lambda: world.topic.elect(partition),
+            "a log that was cut": lambda: self._a_log_that_was_cut(partition, grows=table == MAIN),
         }
         acts[what]()
 
@@ -234,6 +236,29 @@ class Protocol(RuleBasedStateMachine):
             self._end_of(writer)
         assert self.world.catalog.metadata == before
         self.world.topic.topic_id = "topic-1"
+
+    def _a_log_that_was_cut(self, partition: int, *, grows: bool) -> None:
+        """Whoever read on from where it was cut is refused, whatever it grows to; then the records come back."""
+        topic, marker, tp = self.world.topic, self.world.marker(), (TOPIC, partition)
+        read = marker.offsets.get(tp, 0) if marker else 0
+        at = (topic.first.get(partition, 0) + read) // 2
+        if marker is None or at >= read or tp not in marker.leader_epochs:
+            return
+        records, end, leaders = dict(topic.records), topic.ends[partition], list(topic.leaders.get(partition, [(0, 0)]))
+        topic.cut(partition, at)
+        if grows:
+            topic.produce(partition, [True] * (end - at + 1))
+        with pytest.raises(OffsetGap):
+            Writer(self.world).begin()
+        for writer in [w for w in self.writers if w.planner and w.staged is None]:
+            assert writer.planner
+            if writer.planner.position.offsets.get(tp, 0) > at:
+                with pytest.raises(OffsetGap):
+                    writer.stage(5, leftover=True)
+                self._end_of(writer)
+        epoch = topic.leader_epoch(partition) + 1
+        topic.records, topic.ends[partition] = records, end
+        topic.leaders[partition] = [*leaders, (epoch, end)]
 
     @rule(plan=plans)
     def sweep_daily(self, plan: dict[str, list[str]]) -> None:

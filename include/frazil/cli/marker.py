@@ -61,9 +61,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
     spec = find_stream(streams_folder, stream)
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:
-        now = available_now(kafka)
         seen = standing(opened.tables)
         _check_started(seen, stream=stream, table=spec.table.identifier)
+        now = available_now(kafka, seen.marker)
         target = target_of(choice, seen=seen, now=now, kafka=kafka)
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
     _show(plan)
@@ -74,7 +74,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
             f"A writer of {stream} runs on this host: it is fenced, and ends. `frazil pause {stream}` is gentler."
         )
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = marker_change.reset(opened.tables, opened.store, target=target, source=now.source, seen=seen)
+    marker = marker_change.reset(opened.tables, opened.store, target=target, source=now.source, seen=seen, cut=now.cut)
     click.echo(
         f"Stream {stream} has epoch {marker.at.epoch}. `frazil resume {stream}`, or `frazil run`, goes on there."
     )

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import click
 
-from frazil.commit.marker import flat, of_same_topics
-from frazil.commit.reset import Available, Move, Standing, clamped
+from frazil.commit.marker import Marker, flat, of_same_topics, of_topics
+from frazil.commit.reset import Available, Move, Standing, before_cuts, clamped
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.ingest.contract import TopicPartition
 from frazil.stream.kafka import KafkaOffsets
+from frazil.stream.log_watch import find_cut
 
 Offsets = Mapping[TopicPartition, int]
 
@@ -67,10 +68,15 @@ class Wanted:
             raise click.UsageError("--offsets belongs to --to offsets, and that needs it")
 
 
-def available_now(kafka: KafkaOffsets) -> Available:
-    """What Kafka has of the stream's topics."""
+def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
+    """What Kafka has of the stream's topics, and where their logs were cut before the marker."""
     topics = kafka.describe()
-    return Available(topics.identity, kafka.earliest(topics.partitions), kafka.ends(topics.partitions))
+    first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
+    if marker is None:
+        return Available(topics.identity, first, end)
+    same = of_same_topics(of_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
+    cut = find_cut(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
+    return Available(topics.identity, first, end, cut)
 
 
 def target_of(wanted: Wanted, *, seen: Standing, now: Available, kafka: KafkaOffsets) -> dict[TopicPartition, int]:
@@ -88,7 +94,7 @@ def target_of(wanted: Wanted, *, seen: Standing, now: Available, kafka: KafkaOff
     if wanted.to == "table":
         if seen.unknown:
             raise RolledBack(seen.unknown)
-        return clamped(of_same_topics(seen.held, seen.source, now.source), now)
+        return clamped(before_cuts(of_same_topics(seen.held, seen.source, now.source), now), now)
     if wanted.to == "offsets" and wanted.offsets is not None:
         check_available(wanted.offsets, now)
         return {**_marker_target(seen, now, named=wanted.offsets), **wanted.offsets}
@@ -103,7 +109,7 @@ def _marker_target(seen: Standing, now: Available, *, named: Offsets | None = No
             "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
             "--to offsets with every partition"
         )
-    return clamped(of_same_topics(seen.marker.offsets, seen.marker.source, now.source), now)
+    return clamped(before_cuts(of_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now)
 
 
 def check_available(offsets: Offsets, now: Available) -> None:
@@ -131,6 +137,13 @@ def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> lis
         said.append(f"Topic {topic} is not the one that the marker knows: its offsets are counted from its beginning.")
     skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
     repeated = sum(m.repeated for m in plan)
+    for m in plan:
+        if m.rewritten:
+            said.append(
+                f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
+                f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
+                "beside those that Kafka lost."
+            )
     if skipped:
         also = f", {gone:,} of which Kafka has deleted already" if gone else ""
         said.append(f"It skips {skipped:,} offsets{also}: their records never reach the table.")

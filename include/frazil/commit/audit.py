@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
 from itertools import pairwise
@@ -31,6 +31,8 @@ class CommittedRange:
     topic_id: str
     selects: bool = False
     """A backfill's, which took some of the records by their event time: the others are not missing."""
+    leader_epoch: int | None = field(default=None, compare=False)
+    """Of the leader that had `end`; None where no broker said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class InKafka:
 
     first: int
     offsets: BitMap64
+    cut: int | None = None
+    """Where its log was cut below what was committed: from there on it has, or will have, other records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,10 @@ class Evidence:
     """False where `ranges` are those of a window, and rows and dead letters only what lies in them."""
     elsewhere: tuple[CommittedRange, ...] = ()
     """What was committed outside of the window, where that was looked up: it may explain what looks wrong."""
+    rewritten: tuple[tuple[int, int], ...] = ()
+    """Offsets `[start, end)` that Kafka gave to a second record, known and accepted: they may be there twice."""
+    given_up: tuple[tuple[int, int], ...] = ()
+    """Committed offsets `[start, end)` whose absence somebody accepted after a rollback."""
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
@@ -80,6 +88,8 @@ class Kind(StrEnum):
     ROLLED_BACK = "rolled back"
     RECORD_GONE = "record gone"
     """A snapshot names a commit record that is missing or unreadable."""
+    LOG_CUT = "log cut"
+    """Kafka lost records that were committed, and gives their offsets to others, which no table has."""
     UNCHECKED = "unchecked"
     SKIPPED = "skipped"
 
@@ -104,6 +114,7 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
         *_duplicates(evidence),
         *_both(evidence),
         *_missing(evidence),
+        *_log_cut(evidence),
         *_unclaimed(evidence),
         *_miscounted(evidence),
         *_limits(evidence),
@@ -116,12 +127,13 @@ def missing(evidence: Evidence) -> BitMap64:
     if evidence.kafka is None:
         return BitMap64()
     claimed = _claimed(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
-    return (evidence.kafka.offsets & claimed) - evidence.rows.seen - evidence.dead_letters.seen
+    there = evidence.rows.seen | evidence.dead_letters.seen | _whole(evidence.given_up)
+    return (evidence.kafka.offsets & claimed) - there
 
 
 def duplicates(evidence: Evidence) -> int:
     """Rows more than there should be: an offset may be there once for each topic that bore the name."""
-    allowed_twice = BitMap64()
+    allowed_twice = _whole(evidence.rewritten)
     covered = BitMap64()
     for ranges in evidence.generations.values():
         claimed = _claimed(ranges)
@@ -135,7 +147,7 @@ def duplicates(evidence: Evidence) -> int:
 def _duplicates(e: Evidence) -> Iterable[Finding]:
     for table, tally, count in (
         ("table", e.rows, duplicates(e)),
-        ("dead-letter table", e.dead_letters, e.dead_letters.copies),
+        ("dead-letter table", e.dead_letters, _copies(e.dead_letters, e)),
     ):
         yield _finding(
             e, Kind.DUPLICATES, count,
@@ -146,7 +158,7 @@ def _duplicates(e: Evidence) -> Iterable[Finding]:
 def _both(e: Evidence) -> Iterable[Finding]:
     if len(e.generations) > 1:
         return
-    both = e.rows.seen & e.dead_letters.seen
+    both = (e.rows.seen & e.dead_letters.seen) - _whole(e.rewritten)
     sentence = f"{len(both):,} offsets are rows and dead letters at once: {_named(both)}"
     yield _finding(e, Kind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
@@ -155,6 +167,18 @@ def _missing(e: Evidence) -> Iterable[Finding]:
     lost = missing(e)
     sentence = f"{len(lost):,} records that Kafka has, and that were committed, are in no table: {_named(lost)}"
     yield _finding(e, Kind.MISSING, len(lost), sentence)
+
+
+def _log_cut(e: Evidence) -> Iterable[Finding]:
+    if e.kafka is None or e.kafka.cut is None:
+        return
+    cut = e.kafka.cut
+    others = len(e.kafka.offsets & between(cut, e.marker) - _whole(e.rewritten))
+    yield _finding(
+        e, Kind.LOG_CUT, max(others, 1),
+        f"Kafka's log was cut at offset {cut:,}, below what was committed: {others:,} records that it has since "
+        "are in no table, and the table's have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
+    )  # fmt: skip
 
 
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
@@ -202,7 +226,9 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         )  # fmt: skip
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
+        there = e.rows.seen | e.dead_letters.seen
         holes = [(a[1], b[0] - 1) for a, b in pairwise(joined(current))]
+        holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & between(a, b))])
         skipped = sum(last - first + 1 for first, last in holes)
         yield _finding(
             e,
@@ -210,12 +236,26 @@ def _limits(e: Evidence) -> Iterable[Finding]:
             skipped,
             f"{skipped:,} offsets were skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
         )
+    again = _whole(e.rewritten)
+    yield _finding(
+        e, Kind.UNCHECKED, len(again),
+        f"{len(again):,} offsets were given to a second record after Kafka's log was cut, and may be there twice: "
+        f"{_named(again)}",
+    )  # fmt: skip
     if e.kafka is not None:
         gone = len(_claimed(current) & between(0, e.kafka.first))
         yield _finding(
             e, Kind.UNCHECKED, gone,
             f"{gone:,} offsets before {e.kafka.first:,} are no longer in Kafka: checked against the records alone",
         )  # fmt: skip
+
+
+def _whole(spans: Iterable[tuple[int, int]]) -> BitMap64:
+    return reduce(lambda whole, span: whole | between(*span), spans, BitMap64())
+
+
+def _copies(tally: OffsetTally, e: Evidence) -> int:
+    return len(tally.repeated - _whole(e.rewritten)) if e.rewritten else tally.copies
 
 
 def _finding(e: Evidence, kind: Kind, count: int, sentence: str) -> Finding:
@@ -254,8 +294,8 @@ def _read_once(e: Evidence) -> list[CommittedRange]:
         if r.start >= reach and (follower is None or follower.start >= r.end):
             alone.append(r)
         reach = max(reach, r.end)
-    audited = set(e.ranges)
-    return [r for r in alone if r in audited]
+    audited, other = set(e.ranges), _whole((*e.rewritten, *e.given_up))
+    return [r for r in alone if r in audited and not other.range_cardinality(r.start, r.end)]
 
 
 def _named(offsets: BitMap64) -> str:

@@ -118,5 +118,8 @@ def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) 
         landed, rejected = landed + record.records, rejected + record.rejected
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
-            ranges[p.topic_partition].append(CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects))
+            epoch = record.leader_epochs.get(p.topic_partition)
+            ranges[p.topic_partition].append(
+                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, leader_epoch=epoch)
+            )
     return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches)

@@ -231,7 +231,9 @@ class Committer:
             if not ahead:
                 return Done(marker)
             at = BatchKey(self.epoch, marker.at.batch + 1)
-            return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead})
+            # What lies between may be of later leaders than the one that had the marker's offset.
+            epochs = {tp: epoch for tp, epoch in marker.leader_epochs.items() if tp not in ahead}
+            return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
 
         summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:TEXT_MOST]}
         return append(self._tables, self._tables.main, decide, files=(), summary=summary)
@@ -312,6 +314,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
         source=joined(marker.source, journal.source),
         max_event_times_us=newest,
         idle=journal.idle,
+        leader_epochs={**marker.leader_epochs, **journal.leader_epochs},
         watermark_us=watermark_us(
             newest, partitions=offsets.keys(), idle=journal.idle, previous_us=marker.watermark_us
         ),

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.history import ancestors
 from frazil.commit.late_rows import late_since
-from frazil.commit.marker import Marker, read_markers
+from frazil.commit.marker import Marker, of_topics, read_markers
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry, head_of
 from frazil.commit.signal import Signal, State
@@ -117,7 +117,9 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    holder = holding_back(marker.max_event_times_us, partitions=marker.offsets, idle=marker.idle)
+    holder = holding_back(
+        marker.max_event_times_us, partitions=of_topics(marker.offsets, spec.source.topics), idle=marker.idle
+    )
     return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 
 

@@ -36,6 +36,8 @@ def gather(  # noqa: PLR0913 - what is known, and of what
             dead_letters=dead_letters.get(tp) or OffsetTally(),
             kafka=kafka.get(tp),
             whole=whole,
+            rewritten=marker.rewritten.get(tp, ()),
+            given_up=marker.given_up.get(tp, ()),
         )
         for tp in sorted(known)
     )

@@ -41,6 +41,8 @@ class Journal:
     """Where the whole stream stands once this batch is committed."""
     late: Mapping[int, int] = field(default_factory=dict)
     """Rows of windows that had ended by the watermark, by the window's start in microseconds since the epoch."""
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Of the leaders that had `offsets_after`, where a broker said so."""
 
     @property
     def records(self) -> int:
@@ -80,6 +82,7 @@ class Journal:
                 "idle": nested(dict.fromkeys(self.idle, 1)),
                 "offsets-after": nested(self.offsets_after),
                 "late": dict(sorted(self.late.items())),
+                "leader-epochs": nested(self.leader_epochs),
             },
             separators=(",", ":"),
         ).encode()
@@ -110,6 +113,7 @@ class Journal:
             offsets_after=flat(raw["offsets-after"]),
             # Journals of a writer before the one that counts late rows have none.
             late={int(start): rows for start, rows in raw.get("late", {}).items()},
+            leader_epochs=flat(raw.get("leader-epochs", {})),
         )
 
 

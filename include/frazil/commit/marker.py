@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -20,6 +20,10 @@ FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 EPOCHS_REMEMBERED = 256
 """Epochs whose last batch the marker keeps: about 3 KB at most, and more restarts than a dead batch survives."""
+
+
+Span = tuple[int, int]
+"""Offsets `[start, end)`."""
 
 
 class BatchKey(NamedTuple):
@@ -68,6 +72,13 @@ class Marker:
     """The last batch that each of the newest epochs committed, 0 for none."""
     open_snapshot_id: int | None = None
     """The head of the stream's open branch; None where it has none (`commit.align: none`)."""
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Of the leaders that had the offsets, by which a log is known that was cut and has grown again; none of a marker
+    that was written before they were kept."""
+    rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
+    """Offsets that Kafka gave to a second record, after it lost the one that was read."""
+    given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
+    """Offsets that were committed, and whose absence somebody accepted after a rollback."""
 
     @property
     def property_name(self) -> str:
@@ -120,6 +131,9 @@ class Marker:
                 "sequence-number": self.sequence_number,
                 "batches": dict(sorted(self.batches.items())),
                 **({} if self.open_snapshot_id is None else {"open-snapshot-id": self.open_snapshot_id}),
+                **({"leader-epochs": nested(self.leader_epochs)} if self.leader_epochs else {}),
+                **({"rewritten": _nested_spans(self.rewritten)} if self.rewritten else {}),
+                **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
             },
             separators=(",", ":"),
         )
@@ -147,6 +161,9 @@ class Marker:
                 sequence_number=raw["sequence-number"],
                 batches={int(epoch): batch for epoch, batch in raw["batches"].items()},
                 open_snapshot_id=raw.get("open-snapshot-id"),
+                leader_epochs=flat(raw.get("leader-epochs", {})),
+                rewritten=_spans(raw.get("rewritten", {})),
+                given_up=_spans(raw.get("given-up", {})),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(
@@ -185,6 +202,26 @@ def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
         for topic, partitions in values.items()
         for partition, value in partitions.items()
     }
+
+
+def _nested_spans(values: Mapping[TopicPartition, tuple[Span, ...]]) -> dict[str, dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {}
+    for (topic, partition), spans in sorted(values.items()):
+        out.setdefault(topic, {})[str(partition)] = spans
+    return out
+
+
+def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tuple[Span, ...]]:
+    return {
+        (topic, int(partition)): tuple((start, end) for start, end in spans)
+        for topic, partitions in values.items()
+        for partition, spans in partitions.items()
+    }
+
+
+def of_topics(values: Mapping[TopicPartition, int], topics: Collection[str]) -> dict[TopicPartition, int]:
+    """Those of the topic-partitions of these topics."""
+    return {tp: value for tp, value in values.items() if tp[0] in topics}
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:

@@ -29,6 +29,7 @@ from frazil.commit.marker import (
 from frazil.commit.open_branch import BranchChange, released
 from frazil.commit.open_branch_reset import after_reset
 from frazil.commit.reset import (
+    NO_OFFSETS,
     Offsets,
     Standing,
     floor_after,
@@ -45,16 +46,22 @@ from frazil.table.tables import may_delete_files
 log = logging.getLogger(__name__)
 
 
-def reset(
-    tables: StreamTables, store: ObjectStore, *, target: Offsets, source: SourceIdentity, seen: Standing
+def reset(  # noqa: PLR0913 - what is moved, where to, and what was seen
+    tables: StreamTables,
+    store: ObjectStore,
+    *,
+    target: Offsets,
+    source: SourceIdentity,
+    seen: Standing,
+    cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to `target` with the next epoch, in both tables.
+    """Move the stream to `target` with the next epoch, in both tables. `cut` is where Kafka's logs were, before it.
 
     A journal that waits is settled by the next start: committed where it begins at `target`, else discarded.
     Raises `WriterBusy` where the marker is not the one that was seen any more.
     """
     epoch = 1 + _highest_epoch_ever(tables, store)
-    marker = moved(seen, stream=tables.stream, epoch=epoch, target=target, source=source)
+    marker = moved(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
 
     def move(table: Table) -> Marker:
         if table.metadata.properties.get(property_name(tables.stream)) != seen.marker_text:
@@ -73,7 +80,7 @@ def reset(
 
     change_marker(tables, tables.main, move, operation="reset", part=open_windows)
     _delete_dropped(tables, store, dropped)
-    _reset_dead_letters(tables, epoch=epoch, target=target, source=source)
+    _reset_dead_letters(tables, epoch=epoch, target=target, source=source, cut=cut)
     return marker
 
 
@@ -85,8 +92,13 @@ def _delete_dropped(tables: StreamTables, store: ObjectStore, files: list[str]) 
         store.delete([path for path in files if bare_path(path) not in needed])
 
 
-def _reset_dead_letters(tables: StreamTables, *, epoch: int, target: Offsets, source: SourceIdentity) -> None:
-    """The dead-letter table gets the epoch, and a floor above which every re-read dead letter is written again."""
+def _reset_dead_letters(
+    tables: StreamTables, *, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets
+) -> None:
+    """The dead-letter table gets the epoch, and a floor above which every re-read dead letter is written again.
+
+    Where a log was cut, the letters that the table has from there on are of other records.
+    """
 
     @cache
     def committed() -> dict[TopicPartition, list[tuple[int, int]]]:
@@ -94,7 +106,7 @@ def _reset_dead_letters(tables: StreamTables, *, epoch: int, target: Offsets, so
 
     def move(table: Table) -> Marker:
         before, floor = _dead_letters_held(tables, table, source)
-        floor = floor_after(floor, target, lambda tp: committed().get(tp, []))
+        floor = floor_after(floor, target, lambda tp: [] if tp in cut else committed().get(tp, []))
         if before is None:
             return first_marker(tables.stream, epoch=epoch, offsets=floor, source=source)
         return dataclasses.replace(before.owned_by(epoch), offsets=floor, source=joined(before.source, source))

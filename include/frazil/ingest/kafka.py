@@ -55,6 +55,8 @@ DENIED = frozenset(
     }
 )
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
+_NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
+"""An offset that retention deleted, or that a log lost while it was read."""
 _timestamp_ms = itemgetter(1)
 
 
@@ -213,7 +215,7 @@ class RangeReader:
             self._positions[index] = max(self._positions[index], min(event.offset(), self._ends[index]))
             if event.offset() >= self._ends[index]:
                 self._finish(index)
-        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        elif error.code() in _NOT_THERE:
             raise self._gap(self._ranges[index], int(self._positions[index]))
         else:
             self._on_error(error, where=f"{event.topic()}[{event.partition()}]")

@@ -6,7 +6,7 @@ import logging
 
 from confluent_kafka import KafkaException
 
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, of_topics
 from frazil.errors import FrazilError
 from frazil.spec.model import StreamSpec
 from frazil.stream.opened import open_kafka
@@ -30,7 +30,7 @@ def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
     """Offsets between the marker and Kafka's end, in one request; None where Kafka does not answer within 10 s."""
     try:
         with open_kafka(spec) as kafka:
-            ends = kafka.ends(marker.offsets)
+            ends = kafka.ends(of_topics(marker.offsets, spec.source.topics))
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return None

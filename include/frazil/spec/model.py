@@ -46,7 +46,8 @@ class Source(Model):
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
         description="When retention deleted records before they were read: `fail` ends the writer, which names the "
-        "lost offsets; `skip` goes on at the first that are left, and names the lost in the snapshot's summary.",
+        "lost offsets; `skip` goes on at the first that are left, and names the lost in the snapshot's summary. The "
+        "same where a log was cut below what was read: `skip` goes on where it was cut.",
     )
     properties: Properties = Field(
         default_factory=dict,

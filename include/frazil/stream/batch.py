@@ -152,6 +152,7 @@ class BatchRunner:
             dead_letter_floor=context.dead_letter_floor,
             idle=position.idle,
             offsets_after=position.offsets,
+            leader_epochs=position.leader_epochs,
             late=_summed(result.late for result in results),
         )
 

@@ -16,6 +16,7 @@ from frazil.commit.marker import SourceIdentity
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, TopicMissing
 from frazil.ingest.contract import TopicPartition
 from frazil.ingest.kafka import DENIED, client_errors
+from frazil.stream.truncation import LogEnd, diverged
 
 TIMEOUT_S = 10.0
 
@@ -33,6 +34,7 @@ class KafkaOffsets:
 
     def __init__(self, properties: Mapping[str, str], topics: Collection[str], *, timeout_s: float = TIMEOUT_S) -> None:
         self._servers = properties.get("bootstrap.servers", "")
+        self._properties = dict(properties)
         self._topics = list(topics)
         self._timeout_s = timeout_s
         with client_errors():
@@ -68,6 +70,29 @@ class KafkaOffsets:
         """The last stable offset: what a `read_committed` reader may read up to."""
         return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
+    def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+        """Both ends of each log and their leader's epoch, from two requests at once."""
+        tps = list(partitions)
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = [self._asked(tps, latest), self._asked(tps, latest, IsolationLevel.READ_UNCOMMITTED)]
+        stable, high = map(self._answers, asked)
+        return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
+
+    def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+        """Where logs were cut that no longer lead to a position: an offset, and the epoch of the leader that had it.
+
+        Found by halving what is left of the log: Kafka says yes or no to one offset at a time.
+        """
+        first = self.earliest(positions)
+        positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
+        gone = diverged(self._properties, positions)
+        spans = {tp: (first[tp], positions[tp][0]) for tp in gone}
+        while open_spans := {tp: (a + b) // 2 for tp, (a, b) in spans.items() if b - a > 1}:
+            beyond = diverged(self._properties, {tp: (at, positions[tp][1]) for tp, at in open_spans.items()})
+            for tp, at in open_spans.items():
+                spans[tp] = (spans[tp][0], at) if tp in beyond else (at, spans[tp][1])
+        return {tp: at for tp, (at, _) in spans.items()}
+
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset at or after a broker timestamp; the end where there is none."""
         tps = list(partitions)
@@ -84,14 +109,28 @@ class KafkaOffsets:
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
     def _list(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
+        return {tp: answer.offset for tp, answer in self._answers(self._asked(partitions, which)).items()}
+
+    def _asked(
+        self,
+        partitions: Iterable[TopicPartition],
+        which: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[Any, Any]:
         request = {KafkaTopicPartition(*tp): which for tp in partitions}
         if not request:
             return {}
         try:
             answers: dict[Any, Any] = self._admin.list_offsets(
-                request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
+                request, isolation_level=isolation, request_timeout=self._timeout_s
             )
-            return {(tp.topic, tp.partition): answer.result(self._timeout_s).offset for tp, answer in answers.items()}
+        except KafkaException as error:
+            raise self._translated(error, "listing offsets of") from error
+        return answers
+
+    def _answers(self, asked: Mapping[Any, Any]) -> dict[TopicPartition, Any]:
+        try:
+            return {(tp.topic, tp.partition): answer.result(self._timeout_s) for tp, answer in asked.items()}
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error, "listing offsets of") from error
 

@@ -10,18 +10,20 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from frazil.commit.marker import SourceIdentity, flat, nested
+from frazil.commit.marker import Marker, SourceIdentity, flat, nested, of_topics
 from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap
 from frazil.ingest.contract import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.stream.kafka import KafkaOffsets
+from frazil.stream.log_watch import LogWatch
 from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, task_count
+from frazil.stream.truncation import check_not_cut
 from frazil.supervise.records import replace_json
 
 log = logging.getLogger(__name__)
@@ -38,14 +40,24 @@ class Position:
 
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Of the leaders that had those offsets, where a broker said so."""
 
     def to_json(self) -> dict[str, Any]:
         """Sorted, because Spark compares offsets as text."""
-        return {"offsets": nested(self.offsets), "idle": nested(dict.fromkeys(self.idle, 1))}
+        return {
+            "offsets": nested(self.offsets),
+            "idle": nested(dict.fromkeys(self.idle, 1)),
+            "leader-epochs": nested(self.leader_epochs),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Position:
-        return cls(flat(value["offsets"]), frozenset(flat(value["idle"])))
+        return cls(flat(value["offsets"]), frozenset(flat(value["idle"])), flat(value["leader-epochs"]))
+
+    @classmethod
+    def of(cls, marker: Marker) -> Position:
+        return cls(marker.offsets, marker.idle, marker.leader_epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,11 @@ class PlannerSettings:
 
 @dataclass(slots=True)
 class Planner:
-    """Decides positions. `clock` is monotonic seconds; `clock_ms`, the wall's, only dates what it reports."""
+    """Decides positions. `clock` is monotonic seconds; `clock_ms`, the wall's, only dates what it reports.
+
+    The position has every topic-partition that the marker knows. Those of topics that are not declared any more stay
+    where they are, are not asked for, and hold nothing back; declared again, they are read from there.
+    """
 
     settings: PlannerSettings
     kafka: KafkaOffsets
@@ -83,15 +99,21 @@ class Planner:
     position: Position
     clock: Callable[[], float] = time.monotonic
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
     """When a partition's oldest unread record was first seen; None for what waited at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
+    """When something last lay beyond the position, in an open transaction or readable."""
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """Where partitions that appeared while the writer ran begin."""
+
+    @property
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """What may be read up to."""
+        return self.watch.stable
 
     def next_position(self) -> Position:
         """Where the next batch should end: the position as it is when no batch is due."""
@@ -123,20 +145,25 @@ class Planner:
             self._describe()
             self.described_at = now
         first_poll, last_look = not self.ends, self.answered_at
-        for tp, end in self.kafka.ends(self.position.offsets).items():
-            # A broker that lags behind its peers may answer an older end.
-            self.ends[tp] = max(end, self.ends.get(tp, 0))
-        for tp, start in self.position.offsets.items():
-            if self.ends[tp] > start:
+        read = self._read()
+        cut = self.watch.look(self.kafka, read, self.position.leader_epochs)
+        check_not_cut(read, cut, stream=self.settings.stream)
+        for tp, start in read.items():
+            if self.ends.get(tp, start) > start:
                 # Spark asks for nothing while a batch runs: what is new may have come right after the last look.
                 self.first_seen.setdefault(tp, None if first_poll else last_look)
-                self.last_unread[tp] = now
             else:
                 self.first_seen.pop(tp, None)
-                self.last_unread.setdefault(tp, now)
+            if not self.watch.is_silent(tp, start):
+                self.last_unread[tp] = now
+            self.last_unread.setdefault(tp, now)
         self.answered_at = now
         report = PlannerReport(self.ends, began=self.began, written_at_ms=self.clock_ms())
         write_report(self.settings.run_folder, report)
+
+    def _read(self) -> dict[TopicPartition, int]:
+        """Where the topic-partitions of the declared topics stand."""
+        return of_topics(self.position.offsets, self.settings.topics)
 
     def _describe(self) -> None:
         """New partitions begin at their beginning; a topic made again, or a lost range, ends the writer."""
@@ -148,7 +175,7 @@ class Planner:
         if new:
             log.info("new partitions: %s", sorted(new))
             self.began.update(new)
-            self.position = Position({**self.position.offsets, **new}, self.position.idle)
+            self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _tolerate(self, error: KafkaUnavailable, now: float) -> None:
         silent_s = now - self.answered_at if self.answered_at is not None else 0.0
@@ -176,11 +203,19 @@ class Planner:
                 # What a bounded batch leaves behind has waited already.
                 if end[tp] >= self.ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
-            self.position = Position(end, idle)
+            self.position = Position(end, idle, {**self.position.leader_epochs, **self._epochs_of(end)})
         elif len(idle) == len(offsets) and idle != self.position.idle:
             log.info("all partitions are idle: a tick moves the watermark")
-            self.position = Position(offsets, idle)
+            self.position = replace(self.position, idle=idle)
         return self.position
+
+    def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The leaders that had the offsets that are new. Those of the others stay: the log may be cut between looks."""
+        return {
+            tp: epoch
+            for tp, epoch in self.watch.leader_epochs.items()
+            if tp not in self.position.leader_epochs or end[tp] > self.position.offsets[tp]
+        }
 
     def _oldest_age_s(self, now: float) -> float | None:
         seen = list(self.first_seen.values())
@@ -188,10 +223,14 @@ class Planner:
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle(self, now: float) -> frozenset[TopicPartition]:
-        """Partitions with nothing unread for the idle timeout; those the marker calls idle stay so while silent."""
-        timeout_s = self.settings.idle_timeout_s
-        silent = {tp for tp, start in self.position.offsets.items() if self.ends.get(tp, start) <= start}
-        return frozenset(
+        """Partitions with nothing unread for the idle timeout; those the marker calls idle stay so while silent.
+
+        What waits in an open transaction is unread as well: once committed, it may be older than all that is read.
+        """
+        timeout_s, read = self.settings.idle_timeout_s, self._read()
+        silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}
+        retired = self.position.offsets.keys() - read
+        return frozenset(retired).union(
             tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
         )
 

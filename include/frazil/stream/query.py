@@ -79,7 +79,7 @@ class RangeQuery:
             .option("spec", r.spec.model_dump_json(by_alias=True))
             .option("settings", self._settings(interval_s).to_json())
             .option("source", json.dumps(asdict(r.marker.source)))
-            .option("position", json.dumps(Position(r.marker.offsets, r.marker.idle).to_json()))
+            .option("position", json.dumps(Position.of(r.marker).to_json()))
             .load()
         )
         query = (

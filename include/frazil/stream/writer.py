@@ -18,7 +18,9 @@ from pyspark.sql import SparkSession
 
 from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, of_topics
+from frazil.commit.marker_change import reset
+from frazil.commit.reset import standing
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.swap import TableHandle
 from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
@@ -30,11 +32,13 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.stream.batch import BatchRunner, Landed
 from frazil.stream.kafka import KafkaOffsets, Topics
+from frazil.stream.log_watch import find_cut
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.query import RangeQuery
 from frazil.stream.reporter import Reporter
 from frazil.stream.session import start_session, warm_up, with_source
+from frazil.stream.truncation import check_not_cut
 from frazil.supervise.heartbeat import Phase
 from frazil.supervise.stall_history import Limits
 from frazil.table.catalogs import load_catalog
@@ -230,11 +234,22 @@ class Epoch:
         )
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """The marker past what retention deleted, where the stream is declared to go on; raises `OffsetGap` else."""
+        """The marker past what retention deleted, where the stream is declared to go on; raises `OffsetGap` else.
+
+        Where a log was cut, and the stream is declared to go on, it is reset to there first: that ends this epoch.
+        """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
+        read = of_topics(marker.offsets, self.parts.spec.source.topics)
+        cut = find_cut(self.parts.kafka, read, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)
+            check_not_cut(read, cut, stream=stream)
             return marker
+        if cut:
+            tables, seen = self.parts.tables, standing(self.parts.tables)
+            target = {**read, **cut}
+            reset(tables, self.parts.store, target=target, source=topics.identity, seen=seen, cut=cut)
+            check_not_cut(read, cut, stream=stream)
         lost = lost_ranges(marker.offsets, available)
         if not lost:
             return marker

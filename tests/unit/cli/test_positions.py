@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ def test_positions_that_rest_on_something_unknown_are_refused():
         target("table", unread)
     assert target("offsets", unread, offsets={("t", 0): 20, ("t", 1): 2}) == {("t", 0): 20, ("t", 1): 2}
     assert "is unknown" in said("latest", unread)
+
+
+def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
+    cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
+    assert target_of(Wanted("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
+    plan = moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
+    text = " ".join(consequences(plan, seen=SEEN, now=cut))
+    assert "Kafka's log of t-1 was cut at offset 25" in text
+    assert "other records than the 15 offsets that the table holds" in text
+    assert "again" not in text
 
 
 def test_partitions_that_are_not_named_stay_at_the_marker():

@@ -180,3 +180,34 @@ def test_without_coordinates_counts_are_compared_only_where_nobody_else_writes()
     assert wrong(compare_counts(rows=10, claimed=10, other_streams=0, stream="s")) == []
     assert wrong(compare_counts(rows=12, claimed=10, other_streams=0, stream="s")) == [(Kind.MISCOUNTED, 2)]
     assert wrong(compare_counts(rows=12, claimed=10, other_streams=1, stream="s")) == []
+
+
+@given(worlds(), st.data())
+def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: World, data: st.DataObject):
+    cut = data.draw(st.integers(0, world.bounds[-1] - 1))
+    evidence = world.evidence()
+    harmed = replace(evidence, kafka=InKafka(0, evidence.kafka.offsets, cut))
+    others = sum(o >= cut for o in world.kafka)
+    assert wrong(compare(harmed)) == [(Kind.LOG_CUT, max(others, 1))]
+
+
+@given(worlds(), st.data())
+def test_offsets_that_kafka_gave_twice_may_be_there_twice_and_are_said(world: World, data: st.DataObject):
+    cut, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
+    landed = sorted(world.kafka - world.rejected)
+    evidence = world.evidence(rows=landed + [o for o in landed if o >= cut])
+    again = CommittedRange(cut, end, sum(o >= cut for o in landed), sum(o >= cut for o in world.rejected), TOPIC_ID)
+    found = compare(replace(evidence, ranges=(*evidence.ranges, again), rewritten=((cut, end),)))
+    assert wrong(found) == []
+    assert [(f.kind, f.count) for f in found] == [(Kind.UNCHECKED, end - cut)]
+
+
+@given(worlds(), st.data())
+def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka(world: World, data: st.DataObject):
+    """Commit records go on claiming what the rollback took from the table."""
+    held, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
+    rows = [o for o in sorted(world.kafka - world.rejected) if o < held]
+    letters = [o for o in sorted(world.rejected) if o < held]
+    evidence = replace(world.evidence(rows=rows, letters=letters), given_up=((held, end),))
+    for kafka in (evidence.kafka, None):
+        assert [(f.kind, f.count) for f in compare(replace(evidence, kafka=kafka))] == [(Kind.SKIPPED, end - held)]

@@ -25,6 +25,9 @@ texts = st.text(max_size=20)
 by_field = st.dictionaries(st.integers(1, 99), st.integers(0, 10**9), max_size=4)
 bounds = st.dictionaries(st.integers(1, 99), texts, max_size=4)
 
+offset_spans = st.dictionaries(
+    topic_partitions, st.lists(st.tuples(offsets, offsets), min_size=1, max_size=2).map(tuple), max_size=2
+)
 markers = st.builds(
     Marker,
     stream=names,
@@ -38,6 +41,9 @@ markers = st.builds(
     snapshot_id=offsets,
     sequence_number=offsets,
     batches=st.dictionaries(st.integers(1, 10**6), st.integers(0, 10**6)),
+    leader_epochs=st.dictionaries(topic_partitions, st.integers(0, 9), max_size=3),
+    rewritten=offset_spans,
+    given_up=offset_spans,
 )
 files = st.builds(
     StagedFile,
@@ -79,6 +85,7 @@ journals = st.builds(
     dead_letter_floor=st.dictionaries(topic_partitions, offsets, max_size=3),
     idle=st.frozensets(topic_partitions, max_size=3),
     offsets_after=st.dictionaries(topic_partitions, offsets, max_size=3),
+    leader_epochs=st.dictionaries(topic_partitions, st.integers(0, 9), max_size=3),
 )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity, of_same_topics
+from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity, first_marker, of_same_topics
 from frazil.commit.reset import Available, Standing, clamped, contiguous_end, floor_after, moved, moves
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -90,3 +92,27 @@ def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
     after = moved(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
     assert after.fate(BatchKey(8, 1)) is Fate.UNKNOWN
     assert after.offsets == {("t", 0): 2}
+
+
+def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records():
+    source = SourceIdentity("cluster", {"t": "id-1"})
+    before = dataclasses.replace(
+        first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source),
+        leader_epochs={("t", 0): 2, ("t", 1): 2},
+    )
+    seen = Standing(before, "text", before.offsets, source, rolled_back=False)
+    target = {("t", 0): 90, ("t", 1): 45}
+    after = moved(seen, stream="s", epoch=4, target=target, source=source, cut={("t", 0): 90})
+    assert after.rewritten == {("t", 0): ((90, 100),)}
+    # Beyond the offset that a leader had, later ones may have written.
+    assert after.leader_epochs == {("t", 0): 2}
+    assert after.given_up == {}
+
+
+def test_a_reset_after_a_rollback_remembers_what_was_given_up():
+    source = SourceIdentity("cluster", {"t": "id-1"})
+    before = first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source)
+    seen = Standing(before, "text", {("t", 0): 70, ("t", 1): 40}, source, rolled_back=True)
+    accepted = moved(seen, stream="s", epoch=4, target=before.offsets, source=source)
+    assert accepted.given_up == {("t", 0): ((70, 100),)}
+    assert moved(seen, stream="s", epoch=4, target=seen.held, source=source).given_up == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.stream.kafka import Topics
 from frazil.stream.plan import Policy, Rates
 from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, Position, read_report, write_rates
+from frazil.stream.truncation import LOOKS, LogEnd
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
+OLD = ("old", 0)
 
 
 class StandInKafka:
@@ -20,21 +23,32 @@ class StandInKafka:
 
     def __init__(self) -> None:
         self.end = {TP0: 0, TP1: 0}
+        self.high: dict[tuple[str, int], int] = {}
+        """Where it is not the end: the records of an open transaction lie between."""
+        self.leader_epoch: int | None = None
+        self.log_cut: dict[tuple[str, int], int] = {}
+        """Where logs were cut that have grown again."""
+        self.asked: set[tuple[str, int]] = set()
         self.begin = {TP0: 0, TP1: 0}
         self.identity = SourceIdentity("c1", {"t": "id-1"})
         self.down = False
 
     def describe(self) -> Topics:
         self._answer()
-        return Topics(self.identity, tuple(self.end))
+        return Topics(self.identity, tuple(tp for tp in self.end if tp[0] in self.identity.topic_ids))
 
     def earliest(self, partitions):
         self._answer()
         return {tp: self.begin[tp] for tp in partitions}
 
-    def ends(self, partitions):
+    def log_ends(self, partitions):
         self._answer()
-        return {tp: self.end[tp] for tp in partitions}
+        self.asked |= set(partitions)
+        return {tp: LogEnd(self.end[tp], self.high.get(tp, self.end[tp]), self.leader_epoch) for tp in partitions}
+
+    def cut(self, positions):
+        self._answer()
+        return {tp: at for tp, at in self.log_cut.items() if tp in positions and positions[tp][0] > at}
 
     def _answer(self) -> None:
         if self.down:
@@ -209,10 +223,100 @@ def test_a_silent_kafka_is_borne_for_a_while(world: World):
 
 
 def test_an_end_that_a_lagging_broker_answers_does_not_go_back(world: World):
-    world.kafka.end = {TP0: 5, TP1: 5}
+    world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 2
     world.after(1)
-    world.kafka.end = {TP0: 3, TP1: 5}
+    world.kafka.end, world.kafka.leader_epoch = {TP0: 3, TP1: 5}, 1  # it does not know that it was replaced
     assert world.after(70).offsets == {TP0: 5, TP1: 5}
+
+
+def test_records_of_an_open_transaction_keep_their_partition_from_being_idle(world: World):
+    world.after(1)
+    for second in range(600):
+        world.kafka.end = {TP0: second * 10, TP1: 0}
+        world.kafka.high = {TP1: second + 1}
+        assert TP1 not in world.after(1).idle
+    world.kafka.end[TP1] = 600
+    assert world.after(70).offsets[TP1] == 600
+
+
+def test_a_partition_that_the_marker_calls_idle_is_so_no_more_once_a_transaction_writes_to_it(world: World):
+    world.planner.position = Position({TP0: 0, TP1: 0}, frozenset({TP0, TP1}))
+    world.kafka.high = {TP1: 3}
+    world.after(1)
+    world.kafka.end[TP0] = 5
+    assert world.after(70).idle == frozenset()
+
+
+def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_is_asked(world: World):
+    world.planner.position = Position({TP0: 1000, TP1: 0}, leader_epochs={TP0: 4})
+    world.kafka.end[TP0], world.kafka.leader_epoch, world.kafka.log_cut = 900, 5, {TP0: 900}
+    with pytest.raises(OffsetGap, match=r"t-0 offsets 900 to 999.*truncated.*frazil reset s --to marker"):
+        world.after(1)
+
+
+def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_looks_where_no_epoch_is_known(world: World):
+    world.planner.position = Position({TP0: 1000, TP1: 0})
+    world.kafka.end[TP0] = 900
+    world.after(LOOKS - 1)
+    with pytest.raises(OffsetGap, match="t-0 offsets 900 to 999"):
+        world.after(1)
+
+
+def test_a_log_that_was_cut_and_has_grown_past_the_position_is_a_gap(world: World, tmp_path: Path):
+    world.kafka.leader_epoch = 4
+    world.kafka.end[TP0] = 1000
+    assert world.after(1).leader_epochs == {TP0: 4, TP1: 4}
+    world.kafka.end[TP0], world.kafka.leader_epoch, world.kafka.log_cut = 1050, 5, {TP0: 900}
+    with pytest.raises(OffsetGap, match="t-0 offsets 900 to 999"):
+        world.after(1)
+    report = read_report(tmp_path)
+    assert report is not None
+    assert report.error_type == "OffsetGap"
+
+
+def test_an_answer_of_a_broker_that_was_replaced_is_no_gap(world: World):
+    world.planner.position = Position({TP0: 1000, TP1: 0}, leader_epochs={TP0: 4, TP1: 4})
+    world.kafka.end[TP0], world.kafka.leader_epoch = 900, 3
+    world.after(30)
+    world.kafka.end[TP0], world.kafka.leader_epoch = 1010, 4
+    assert world.after(61).offsets[TP0] == 1010
+
+
+def test_the_epoch_of_a_leader_is_kept_with_the_offsets_that_it_had(world: World):
+    world.kafka.leader_epoch = 4
+    world.kafka.end = {TP0: 7, TP1: 7}
+    world.after(1)
+    world.kafka.leader_epoch = 5
+    world.kafka.end = {TP0: 9, TP1: 7}
+    assert world.after(62).leader_epochs == {TP0: 5, TP1: 4}
+
+
+def test_a_topic_that_is_declared_no_more_is_not_asked_for_and_holds_nothing_back(world: World):
+    world.planner.position = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset())
+    world.kafka.end = {TP0: 5, TP1: 7}
+    start = world.planner.position
+    end = world.after(1)
+    assert world.kafka.asked == {TP0, TP1}
+    assert (end.offsets[OLD], end.idle) == (100, {OLD})
+    ranges = [r for task in world.planner.tasks(start.to_json(), end.to_json()) for r in task["ranges"]]
+    assert {r["topic"] for r in ranges} == {"t"}
+
+
+def test_idle_partitions_of_the_other_topics_let_go_of_one_that_is_declared_no_more(world: World):
+    world.planner.position = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset({TP0, TP1}))
+    assert world.after(2).idle == {TP0, TP1, OLD}
+
+
+def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
+    world.kafka.identity = SourceIdentity("c1", {"t": "id-1", "old": "id-9"})
+    world.kafka.end[OLD], world.kafka.begin[OLD] = 120, 0
+    world.planner.source = world.kafka.identity
+    world.planner.settings = replace(world.planner.settings, topics=("t", "old"))
+    world.planner.position = start = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset({OLD}))
+    end = world.after(1)
+    (task,) = world.planner.tasks(start.to_json(), end.to_json())
+    assert task["ranges"] == ({"topic": "old", "partition": 0, "start": 100, "end": 120},)
+    assert OLD not in end.idle
 
 
 def test_draining_waits_for_nothing(tmp_path: Path):
