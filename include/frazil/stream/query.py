@@ -27,8 +27,9 @@ from frazil.stream.planner import PlannerSettings, Position, clear_report, read_
 from frazil.stream.source import FORMAT
 from frazil.supervise.heartbeat import Phase
 
-TRIGGER_MOST_S = 0.5
-LOOK_S = 0.2
+LOOK_S = 1.0
+"""Between two looks at a query that runs on: each costs a call into the JVM."""
+LOOK_DRAINING_S = 0.2
 QUIET_WITHIN_S = 2.0
 QUIET_LOOK_S = 0.02
 NOT_CONNECTED = "Python worker failed to connect back"
@@ -85,7 +86,7 @@ class RangeQuery:
         query = (
             ranges.writeStream.foreachBatch(self._run_batch)
             .queryName(r.spec.name)
-            .trigger(processingTime=f"{int(min(TRIGGER_MOST_S, interval_s / 10) * 1000)} milliseconds")
+            .trigger(processingTime=f"{int(trigger_s(interval_s) * 1000)} milliseconds")
             .option("checkpointLocation", (r.run_folder / f"checkpoint-{r.committer.epoch}").as_uri())
             .start()
         )
@@ -120,9 +121,10 @@ class RangeQuery:
                 self.failure = error
 
     def _watch(self, query: StreamingQuery, until: Callable[[], bool]) -> None:
+        look_s = LOOK_DRAINING_S if self.drain else LOOK_S
         while True:
             try:
-                ended = query.awaitTermination(LOOK_S)  # type: ignore[arg-type]  # takes fractions of a second
+                ended = query.awaitTermination(look_s)  # type: ignore[arg-type]  # takes fractions of a second
             except StreamingQueryException as error:
                 raise self._found() or error from error
             if found := self._found():
@@ -152,3 +154,9 @@ class RangeQuery:
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(QUIET_LOOK_S)
         query.stop()
+
+
+def trigger_s(interval_s: float) -> float:
+    """How often Spark asks the planner, in seconds: a small part of the commit interval, and no more than once a
+    second where that is long, for a quiet stream costs little else."""
+    return min(1.0, max(0.5, interval_s / 60), interval_s / 10)

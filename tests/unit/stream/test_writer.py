@@ -9,6 +9,7 @@ import pytest
 
 from frazil.errors import PythonStartTimeout
 from frazil.stream import writer as writer_module
+from frazil.stream.query import trigger_s
 from frazil.stream.writer import START_ATTEMPTS, Epoch
 from frazil.supervise.decide import RESTARTABLE
 
@@ -66,6 +67,13 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
         return one, len(left)
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "seconds"), [(0.5, 0.05), (1, 0.1), (10, 0.5), (30, 0.5), (60, 1.0), (3600, 1.0)]
+)
+def test_the_planner_is_asked_often_for_the_interval_and_seldom_for_a_quiet_stream(interval_s: float, seconds: float):
+    assert trigger_s(interval_s) == seconds
 
 
 def test_a_query_whose_python_starts_too_late_is_opened_again_in_the_same_epoch(epoch: Any):
