@@ -55,12 +55,12 @@ class World:
         self.airflow = dag_runner(folder)
         self.sent = 0
 
-    def land(self, first: int, last: int, *, late: dict[int, int] | None = None) -> None:
+    def land(self, first: int, last: int, *, windows: dict[int, int] | None = None) -> None:
         """Records of `[first, last)`, in tens of minutes after noon."""
         times = [NOON + n * TEN_MINUTES for n in range(first, last)]
         self.made.columns = lambda _: {"at": pa.array(times)}
         begin, self.sent = self.sent, self.sent + len(times)
-        self.made.land({0: (begin, self.sent)}, times=EventTimes({0: max(times)}, late or {}))
+        self.made.land({0: (begin, self.sent)}, times=EventTimes({0: max(times)}, windows))
 
     def run(self, dag_id: str = "frazil_partitions_demo.made", **conf: str) -> dict[str, Any]:
         return self.airflow.run(dag_id, conf=conf or None)
@@ -98,7 +98,7 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
     assert (facts["revision"], facts["rows"], facts["late_rows"], facts["dead_letters"]) == (1, 6, 0, 0)
     assert facts["watermark"] == "2013-12-30T14:00:00Z"
     assert facts["snapshot_id"] == world.made.tables.main.refresh().current_snapshot().snapshot_id
-    world.land(13, 14, late={NOON: 1})
+    world.land(13, 14, windows={NOON: 1})
     reopened = world.run()["events"][2:]
     assert [(name, key, extra[key]["revision"]) for name, key, extra in reopened] == [
         ("demo.made.reopened", "2013-12-30T12", 2)

@@ -94,7 +94,7 @@ def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on
     assert after.watermark_us is not None
     assert after.watermark_us >= marker.watermark_us
     (summary,) = [s.summary for s in table.metadata.snapshots if s.summary.get("frazil.backfill-stream")]
-    assert json.loads(summary["frazil.late"]) == {"1704067200000000": BEFORE}
+    assert json.loads(summary["frazil.windows"]) == {"1704067200000000": BEFORE}
     assert (summary["frazil.records"], summary["frazil.rejected"], summary["frazil.stream"]) == (str(BEFORE), "2", None)
     check_exact(begun, range(BEFORE + 200), rejected=BAD)
     assert is_clean(begun)

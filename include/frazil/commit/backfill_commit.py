@@ -25,7 +25,7 @@ from frazil.commit.branch_end import BranchEnd
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal, Unusable
-from frazil.commit.late_rows import late_summary
+from frazil.commit.late_rows import windows_summary
 from frazil.commit.marked_update import clean
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.rules import check_same_source, files_fit, head_of
@@ -209,7 +209,7 @@ def _summary(record: Record, path: str) -> dict[str, str]:
         "frazil.backfill-stream": record.lane.stream,
         "frazil.records": str(record.lane.records),
         "frazil.rejected": str(record.lane.rejected),
-        **late_summary(record.late),
+        **windows_summary(record.late),
         "frazil.commit-record": path,
     }
 

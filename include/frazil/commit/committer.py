@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pyiceberg.table import Table
 
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.late_rows import late_summary
+from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import (
     BatchKey,
@@ -248,7 +248,7 @@ class Committer:
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
             **({"frazil.future": str(journal.future)} if journal.future else {}),
-            **late_summary(journal.late),
+            **windows_summary(journal.windows),
             "frazil.commit-record": self._tables.journals.path(journal.key),
         }
 
@@ -288,6 +288,8 @@ def append(  # noqa: PLR0913 - what is committed, and where
             return marker
         change = part(table, marker) if part else None
         said = {**_position(marker), **summary}
+        if change:  # what main gets by it are other rows than the batch's
+            said.pop(WINDOWS, None)
         return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 
     return update.swapped(handle, propose, tables.patience)

@@ -1,7 +1,8 @@
 """From a table as it stands to its signals: who feeds it, what is complete, how many rows that is, and the append.
 
-A look reads metadata alone: the markers among the table's properties, and the summaries of the commits since the look
-that last signalled. Rows are counted, and gates run, only for windows that are signalled.
+A look reads metadata: the markers among the table's properties, and the summaries of the commits since the look that
+last signalled; of a commit whose summary does not say what it brings, also its manifests. Rows are counted, and gates
+run, only for windows that are signalled.
 """
 
 from __future__ import annotations
@@ -16,20 +17,19 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.history import ancestors
-from frazil.commit.late_rows import late_since
+from frazil.commit.late_rows import late_rows
 from frazil.commit.marker import Marker, of_topics, read_markers
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry, head_of
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import TableSignals, append_signals
 from frazil.commit.window_rows import window_rows
-from frazil.errors import RolledBack, SpecError
+from frazil.errors import CommitUnavailable, RolledBack, SpecError
 from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Decision, Feed, complete_to, decide
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors
-from frazil.table.storage import open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,6 @@ class Look:
     grain: Grain
     feeds: tuple[Feed, ...]
     signals: TableSignals
-    late: dict[int, int]
-    """Rows behind the watermark since the cursor, by their window's start."""
     decision: Decision
 
     @property
@@ -66,7 +64,8 @@ class Look:
         if made.from_us is None or made.through_us is None or head is None:
             return before
         held = before.held if before and before.grain is self.grain else frozenset()
-        return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held)
+        uuid = str(self.table.metadata.table_uuid)
+        return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
 
 def look(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_ONCE) -> Look | None:
@@ -87,12 +86,30 @@ def look(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_O
             return None
     grain = Grain(spec.window)
     feeds = feeds_of(table, specs)
-    # What came before anybody looked is history.
-    since = signals.cursor.sequence_number if signals.cursor else table.metadata.next_sequence_number()
-    late = late_since(table.metadata, open_store(table.location(), table.io.properties), sequence_number=since)
+    cursor = _of_this_table(signals.cursor, table)
+    if _is_behind(table, cursor):
+        behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; look again"
+        return Look(table, tuple(specs), grain, feeds, signals, Decision((), {}, None, None, behind))
+    with catalog_errors(catalog.name):
+        late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
-    decision = decide(feeds, signals.cursor, late, grain=grain, complete_from_us=begin_us, most=most)
-    return Look(table, tuple(specs), grain, feeds, signals, late, decision)
+    decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, most=most)
+    return Look(table, tuple(specs), grain, feeds, signals, decision)
+
+
+def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
+    """Of a table that was dropped and made again, all rows came after its signals."""
+    if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
+        return cursor
+    return dataclasses.replace(cursor, sequence_number=0)
+
+
+def _is_behind(table: Table, cursor: Cursor | None) -> bool:
+    """Whether the catalog answered with an older state of the table than was signalled: caches do."""
+    metadata = table.metadata
+    if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
+        return False
+    return metadata.next_sequence_number() <= cursor.sequence_number
 
 
 def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
@@ -146,7 +163,7 @@ def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gates: RunGates | Non
             state=State.COMPLETE if verdict.passed else State.HELD,
             rows=rows[window],
             dead_letters=rejected,
-            late_rows=seen.late.get(window.start_us, 0),
+            late_rows=seen.decision.again.get(window, 0),
             watermark_us=complete_to(seen.feeds) or 0,
             snapshot_id=head.snapshot_id,
             sequence_number=head.sequence_number or 0,
@@ -172,12 +189,12 @@ def _revisions(seen: Look) -> dict[Window, int]:
 
 def _rejected_since(seen: Look) -> int:
     """Dead letters of the feeding streams' commits since the last signal."""
-    if seen.signals.cursor is None:
+    cursor = _of_this_table(seen.signals.cursor, seen.table)
+    if cursor is None:
         return 0
-    since = seen.signals.cursor.sequence_number
     total = 0
     for snapshot in ancestors(seen.table.metadata):
-        if (snapshot.sequence_number or 0) <= since:
+        if (snapshot.sequence_number or 0) <= cursor.sequence_number:
             break
         total += int((snapshot.summary.get("frazil.rejected") if snapshot.summary else None) or 0)
     return total
@@ -200,6 +217,8 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
             raise SpecError(
                 f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists those that are"
             )
+        if _is_behind(now, cursor):
+            raise CommitUnavailable(f"the catalog answered with an older state of {table} than was signalled; retry")
         rows = window_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
             held,

@@ -39,10 +39,10 @@ class Journal:
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
     """Where the whole stream stands once this batch is committed."""
-    late: Mapping[int, int] = field(default_factory=dict)
-    """Rows of windows that had ended by the watermark, by the window's start in microseconds since the epoch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Of the leaders that had `offsets_after`, where a broker said so."""
+    windows: Mapping[int, int] | None = None
+    """Rows by window of event time, by its start in microseconds since the epoch; None where they were not counted."""
 
     @property
     def records(self) -> int:
@@ -81,8 +81,8 @@ class Journal:
                 "dead-letter-floor": nested(self.dead_letter_floor),
                 "idle": nested(dict.fromkeys(self.idle, 1)),
                 "offsets-after": nested(self.offsets_after),
-                "late": dict(sorted(self.late.items())),
                 "leader-epochs": nested(self.leader_epochs),
+                "windows": None if self.windows is None else dict(sorted(self.windows.items())),
             },
             separators=(",", ":"),
         ).encode()
@@ -111,10 +111,14 @@ class Journal:
             dead_letter_floor=flat(raw["dead-letter-floor"]),
             idle=frozenset(flat(raw["idle"])),
             offsets_after=flat(raw["offsets-after"]),
-            # Journals of a writer before the one that counts late rows have none.
-            late={int(start): rows for start, rows in raw.get("late", {}).items()},
             leader_epochs=flat(raw.get("leader-epochs", {})),
+            # Journals of earlier writers count none, or late rows alone.
+            windows=_counts(raw.get("windows")),
         )
+
+
+def _counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
+    return None if raw is None else {int(start): rows for start, rows in raw.items()}
 
 
 class Unusable(Enum):

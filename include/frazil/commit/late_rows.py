@@ -1,7 +1,9 @@
-"""Late rows of a commit, by window of event time: written into its snapshot's summary, and read back from there.
+"""Rows that came to windows after their signal: judged by the table's own signals, whoever wrote them and however.
 
-A row is late where the watermark had passed its window's end before the batch began. Few windows are late at a time;
-where they are more than a summary should carry, it says so, and the commit record has them all.
+A signal counts the rows of its window at one snapshot, and the table's cursor says up to which. So what a later commit
+adds to a window that was signalled is late: a straggler, another stream's record, a backfill, a record that is read
+again, rows that waited on a branch, another engine's append. A commit of ours says in its snapshot's summary how many
+rows of each window it brings, so that most are judged by that alone; of any other, its files tell.
 """
 
 from __future__ import annotations
@@ -10,39 +12,53 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import TEXT_MOST
-from frazil.table.storage import ObjectStore
+from frazil.commit.window_rows import added_rows
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.windows import Grain
 
-LATE = "frazil.late"
-MANY = "many"
+WINDOWS = "frazil.windows"
 
 
-def late_summary(late: Mapping[int, int]) -> dict[str, str]:
-    """What a commit's summary says of late rows, by their window's start in microseconds; nothing where it has none."""
-    if not late:
+def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
+    """What a commit's summary says of its rows by window; nothing where they are unknown, or more than it carries."""
+    if windows is None:
         return {}
-    text = json.dumps(dict(sorted(late.items())), separators=(",", ":"))
-    return {LATE: text if len(text) <= TEXT_MOST else MANY}
+    text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
+    return {WINDOWS: text} if len(text) <= TEXT_MOST else {}
 
 
-def late_since(metadata: TableMetadata, store: ObjectStore, *, sequence_number: int) -> dict[int, int]:
-    """Late rows by window's start, of all commits to main after one."""
+def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
+    """Rows by window's start that came to signalled windows after the commit that the cursor has accounted for.
+
+    None came before anybody looked. `column` is the event time's.
+    """
     late: Counter[int] = Counter()
-    for snapshot in ancestors(metadata):
-        if (snapshot.sequence_number or 0) <= sequence_number:
+    if cursor is None or cursor.grain is not grain:
+        return {}
+    for snapshot in ancestors(table.metadata):
+        if (snapshot.sequence_number or 0) <= cursor.sequence_number:
             break
-        summary = snapshot.summary
-        text = summary.get(LATE) if summary else None
-        if summary and text:
-            counts = _in_record(store, summary.get("frazil.commit-record")) if text == MANY else json.loads(text)
-            late.update({int(start): rows for start, rows in counts.items()})
-    return dict(late)
+        if may_be_late(snapshot, cursor):
+            said = _said(snapshot)
+            late.update(added_rows(table, snapshot, cursor, column=column) if said is None else said)
+    return {start: rows for start, rows in late.items() if cursor.from_us <= start < cursor.through_us and rows}
 
 
-def _in_record(store: ObjectStore, path: str | None) -> Mapping[str, int]:
-    data = store.get(path) if path else None
-    found: Mapping[str, int] = json.loads(data).get("late", {}) if data else {}
-    return found
+def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
+    """Whether a commit may have rows of windows that were signalled, as far as its summary tells."""
+    said = _said(snapshot)
+    if said is not None:
+        return any(cursor.from_us <= start < cursor.through_us for start in said)
+    summary = snapshot.summary
+    # A rewrite adds what was there already.
+    return bool(summary and summary.operation is Operation.APPEND and int(summary.get("added-records") or 0))
+
+
+def _said(snapshot: Snapshot) -> dict[int, int] | None:
+    text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
+    return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

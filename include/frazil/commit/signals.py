@@ -159,7 +159,14 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
             )
         held = frozenset(raw["held-us"])
         return (
-            Cursor(Grain(raw["grain"]), raw["from-us"], raw["through-us"], raw["sequence-number"], held),
+            Cursor(
+                Grain(raw["grain"]),
+                raw["from-us"],
+                raw["through-us"],
+                raw["sequence-number"],
+                held,
+                raw.get("table-uuid"),
+            ),
             raw["number"],
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -178,6 +185,7 @@ def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
             "through-us": cursor.through_us,
             "sequence-number": cursor.sequence_number,
             "held-us": sorted(cursor.held),
+            "table-uuid": cursor.table_uuid,
             "number": number,
             "token": token,
         },

@@ -14,10 +14,12 @@ import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import And, BooleanExpression, GreaterThanOrEqual, LessThan
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import NestedField, PrimitiveType
 
+from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 
 
@@ -27,6 +29,31 @@ def window_rows(table: Table, windows: Collection[Window], *, column: str, snaps
     for first, last in _runs(sorted(windows)):
         counts.update(_count(table, first, last, column=column, snapshot_id=snapshot_id))
     return {window: counts[window.start_us] for window in windows}
+
+
+def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
+    """Rows by window's start that a snapshot's own files bring to the windows that the cursor covers."""
+    field, within = table.schema().find_field(column), between(column, cursor.from_us, cursor.through_us)
+    counts: Counter[int] = Counter()
+    unclear = []
+    for manifest in snapshot.manifests(table.io):
+        if manifest.content is not ManifestContent.DATA or manifest.added_snapshot_id != snapshot.snapshot_id:
+            continue
+        for entry in manifest.fetch_manifest_entry(table.io):
+            if entry.status is not ManifestEntryStatus.ADDED:
+                continue
+            task = FileScanTask(entry.data_file)
+            known = _by_entry(task, field, cursor.grain)
+            if known is not None:
+                counts.update(known)
+            elif _may_reach(entry.data_file, field, cursor):
+                unclear.append(task)
+    return counts + _read_by_window(table, unclear, within, column, cursor.grain)
+
+
+def _may_reach(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
+    bounds = _bounds(file, field)
+    return bounds is None or (bounds[0] < cursor.through_us and bounds[1] >= cursor.from_us)
 
 
 def between(column: str, from_us: int, to_us: int) -> BooleanExpression:
@@ -54,8 +81,15 @@ def _count(table: Table, first: Window, last: Window, *, column: str, snapshot_i
             unclear.append(task)
         else:
             counts.update(known)
-    for times in _read(table, unclear, within, column):
-        starts, rows = np.unique(times // first.grain.us * first.grain.us, return_counts=True)
+    return counts + _read_by_window(table, unclear, within, column, first.grain)
+
+
+def _read_by_window(
+    table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str, grain: Grain
+) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for times in _read(table, tasks, within, column):
+        starts, rows = np.unique(times // grain.us * grain.us, return_counts=True)
         counts.update(dict(zip(starts.tolist(), rows.tolist(), strict=True)))
     return counts
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +41,8 @@ class EventTimes:
 
     newest_us: Mapping[int, int] = field(default_factory=dict)
     """By partition."""
-    late: Mapping[int, int] = field(default_factory=dict)
-    """Rows behind the watermark, by their window's start."""
+    windows: Mapping[int, int] | None = None
+    """Rows by their window's start; None for a writer that does not count them."""
 
 
 NO_TIMES = EventTimes()
@@ -117,7 +116,7 @@ class MadeStream:
             RangeProgress(self.topic, p, *r, len(good[p]), len(bad.get(p, ())), times.newest_us.get(p))
             for p, r in ranges.items()
         ]
-        return committer.commit(self.stage(progress, good if written is None else written, bad, late=times.late))
+        return committer.commit(self.stage(progress, good if written is None else written, bad, windows=times.windows))
 
     def stage(
         self,
@@ -125,7 +124,7 @@ class MadeStream:
         rows: Offsets,
         dead_letters: Offsets,
         *,
-        late: Mapping[int, int] = MappingProxyType({}),
+        windows: Mapping[int, int] | None = None,
     ) -> Journal:
         """Write and journal the next batch; `Committer.commit` makes it land."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
@@ -145,7 +144,7 @@ class MadeStream:
             dead_letter_floor=committer.dead_letter_floor(),
             idle=frozenset(),
             offsets_after={p.topic_partition: p.end for p in progress},
-            late=late,
+            windows=windows,
         )
         if not self.tables.journals.put(journal):
             raise RuntimeError(f"batch {key} was journaled already")

@@ -88,10 +88,8 @@ class StageContext:
     topic_ids: Mapping[str, str]
     max_future_us: int = 600_000_000
     """How far an event time may be ahead of its record's Kafka timestamp and still push the watermark."""
-    window_us: int = 3_600_000_000
-    """How long a window of event time is."""
-    closed_before_us: int | None = None
-    """Windows that began before this moment had ended by the watermark when the batch began: their rows are late."""
+    window_us: int | None = None
+    """How long a window of event time is; None where no window is ever complete, and rows are not counted by window."""
     dead_letter_floor: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Dead letters below these offsets are in their table already, and are counted but not written again."""
     event_times_us: tuple[int, int] | None = None
@@ -161,14 +159,14 @@ class RangeProgress:
 class StageResult:
     files: tuple[StagedFile, ...]
     progress: tuple[RangeProgress, ...]
-    late: Mapping[int, int] = field(default_factory=dict)
-    """Late rows by the start of their window, in microseconds since the epoch."""
+    windows: Mapping[int, int] | None = None
+    """Rows by the start of their window, in microseconds since the epoch; None where they were not counted."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "files": [f.to_json() for f in self.files],
             "progress": [dataclasses.asdict(p) for p in self.progress],
-            "late": dict(self.late),
+            "windows": None if self.windows is None else dict(self.windows),
         }
 
     @classmethod
@@ -176,5 +174,5 @@ class StageResult:
         return cls(
             tuple(StagedFile.from_json(f) for f in value["files"]),
             tuple(RangeProgress(**p) for p in value["progress"]),
-            {int(start): rows for start, rows in value["late"].items()},
+            None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
         )

@@ -12,20 +12,18 @@ from numpy.typing import NDArray
 from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NEVER = np.iinfo(np.int64).min
+PLACES_MOST = 10_000
 
 
 class ProgressCounter:
     """Adds up chunks."""
 
-    def __init__(
-        self, ranges: Sequence[OffsetRange], *, max_future_us: int, window_us: int, closed_before_us: int | None
-    ) -> None:
+    def __init__(self, ranges: Sequence[OffsetRange], *, max_future_us: int, window_us: int | None) -> None:
         self._ranges = ranges
         self._max_future_us = max_future_us
         self._window_us = window_us
-        self._closed_before_us = NEVER if closed_before_us is None else closed_before_us
-        self.late: Counter[int] = Counter()
-        """Rows of windows that had ended by the watermark, by the window's start."""
+        self.windows: Counter[int] = Counter()
+        """Rows by their window's start, of all that have an event time."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
@@ -48,10 +46,8 @@ class ProgressCounter:
             return
         self._records += np.bincount(range_index, minlength=len(self._ranges))
         times = (event_times.fill_null(NEVER) if event_times.null_count else event_times).to_numpy()
-        late = (times < self._closed_before_us) & (times != NEVER)
-        if late.any():
-            starts, counts = np.unique(times[late] // self._window_us * self._window_us, return_counts=True)
-            self.late.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+        if self._window_us is not None:
+            self.windows.update(_by_window(times[times != NEVER] if event_times.null_count else times, self._window_us))
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us
         if ahead.any():
@@ -79,3 +75,19 @@ class ProgressCounter:
             )
             for i, r in enumerate(self._ranges)
         )
+
+
+def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
+    """Rows by window's start. A chunk mostly lies in few windows: counting by place costs a tenth of sorting."""
+    if len(times) == 0:
+        return {}
+    numbers = times // window_us
+    first, last = int(numbers.min()), int(numbers.max())
+    if last - first < PLACES_MOST:
+        counts = np.bincount(numbers - first)
+        found = np.flatnonzero(counts)
+        starts, rows = (found + first) * window_us, counts[found]
+    else:
+        numbers, rows = np.unique(numbers, return_counts=True)
+        starts = numbers * window_us
+    return dict(zip(starts.tolist(), rows.tolist(), strict=True))

@@ -169,7 +169,6 @@ class _Stage:
             task.ranges,
             max_future_us=context.max_future_us,
             window_us=context.window_us,
-            closed_before_us=context.closed_before_us,
         )
 
     def take(self, chunk: Chunk) -> None:
@@ -220,7 +219,8 @@ class _Stage:
 
     def finish(self) -> StageResult:
         files = (*self._main.finish(), *self._dead.finish())
-        return StageResult(files, self.progress.result(), dict(self.progress.late))
+        windows = None if self._context.window_us is None else dict(self.progress.windows)
+        return StageResult(files, self.progress.result(), windows)
 
     def close(self) -> None:
         if isinstance(self._decode, IsolatedDecoder):

@@ -21,13 +21,14 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.backfill_lane import branch_name, open_lanes
 from frazil.commit.history import ONLY_TOLD_HERE, ancestors
-from frazil.commit.late_rows import LATE
+from frazil.commit.late_rows import may_be_late
 from frazil.commit.marked_update import OPEN_SNAPSHOT
 from frazil.commit.marker import Marker, open_branch, read_markers
 from frazil.commit.rules import MAIN, check_ancestry, check_open_branch, head_of
 from frazil.commit.signals import TableSignals
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.partitions.completeness import Cursor
 from frazil.spec.maintenance import Expiry
 from frazil.table.tables import DEFAULT_PROPERTIES, may_delete_files
 
@@ -47,8 +48,8 @@ METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.meta
 class Pins:
     """What is read of a table's history by others than its metadata tells."""
 
-    unread_after: int | None = None
-    """The sequence number up to which the signals have accounted for late rows and dead letters."""
+    cursor: Cursor | None = None
+    """How far the signals have accounted for late rows and dead letters."""
     signalled: frozenset[int] = frozenset()
     """Snapshots that recent signals name: what is downstream reads exactly those."""
 
@@ -71,7 +72,7 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
     newest = signals.after(max(signals.number - RECENT_SIGNALS, 0))
     named = frozenset(s.snapshot_id for s in newest if s.signalled_at_ms >= since_ms)
-    return Pins(signals.cursor.sequence_number if signals.cursor else None, named)
+    return Pins(signals.cursor, named)
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
@@ -86,7 +87,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
     plain = max(min(_recent(main, horizon_ms), settings.at_most), settings.at_least)
-    unread = [] if pins.unread_after is None else _unread(main, pins.unread_after)
+    unread = [] if pins.cursor is None else _unread(main, pins.cursor)
     holds = _holds(metadata, main, unread, now_ms=now_ms) | _audits(main, lanes, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
     single = _named(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
@@ -141,14 +142,14 @@ def _recent(main: Sequence[Snapshot], horizon_ms: int) -> int:
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
 
-def _unread(main: Sequence[Snapshot], after: int) -> list[int]:
+def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
     """Places in the line of commits whose late rows or dead letters the signals have not accounted for."""
     return [
         at
         for at, snapshot in enumerate(main)
-        if (snapshot.sequence_number or 0) > after
+        if (snapshot.sequence_number or 0) > cursor.sequence_number
         and (said := snapshot.summary)
-        and (said.get(LATE) or int(said.get("frazil.rejected") or 0))
+        and (may_be_late(snapshot, cursor) or int(said.get("frazil.rejected") or 0))
     ]
 
 

@@ -61,6 +61,8 @@ class Cursor:
     """Of the table's commit up to which late rows and dead letters are accounted for."""
     held: frozenset[int] = frozenset()
     """Starts of windows whose quality gate failed and that nobody released."""
+    table_uuid: str | None = None
+    """Of the table that was looked at; None where an earlier version wrote the cursor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,8 @@ class BatchRunner:
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self.marker.source.topic_ids
         )
         floor = dict(self.committer.dead_letter_floor())
-        return dataclasses.replace(context, dead_letter_floor=floor, **_windows(self.spec, self.marker))
+        window_us = None if self.spec.window is None else Grain(self.spec.window).us
+        return dataclasses.replace(context, dead_letter_floor=floor, window_us=window_us)
 
     def _journal(self, context: StageContext, answers: list[dict[str, Any]]) -> Journal:
         """Kafka is asked once more which topics these are: a topic made again while it was read is refused."""
@@ -153,7 +154,7 @@ class BatchRunner:
             idle=position.idle,
             offsets_after=position.offsets,
             leader_epochs=position.leader_epochs,
-            late=_summed(result.late for result in results),
+            windows=_summed(result.windows for result in results),
         )
 
     def _observe(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float, commit_s: float) -> None:
@@ -204,18 +205,12 @@ def staged_answers(ranges: DataFrame, rows: StageRows) -> list[dict[str, Any]]:
     return answers
 
 
-def _windows(spec: StreamSpec, marker: Marker) -> dict[str, Any]:
-    """What staging needs to count late rows: nothing where no window ever completes."""
-    if spec.window is None:
-        return {}
-    grain = Grain(spec.window)
-    closed = None if marker.watermark_us is None else grain.floor(marker.watermark_us)
-    return {"window_us": grain.us, "closed_before_us": closed}
-
-
-def _summed(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
+    """None where one task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
+        if count is None:
+            return None
         total.update(count)
     return dict(total)
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog
 
 from frazil.commit.completion import Gate, Look, look, release, send_again, signal
-from frazil.commit.late_rows import MANY, late_since
-from frazil.commit.marker import read_marker
+from frazil.commit.late_rows import WINDOWS, late_rows
+from frazil.commit.marker_change import adopt, forget
 from frazil.commit.rules import head_of
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import IDENTIFIER, TableSignals, newest_signals
 from frazil.commit.window_rows import window_rows
 from frazil.dev.made_batches import EventTimes, MadeStream
-from frazil.errors import MarkerUnreadable, SpecError
+from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
+from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.spec.load import load_stream, streams_of
 from frazil.table.catalogs import load_catalog
-from frazil.table.storage import open_store
 
 NOON = 1_388_404_800_000_000
 """2013-12-30T12:00:00Z."""
@@ -45,22 +50,19 @@ class Minutes:
         self.spec = load_stream(path)
         self.made = MadeStream(self.spec, NOW_MS, partitions=2)
         self.read = 0
+        self.counts = True
+        """Whether its commits say how many rows of each window they bring."""
 
     def send(self, first: int, last: int, *, rejected: int = 0) -> None:
         """Commit the records of the minutes `[first, last)`, in both partitions' ranges as one batch."""
-        marker = read_marker(self.made.tables.main.refresh().properties, self.spec.name)
-        closed = None if marker is None or marker.watermark_us is None else marker.watermark_us // HOUR * HOUR
         times = [NOON + m * MINUTE for m in range(first, last)]
-        late: dict[int, int] = {}
-        for us in times:
-            if closed is not None and us < closed:
-                late[us // HOUR * HOUR] = late.get(us // HOUR * HOUR, 0) + 1
+        windows = Counter(us // HOUR * HOUR for us in times) if self.counts else None
         self.made.columns = lambda _: {"at": pa.array(times)}
         begin, self.read = self.read, self.read + len(times) + rejected
         self.made.land(
             {0: (begin, self.read), 1: (0, 0)},
             rejected={0: range(self.read - rejected, self.read)},
-            times=EventTimes(dict.fromkeys((0, 1), max(times)), late),
+            times=EventTimes(dict.fromkeys((0, 1), max(times)), windows),
         )
 
     @property
@@ -75,6 +77,9 @@ class Minutes:
     def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
         """Look and signal: the windows' keys, revisions, rows and late rows."""
         return [facts(s) for s in signal(self.catalog, self.look(), clock_ms=NOW_MS, gates=gates)]
+
+    def signal_with(self, other: Minutes) -> list[tuple[str, int, int, int]]:
+        return [facts(s) for s in signal(self.catalog, self.look(other), clock_ms=NOW_MS)]
 
     def stored(self) -> list[tuple[str, int, int, int]]:
         return [facts(s) for s in TableSignals.load(self.catalog, "demo.minutes").after(0)]
@@ -266,7 +271,7 @@ def test_a_table_rolled_back_behind_its_stream_signals_nothing_until_that_is_set
     minutes.read = 70
     minutes.made.reset({0: 70})
     minutes.send(70, 140)
-    assert minutes.signal() == [("T13", 1, 60, 50)]
+    assert minutes.signal() == [("T13", 1, 60, 0)], "it was never signalled: nothing of it is late"
 
 
 def test_a_marker_that_no_sound_file_declares_keeps_every_window_open(minutes, tmp_path):
@@ -320,15 +325,186 @@ def test_a_cursor_that_was_edited_by_hand_is_refused(minutes):
         minutes.look()
 
 
-def test_more_late_windows_than_a_summary_carries_are_read_from_the_commit_record(minutes):
+def test_more_late_windows_than_a_summary_carries_are_counted_in_the_files(minutes):
     minutes.send(0, 200 * 60)
     head = head_of(minutes.made.tables.main.refresh().metadata)
     minutes.send(0, 190 * 60)
     table = minutes.made.tables.main.refresh()
-    assert head_of(table.metadata).summary.get("frazil.late") == MANY
-    store = open_store(table.location(), table.io.properties)
-    late = late_since(table.metadata, store, sequence_number=head.sequence_number)
-    assert late == {NOON + h * HOUR: 60 for h in range(190)}
+    assert head_of(table.metadata).summary.get(WINDOWS) is None
+    cursor = Cursor(Grain.HOUR, NOON + HOUR, NOON + 150 * HOUR, head.sequence_number)
+    late = late_rows(table, cursor, column="at", grain=Grain.HOUR)
+    assert late == {NOON + h * HOUR: 60 for h in range(1, 150)}
+
+
+def test_a_second_stream_that_begins_later_reopens_what_was_signalled(minutes, tmp_path):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    assert minutes.signal() == [("T12", 1, 60, 0), ("T13", 1, 60, 0)]
+    other = Minutes(tmp_path, name="others")
+    other.made.begin()
+    other.send(0, 50)
+    assert minutes.signal_with(other) == [("T12", 2, 110, 50)]
+    other.send(50, 130)
+    assert minutes.signal_with(other) == [("T12", 3, 120, 10), ("T13", 2, 120, 60)]
+    assert minutes.signal_with(other) == []
+    minutes.send(130, 190)
+    other.send(130, 190)
+    assert minutes.signal_with(other) == [("T14", 1, 120, 0)]
+
+
+def test_a_stream_that_is_forgotten_and_begins_again_reopens_what_was_signalled(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    tables = minutes.made.tables
+    store, state = tables.journals.state
+    forget(tables, store, state=state)
+    assert minutes.signal() == []
+    adopt(tables, store, offsets={("minutes", 0): 0, ("minutes", 1): 0}, source=minutes.made.source)
+    minutes.made.begin()
+    minutes.read = 0
+    minutes.send(0, 61)
+    assert minutes.signal() == [("T12", 2, 120, 60), ("T13", 2, 61, 1)]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_what_a_reset_reads_again_reopens_its_windows_and_history_stays_history(minutes, counts):
+    minutes.counts = counts
+    minutes.send(-30, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    minutes.made.reset({0: 0})
+    minutes.read = 0
+    minutes.send(-30, 70)
+    assert minutes.signal() == [("T12", 2, 120, 60), ("T13", 2, 70, 10)]
+    assert minutes.signal() == []
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_rows_that_waited_on_a_branch_reopen_a_signalled_window_when_they_reach_main(tmp_path):
+    first = Minutes(tmp_path, by="hour")
+    first.made.begin()
+    first.send(0, 10)
+    first.signal()
+    first.send(10, 70)
+    assert first.signal() == [("T12", 1, 60, 0)]
+    other = Minutes(tmp_path, name="others", extra="commit: {align: watermark}\n", by="hour")
+    other.made.begin()
+    other.send(0, 30)
+    assert first.signal_with(other) == [], "its rows wait on the branch"
+    other.send(30, 65)
+    assert first.signal_with(other) == [("T12", 2, 120, 60)]
+    assert first.signal_with(other) == []
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_rows_that_another_engine_appends_reopen_their_window_and_a_rewrite_does_not(tmp_path):
+    minutes = Minutes(tmp_path, extra="coordinates: false\n")
+    minutes.made.begin()
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    table = minutes.made.tables.main.refresh()
+    times = [NOON + 61 * MINUTE, NOON + 200 * MINUTE]
+    schema = table.schema().as_arrow()
+    table.append(pa.table([pa.array(times).cast(schema.field("at").type)], schema))
+    assert minutes.signal() == [("T13", 2, 61, 1)]
+    minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
+    assert minutes.signal() == [], "files that were written anew bring nothing"
+
+
+def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes, monkeypatch):
+    """As a catalog that caches answers. It once signalled nothing, and at the next look the same late rows again."""
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    old = minutes.made.tables.main.refresh()
+    minutes.send(70, 130)
+    minutes.send(3, 5)
+    assert len(minutes.signal(fails)) == 2
+    catalog = minutes.catalog
+    load = type(catalog).load_table
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(catalog), "load_table", lambda self, name: old if name == "demo.minutes" else load(self, name)
+        )
+        seen = look(catalog, [minutes.spec])
+        assert "an older state of demo.minutes than was signalled" in seen.decision.reason
+        assert signal(catalog, seen, clock_ms=NOW_MS) == ()
+        with pytest.raises(CommitUnavailable, match="older state"):
+            release(catalog, minutes.spec, Window(NOON, Grain.HOUR), note="", clock_ms=NOW_MS)
+    assert minutes.signal() == []
+
+
+def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_before(minutes, tmp_path):
+    minutes.send(0, 10)
+    minutes.signal()
+    for minute in range(10, 130, 10):
+        minutes.send(minute, minute + 10)
+    assert [key for key, *_ in minutes.signal()] == ["T12", "T13"]
+    minutes.catalog.drop_table("demo.minutes")
+    minutes.catalog.drop_table("demo.minutes_dead_letters")
+    shutil.rmtree(minutes.made.tables.journals.state[1].removeprefix("file://"))
+    again = Minutes(tmp_path)
+    again.made.begin()
+    again.send(0, 10)
+    again.send(10, 130)
+    assert again.signal() == [("T12", 2, 60, 60), ("T13", 2, 60, 60)]
+    assert again.signal() == []
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["minutes", "others"]), st.integers(-2, 5), st.integers(1, 90)),
+        st.tuples(st.sampled_from(["look", "forget minutes", "forget others", "uncounted"])),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(moves)
+def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_look(moves):
+    """Two streams that begin, are forgotten and begin again, one of which may not say what its commits bring."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FRAZIL_HOME", f"{folder}/home")
+        streams = {name: Minutes(Path(folder), name=name) for name in ("minutes", "others")}
+        for stream in streams.values():
+            stream.made.begin()
+            stream.send(0, 1)
+        one, other = streams.values()
+        one.signal_with(other)
+        since: Counter[str] = Counter()
+        revisions: dict[str, int] = {}
+        for move, *how in [*moves, ("minutes", 4, 61), ("others", 4, 61), ("look",)]:
+            if move in streams:
+                first, last = 60 * how[0], 60 * how[0] + how[1]
+                streams[move].send(first, last)
+                since.update(f"T{12 + m // 60}" for m in range(first, last) if m >= 0)
+            elif move == "uncounted":
+                other.counts = not other.counts
+            elif move.startswith("forget"):
+                stream = streams[move.removeprefix("forget ")]
+                tables = stream.made.tables
+                forget(tables, tables.journals.state[0], state=tables.journals.state[1])
+                stream.made.begin()
+                stream.read = 0
+            else:
+                found = one.signal_with(other)
+                again = {key: late for key, revision, _, late in found if revision > 1}
+                decided = one.look(other).decision.through_us is not None
+                expected = {key: rows for key, rows in since.items() if key in revisions and decided}
+                assert again == expected
+                for key, revision, *_ in found:
+                    assert revision == revisions.get(key, 0) + 1
+                    revisions[key] = revision
+                if found:
+                    since.clear()
 
 
 def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes):

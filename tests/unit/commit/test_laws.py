@@ -86,6 +86,7 @@ journals = st.builds(
     idle=st.frozensets(topic_partitions, max_size=3),
     offsets_after=st.dictionaries(topic_partitions, offsets, max_size=3),
     leader_epochs=st.dictionaries(topic_partitions, st.integers(0, 9), max_size=3),
+    windows=st.none() | st.dictionaries(times_us, offsets, max_size=3),
 )
 
 

@@ -27,12 +27,10 @@ rows = st.lists(
 
 
 HOUR_US = 3_600_000_000
-CLOSED_US = NOW_MS * 1000 // HOUR_US * HOUR_US
-"""The watermark stands in the hour that is now."""
 
 
 def counted(*chunks: list[tuple[int, int | None, int]]) -> ProgressCounter:
-    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=HOUR_US, closed_before_us=CLOSED_US)
+    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=HOUR_US)
     for chunk in chunks:
         counter.landed(
             np.array([r for r, _, _ in chunk], np.int32),
@@ -60,16 +58,20 @@ def test_an_event_time_pushes_only_as_far_as_it_can_be_believed(first, second):
 
 
 @given(rows, rows)
-def test_rows_of_windows_that_the_watermark_had_passed_are_counted_by_window(first, second):
+def test_rows_that_have_an_event_time_are_counted_by_window(first, second):
     times = [time for _, time, _ in (*first, *second) if time is not None]
-    late = Counter(time // HOUR_US * HOUR_US for time in times if time < CLOSED_US)
-    assert counted(first, second).late == late
+    assert counted(first, second).windows == Counter(time // HOUR_US * HOUR_US for time in times)
 
 
-def test_no_row_is_late_while_the_watermark_is_unknown():
-    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=HOUR_US, closed_before_us=None)
+def test_windows_that_lie_far_apart_are_counted_as_well():
+    far = [(0, -(2**61), NOW_MS), (0, 2**61, NOW_MS), (0, 0, NOW_MS)]
+    assert counted(far).windows == Counter(us // HOUR_US * HOUR_US for _, us, _ in far)
+
+
+def test_nothing_is_counted_by_window_where_no_window_is_ever_complete():
+    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=None)
     counter.landed(np.array([0], np.int32), pa.array([0]), timestamps_ms=np.array([0]), now_ms=NOW_MS)
-    assert not counter.late
+    assert not counter.windows
 
 
 def test_exactly_max_future_ahead_is_believed_and_a_microsecond_more_is_not():

@@ -19,9 +19,12 @@ from pyiceberg.types import LongType, NestedField
 from frazil.commit.backfill_lane import Lane, State
 from frazil.commit.marker import SourceIdentity, first_marker
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry, unset_properties
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
 
 MINUTE = 60_000
+HOUR_US = Grain.HOUR.us
 NOW = 100_000 * MINUTE
 SETTINGS = Expiry(keep=timedelta(minutes=10), at_least=3, at_most=8)
 
@@ -35,7 +38,7 @@ def snapshot(number: int, *, at: int, parent: int | None, **summary: str) -> Sna
         sequence_number=number,
         timestamp_ms=NOW - at * MINUTE,
         manifest_list=f"file:///{number}.avro",
-        summary=Summary(Operation.APPEND, **said),
+        summary=Summary(**{"operation": Operation.APPEND, **said}),
         schema_id=0,
     )
 
@@ -85,8 +88,12 @@ def marker(stream: str, number: int, *, open_at: int | None = None) -> dict[str,
     return {made.property_name: made.to_property()}
 
 
-def plan(found: TableMetadataV2, *, settings: Expiry = SETTINGS, **pins: Any) -> ExpiryPlan:
-    return plan_expiry(found, settings, Pins(**pins), table="demo.flights", now_ms=NOW)
+def plan(
+    found: TableMetadataV2, *, settings: Expiry = SETTINGS, unread_after: int | None = None, **pins: Any
+) -> ExpiryPlan:
+    """The signals, where there are any, cover the hours of [0, 2), and the commits up to `unread_after`."""
+    cursor = None if unread_after is None else Cursor(Grain.HOUR, 0, 2 * HOUR_US, unread_after)
+    return plan_expiry(found, settings, Pins(cursor, **pins), table="demo.flights", now_ms=NOW)
 
 
 def gone(made: ExpiryPlan) -> list[int]:
@@ -165,7 +172,12 @@ def test_everything_after_a_readers_tag_is_kept_and_of_any_other_tag_the_snapsho
 
 
 def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_a_week():
-    said = {3: {"frazil_late": '{"0":1}'}, 5: {"frazil_rejected": "7"}, 6: {"frazil_rejected": "0"}}
+    quiet = {n: {"frazil_windows": f'{{"{2 * HOUR_US}":9}}', "added_records": "9"} for n in range(1, 21)}
+    said = quiet | {
+        3: {"frazil_windows": f'{{"0":1,"{2 * HOUR_US}":9}}'},
+        5: {"frazil_rejected": "7"},
+        6: {"frazil_rejected": "0"},
+    }
     found = metadata(line(20, said=said))
     assert gone(plan(found, unread_after=2)) == [1, 2]
     assert gone(plan(found, unread_after=3)) == [1, 2, 3, 4]
@@ -260,7 +272,7 @@ def test_nothing_is_expired_while_something_is_wrong_or_decided_by_others(found,
 def test_main_stays_one_line_from_its_head_and_whatever_has_a_name_stays(ages, tags, streams, unread_after):
     total = len(ages)
     ages.sort(reverse=True)
-    said = {"frazil_late": "{}"}
+    said = {"frazil_windows": '{"0":1}'}
     snapshots = [snapshot(n, at=age, parent=999 + n if n > 1 else None, **said) for n, age in enumerate(ages, 1)]
     tags, streams = {t for t in tags if t <= total}, {s for s in streams if s <= total}
     properties = {key: text for n in streams for key, text in marker(f"s{n}", n).items()}
@@ -273,6 +285,13 @@ def test_main_stays_one_line_from_its_head_and_whatever_has_a_name_stays(ages, t
     rest = [s for s in snapshots if s.snapshot_id not in made.expire]
     again = metadata(rest, head=total, refs={f"t{n}": n for n in tags}, properties=properties)
     assert not plan(again, unread_after=unread_after).expire
+
+
+def test_a_commit_that_does_not_say_which_windows_it_brings_is_kept_until_it_is_signalled():
+    found = metadata(
+        line(20, said={3: {"added_records": "1"}, 2: {"added_records": "1", "operation": Operation.REPLACE}})
+    )
+    assert gone(plan(found, unread_after=1)) == [1, 2]
 
 
 def test_what_nobody_has_set_of_the_metadata_files_is_set():
