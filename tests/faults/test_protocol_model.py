@@ -268,6 +268,20 @@ class Protocol(RuleBasedStateMachine):
             process = Writer(self.world)
             self._step(process, plan, lambda: sweep(process.tables, process.store, below_epoch=marker.at.epoch))
 
+    @rule(plan=plans, keep=st.integers(0, 2), most=st.integers(1, 4))
+    def fold_records(self, plan: dict[str, list[str]], keep: int, most: int) -> None:
+        """Beside whatever runs, cut short anywhere: no record of a committed batch is lost by it, or told twice."""
+        marker = self.world.marker()
+        if marker is None:
+            return
+        before = self._records()
+        process = Writer(self.world)
+        self._step(process, plan, lambda: sum(process.tables.journals.fold(marker, keep=keep, most=most)))
+        assert self._records() == before
+
+    def _records(self) -> list[BatchKey]:
+        return [record.key for record in Writer(self.world).tables.journals.records()]
+
     @rule(any_record=st.integers(0, 9).map(lambda n: n == 0))
     def lose_the_newest_journal(self, any_record: bool) -> None:
         """Mostly one that nobody has committed yet; now and then a commit record."""

@@ -12,7 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.audit import CommittedRange
 from frazil.commit.backfill_records import Record, chunks, published
-from frazil.commit.history import ancestors, commit_records, lost_ranges, records
+from frazil.commit.history import ancestors, commit_records, lost_ranges
 from frazil.commit.journal import Journal, JournalStore, key_of
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.window import Window
@@ -48,7 +48,7 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
 
     Journals that wait, or never were committed, claim nothing.
     """
-    live = (record for record in records(journals) if _committed(record.key, marker))
+    live = (record for record in journals.records() if _committed(record.key, marker))
     return _summed(live, _of_backfills(journals, published(journals, metadata, marker.stream)))
 
 
@@ -83,11 +83,8 @@ def _before_history(
     journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Window
 ) -> Iterator[Journal]:
     """Records of the window, newest first, from before the oldest batch that the history still has."""
-    for key in reversed(journals.keys()):
-        if (oldest is not None and key >= oldest) or not _committed(key, marker):
-            continue
-        record = journals.get(key)
-        if record is None:
+    for record in journals.records(newest_first=True, below=oldest):
+        if not _committed(record.key, marker):
             continue
         if record.created_at_ms in window:
             yield record

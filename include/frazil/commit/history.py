@@ -95,17 +95,8 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
     """
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
-    for record in records(journals):
+    for record in journals.records():
         source = source or record.source
         for p in record.progress:
             first.setdefault(p.topic_partition, p.start)
     return first, source
-
-
-def records(journals: JournalStore) -> Iterator[Journal]:
-    """Every commit record that can be read, oldest first; those of batches that wait to be committed are among them."""
-    keys = journals.keys()
-    for key in keys:
-        record = journals.get(key)
-        if record is not None:
-            yield record

@@ -2,23 +2,32 @@
 
 After a crash the next epoch commits it without reading Kafka or writing Parquet again, if its start is still where
 the marker stands; otherwise it is discarded with its files. Once committed it stays as the commit record that the
-snapshot's summary points to, which the audit and the way back from a rollback read.
+snapshot's summary points to, which the audit and the way back from a rollback read; `fold` puts old ones together.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from frazil.commit.marker import BatchKey, SourceIdentity, flat, nested
+from frazil.commit.folded_records import RECORDS_MOST, FoldedRecords, groups
+from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity, flat, nested
 from frazil.ingest.contract import RangeProgress, StagedFile, TopicPartition
 from frazil.table.storage import ObjectStore
 
+log = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
+RECORDS_ALONE = 1_024
+"""Of the newest commit records, which audits of the last hours and health read."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """What stands at the key of a batch that must never be committed: its files are, or will be, deleted."""
 
@@ -132,13 +141,15 @@ class Unusable(Enum):
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    A key is written once, by the writer that staged its batch; `void` is how a later epoch closes it.
+    A key is written once, by the writer that staged its batch; `void` is how a later epoch closes it. A record that was
+    folded is found under the path and the key that it had.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
         self._store = store
         self._state = state_location
         self._folder = f"{state_location}/journal"
+        self._folded = FoldedRecords(store, state_location)
 
     @property
     def state(self) -> tuple[ObjectStore, str]:
@@ -168,7 +179,7 @@ class JournalStore:
 
     def look(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
         """The batch's journal, if a whole one of this stream, table and key stands there."""
-        data = self._store.get(self.path(key))
+        data = self._get(key)
         if data is None:
             return Unusable.ABSENT
         if data == VOID:
@@ -182,16 +193,85 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
+        """The record that a snapshot's summary names."""
         data = self._store.get(path)
-        return None if data is None else Journal.from_bytes(data)
+        if data is None and (key := key_of(path)) is not None:
+            data = self._folded.get(key)
+        return _journal(data)
+
+    def _get(self, key: BatchKey) -> bytes | None:
+        data = self._store.get(self.path(key))
+        return self._folded.get(key) if data is None else data
 
     def keys(self) -> list[BatchKey]:
-        """All keys in order; objects of other names are not ours and are left alone."""
+        """Those of the journals that stand alone, in order; objects of other names are not ours and are left alone."""
         return sorted(filter(None, (key_of(f.path) for f in self._store.list_files(self._folder))))
 
-    def after(self, settled: BatchKey | None, *, table_uuid: str, stream: str) -> Iterator[Journal]:
-        """Whole journals of this stream and table that are later than the last committed one, in order."""
-        for key in self.keys():
+    def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
+        """Of the folded records, and of `keys`, those that stand alone."""
+        return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
+
+    def highest_epoch(self) -> int:
+        """Of all journals and records; 0 for none."""
+        epochs = [*(key.epoch for key in self.keys()), *(s.last.epoch for s in self._folded.segments())]
+        return max(epochs, default=0)
+
+    def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
+        """Every journal that can be read, by key; those of batches that wait to be committed are among them."""
+        alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
+        # Listed after those that stand alone: what is folded meanwhile is in both, and counts once.
+        folded = self._folded.items(newest_first=newest_first)
+        both = heapq.merge(reversed(alone) if newest_first else alone, folded, key=itemgetter(0), reverse=newest_first)
+        for key, found in groupby(both, key=itemgetter(0)):
+            if below is not None and key >= below:
+                continue
+            data = next((data for _, data in found if data is not None), None)
+            if journal := self.get(key) if data is None else _journal(data):
+                yield journal
+
+    def fold(self, marker: Marker, *, keep: int = RECORDS_ALONE, most: int = RECORDS_MOST) -> Iterator[int]:
+        """Fold the oldest records of committed batches, an object at a time: how many each one took.
+
+        Safe at any time, from any process, beside a running writer, and stopped anywhere: a batch up to the marker's
+        last settled one is decided for ever, in any older marker as well. The newest `keep` stay alone, for these
+        are read; so does what is no whole record of the stream, and what the next start removes.
+        """
+        settled = [
+            key
+            for key in self.keys()
+            if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
+        ]
+        old = self._not_folded(settled[: max(len(settled) - keep, 0)])
+        for group in groups(old, lambda key: self._foldable(key, marker.stream), most=most):
+            if not self._folded.write(group):
+                log.warning(
+                    "%d commit records of stream %r stay as they are: others stand where they belong",
+                    len(group),
+                    marker.stream,
+                )
+                return
+            self.delete(list(group))
+            yield len(group)
+
+    def _not_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
+        """Those beyond the folded ones; journals that an interrupted fold had folded already are deleted."""
+        through = max((s.last for s in self._folded.segments()), default=None)
+        if through is None:
+            return list(keys)
+        folded = {key: data for key in keys if key <= through and (data := self._folded.get(key)) is not None}
+        self.delete([key for key, data in folded.items() if self._store.get(self.path(key)) == data])
+        return [key for key in keys if key > through]
+
+    def _foldable(self, key: BatchKey, stream: str) -> bytes | None:
+        data = self._store.get(self.path(key))
+        journal = _journal(data)
+        return data if data is None or (journal and (journal.stream, journal.key) == (stream, key)) else b""
+
+    def after(
+        self, settled: BatchKey | None, keys: Iterable[BatchKey], *, table_uuid: str, stream: str
+    ) -> Iterator[Journal]:
+        """Of `keys`, whole journals of this stream and table that are later than the last committed one, in order."""
+        for key in keys:
             if settled is not None and key <= settled:
                 continue
             journal = self.look(key, table_uuid=table_uuid, stream=stream)
@@ -200,6 +280,10 @@ class JournalStore:
 
     def delete(self, keys: list[BatchKey]) -> None:
         self._store.delete([self.path(key) for key in keys])
+
+
+def _journal(data: bytes | None) -> Journal | None:
+    return None if data is None else Journal.from_bytes(data)
 
 
 def key_of(path: str) -> BatchKey | None:

@@ -14,7 +14,7 @@ from functools import cache
 from pyiceberg.table import Table
 
 from frazil.commit.committer import StreamTables
-from frazil.commit.history import ancestors, records, table_position
+from frazil.commit.history import ancestors, table_position
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import (
     Marker,
@@ -139,7 +139,7 @@ def _dead_letters_held(tables: StreamTables, table: Table, source: SourceIdentit
 
 def _committed_ranges(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, list[tuple[int, int]]]:
     found: dict[TopicPartition, list[tuple[int, int]]] = {}
-    for record in records(tables.journals):
+    for record in tables.journals.records():
         for p in record.progress:
             if record.source.topic_ids.get(p.topic) == source.topic_ids.get(p.topic):
                 found.setdefault(p.topic_partition, []).append((p.start, p.end))
@@ -217,7 +217,7 @@ def _highest_epoch_ever(tables: StreamTables, store: ObjectStore) -> int:
     try:
         return highest_epoch(tables, store)
     except MarkerUnreadable:
-        found = {key.epoch for key in tables.journals.keys()}  # noqa: SIM118 - not a mapping
+        found = {tables.journals.highest_epoch()}
     for handle in (tables.main, tables.dead_letters):
         table = handle.current()
         found |= {key.epoch for key, _ in batch_folders(store, table, tables.stream)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 
 from pyiceberg.table import Table
@@ -53,7 +53,8 @@ def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Se
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[BatchKey] = []
     discarded: list[BatchKey] = []
-    for journal in _waiting(tables, marker):
+    keys = tables.journals.keys()
+    for journal in _waiting(tables, marker, keys):
         try:
             _commit_waiting(committer, journal, store)
         except (StaleBatch, TopicRecreated) as reason:
@@ -65,14 +66,14 @@ def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Se
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     # Whoever read a journal before it was closed took over before that, and would be seen here.
     check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
-    deleted = sweep(tables, store, below_epoch=committer.epoch, undecided=True)
+    deleted = sweep(tables, store, below_epoch=committer.epoch, undecided=True, keys=keys)
     return Settled(tuple(committed), tuple(discarded), deleted)
 
 
-def _waiting(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
+def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
     """Journals of earlier epochs that were not committed; those of before a `forget` are another stream's past."""
     uuid = str(tables.main.current().metadata.table_uuid)
-    for journal in tables.journals.after(marker.settled, table_uuid=uuid, stream=tables.stream):
+    for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NEVER:
             yield journal
 
@@ -93,19 +94,27 @@ def _check_whole(store: ObjectStore, journal: Journal) -> None:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lacks staged files: {sorted(missing)}")
 
 
-def sweep(tables: StreamTables, store: ObjectStore, *, below_epoch: int, undecided: bool = False) -> int:
+def sweep(
+    tables: StreamTables,
+    store: ObjectStore,
+    *,
+    below_epoch: int,
+    undecided: bool = False,
+    keys: Sequence[BatchKey] | None = None,
+) -> int:
     """Delete staged files of earlier epochs that never became part of the tables; the number deleted.
 
     Safe at any time, from any process, beside a running writer. Batches later than the last committed one are left
     alone unless they are `undecided` no more, which only the epoch that has just settled them can know.
     Folders older than the oldest commit record were swept while their records stood, and are left alone too. So that
-    a start takes no longer the longer a stream has run, it passes over committed batches but the last of an epoch:
-    each was swept when it was committed.
+    a start takes no longer the longer a stream has run, it passes over committed batches but the last of an epoch,
+    each of which was swept when it was committed, and over epochs that the marker no longer remembers, which hundreds
+    of starts have swept. `keys` are of the journals that stand alone, where they were listed already.
     """
     marker = tables.marker()
     if marker is None:
         return 0
-    view = _View(tables, marker, decided_after=undecided)
+    view = _View(tables, marker, undecided, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
     deleted = 0
     for target, handle in (("main", tables.main), ("dead-letters", tables.dead_letters)):
@@ -124,10 +133,11 @@ class _View:
     tables: StreamTables
     marker: Marker
     decided_after: bool
-    keys: list[BatchKey] = field(init=False)
+    keys: Sequence[BatchKey]
 
-    def __post_init__(self) -> None:
-        self.keys = self.tables.journals.keys()
+    @cached_property
+    def oldest(self) -> BatchKey | None:
+        return self.tables.journals.oldest(self.keys)
 
     def look(self, key: BatchKey) -> Journal | Unusable:
         uuid = str(self.tables.main.current().metadata.table_uuid)
@@ -169,8 +179,9 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
 
 
 def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the writer that committed a batch went on to the next one, and so had swept it."""
-    return view.marker.fate(key) is Fate.COMMITTED and view.marker.batches.get(key.epoch) != key.batch
+    """Whether the writer that committed a batch went on to the next one, and so had swept it; or many starts have."""
+    fate = view.marker.fate(key)
+    return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and view.marker.batches.get(key.epoch) != key.batch)
 
 
 def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
@@ -183,7 +194,7 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
         return _files_of(record)
     if fate is Fate.UNKNOWN and record is Unusable.FOREIGN:
         return None
-    if view.keys and key < view.keys[0]:
+    if view.oldest is not None and key < view.oldest:
         return None
     return side.referenced
 
@@ -271,7 +282,9 @@ def highest_epoch(tables: StreamTables, store: ObjectStore) -> int:
 
     Epochs are never used twice, also after the stream was forgotten.
     """
-    found = {key.epoch for key in tables.journals.keys()}  # noqa: SIM118 - not a mapping
+    marker = read_marker(tables.main.current().metadata.properties, tables.stream)
+    # An epoch is in the marker before it journals: only where there is none do the journals tell more.
+    found = {marker.at.epoch if marker else tables.journals.highest_epoch()}
     for handle in (tables.main, tables.dead_letters):
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)

@@ -36,6 +36,7 @@ from frazil.stream.log_watch import find_cut
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.query import RangeQuery
+from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.session import start_session, warm_up, with_source
 from frazil.stream.truncation import check_not_cut
@@ -98,11 +99,21 @@ class Writer:
             pool.submit(warm_up, session, self.spec.resources.cores)
             try:
                 tables, store, progress = self._open(reporter)
-                return self._epochs(
-                    EpochParts(
-                        self.spec, session, kafka, properties, tables, store, progress, folder, reporter, self.on_batch
+                with RecordFolding(self.spec):
+                    return self._epochs(
+                        EpochParts(
+                            self.spec,
+                            session,
+                            kafka,
+                            properties,
+                            tables,
+                            store,
+                            progress,
+                            folder,
+                            reporter,
+                            self.on_batch,
+                        )
                     )
-                )
             finally:
                 if not self.session:
                     session.result().stop()

@@ -51,16 +51,8 @@ class LocalStore(ObjectStore):
                 return None
 
     def list_files(self, folder: str) -> list[FileInfo]:
-        root = _local(folder)
-        found: list[FileInfo] = []
         with _refusals(folder):
-            for path in _walk(root):
-                try:
-                    status = path.stat()
-                except FileNotFoundError:
-                    continue  # deleted since it was listed
-                name = path.relative_to(root).as_posix()
-                found.append(FileInfo(f"{folder.rstrip('/')}/{name}", status.st_size, status.st_mtime_ns // 1_000_000))
+            found = list(_files(_local(folder), folder.rstrip("/")))
         return sorted(found, key=lambda info: info.path)
 
     def list_folders(self, folder: str) -> list[str]:
@@ -105,6 +97,23 @@ def _walk(root: Path) -> Iterator[Path]:
         for name in names:
             if not name.endswith(_TEMPORARY):
                 yield Path(folder, name)
+
+
+def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
+    """As `_walk`, with what a listing tells of each; `name` is what the folder is called in paths that come back."""
+    try:
+        entries = list(os.scandir(root))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, f"{name}/{entry.name}")
+        elif not entry.name.endswith(_TEMPORARY) and not entry.is_dir():
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue  # deleted since it was listed
+            yield FileInfo(f"{name}/{entry.name}", status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 @contextmanager

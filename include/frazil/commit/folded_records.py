@@ -1,0 +1,154 @@
+"""Commit records folded together: one immutable object for a thousand of them, so that a stream leaves few behind.
+
+A journal is an object of its own while its batch is undecided: its key is the fence. Once later batches are committed
+it is history, read by audits and resets alone, and goes with its neighbours into
+`<state>/records/<first>_<last>.jsonl.gz`: a line that says the format, then each journal as it was, in order.
+
+Nobody needs to be fenced: an object is written if absent, read back whole, and only then are the journals that it holds
+deleted, so that whatever is killed, or runs twice, every record is in one place at least. Readers look for the journal
+first, then here; one that is in both places counts once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from frazil.commit.marker import BatchKey
+from frazil.table.storage import ObjectStore
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+RECORDS_MOST = 1_024
+BYTES_MOST = 16 * 1024**2
+"""Of an object's records, before compression: whoever reads one record holds all of them."""
+READS_AT_ONCE = 8
+
+_NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
+
+Records = dict[BatchKey, bytes]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """One object, by its name."""
+
+    first: BatchKey
+    last: BatchKey
+    path: str = field(compare=False)
+
+    @classmethod
+    def at(cls, path: str) -> Segment | None:
+        """None for what is not ours."""
+        found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
+        if found is None:
+            return None
+        numbers = [int(text) for text in found.groups()]
+        return cls(BatchKey(*numbers[:2]), BatchKey(*numbers[2:]), path)
+
+
+class FoldedRecords:
+    """The folded records of one stream. What was read last is kept: neighbours are asked for one after the other."""
+
+    def __init__(self, store: ObjectStore, state: str) -> None:
+        self._store = store
+        self._folder = f"{state}/records"
+        self._known: tuple[Segment, ...] = ()
+        self._last: tuple[str, Records] = ("", {})
+
+    def segments(self) -> tuple[Segment, ...]:
+        """As they are now, oldest first."""
+        found = (Segment.at(file.path) for file in self._store.list_files(self._folder))
+        self._known = tuple(sorted(filter(None, found)))
+        return self._known
+
+    def get(self, key: BatchKey) -> bytes | None:
+        """One record; None where it is not folded."""
+        found = self._find(key, self._known)
+        return self._find(key, self.segments()) if found is None else found
+
+    def _find(self, key: BatchKey, segments: Sequence[Segment]) -> bytes | None:
+        for segment in segments:
+            if segment.first <= key <= segment.last and (data := self.read(segment).get(key)) is not None:
+                return data
+        return None
+
+    def items(self, *, newest_first: bool) -> Iterator[tuple[BatchKey, bytes]]:
+        """All records by key, each once: objects of two folds at once may overlap."""
+        segments = self.segments()
+        last: BatchKey | None = None
+        for segment in sorted(segments, key=lambda s: s.last, reverse=True) if newest_first else segments:
+            records = self.read(segment)
+            for key in reversed(records) if newest_first else records:
+                if last is None or (key < last if newest_first else key > last):
+                    yield key, records[key]
+                    last = key
+
+    def read(self, segment: Segment) -> Records:
+        """All records of one object, in order; none where it is gone, or damaged."""
+        if self._last[0] != segment.path:
+            data = self._store.get(segment.path)
+            self._last = (segment.path, {} if data is None else _unpacked(data, segment.path))
+        return self._last[1]
+
+    def write(self, records: Records) -> bool:
+        """Fold records, in order of their keys; False where other records stand under that name."""
+        first, last = next(iter(records)), next(reversed(records))
+        path = f"{self._folder}/{_text(first)}_{_text(last)}.jsonl.gz"
+        self._store.put_if_absent(path, _packed(records))
+        stored = self._store.get(path)
+        return stored is not None and _unpacked(stored, path) == records
+
+
+def _text(key: BatchKey) -> str:
+    return f"{key.epoch:08d}-{key.batch:08d}"
+
+
+def _packed(records: Records) -> bytes:
+    head = {"format": FORMAT_VERSION, "keys": list(records)}
+    lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
+    # Without a time, so that the same records are the same bytes.
+    return gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0)
+
+
+def _unpacked(data: bytes, path: str) -> Records:
+    try:
+        first, *lines = gzip.decompress(data).split(b"\n")
+        head = json.loads(first)
+        keys = [BatchKey(*key) for key in head["keys"]] if head["format"] == FORMAT_VERSION else None
+        if keys is not None:
+            return dict(zip(keys, lines, strict=True))
+        reason = f"its format is {head['format']}, and this frazil reads {FORMAT_VERSION}"
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        reason = repr(error)
+    log.warning("the commit records in %s cannot be read, and count as missing: %s", path, reason)
+    return {}
+
+
+def groups(
+    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, most: int = RECORDS_MOST
+) -> Iterator[Records]:
+    """Journals in groups that fill an object, in order; what is left over stays out, and so does what `read` answers
+    nothing for. Where it answers None the journal is gone: somebody else folds, and the groups end.
+    """
+    group: Records = {}
+    size = 0
+    with ThreadPoolExecutor(READS_AT_ONCE, "fold") as pool:
+        for start in range(0, len(keys), most):
+            part = keys[start : start + most]
+            for key, data in zip(part, pool.map(read, part), strict=True):
+                if data is None:
+                    return
+                if data:
+                    group[key] = data
+                    size += len(data)
+                if len(group) >= most or size >= BYTES_MOST:
+                    yield group
+                    group, size = {}, 0

@@ -1,0 +1,64 @@
+"""Folds a stream's old commit records while its writer runs, beside the batches and never in their way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import read_marker
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 600.0
+PAUSE_S = 1.0
+"""Between two objects: the years that an earlier version left are no reason to slow the batches down."""
+
+
+@dataclass(slots=True)
+class RecordFolding:
+    """A thread from `with` to its end, with a catalog and a storage of its own; a fold that is cut short goes on next
+    time."""
+
+    spec: StreamSpec
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> RecordFolding:
+        # The process does not wait for it: wherever it is stopped, nothing is lost.
+        self._thread = threading.Thread(target=self._run, name="fold-records", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.fold()
+            except Exception as error:  # whatever a catalog or a storage raises: the next time will do
+                log.warning("old commit records of stream %r were not folded: %r", self.spec.name, error)
+            if self._over.wait(EVERY_S):
+                return
+
+    def fold(self) -> int:
+        """Fold what is old; the number of records. Raises what the catalog and the storage raise."""
+        table = load_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
+        marker = read_marker(table.metadata.properties, self.spec.name)
+        if marker is None:
+            return 0
+        store = open_store(table.location(), table.io.properties)
+        folded = 0
+        for count in JournalStore(store, state_location(table, self.spec.name)).fold(marker):
+            folded += count
+            if self._over.wait(PAUSE_S):
+                break
+        if folded:
+            log.info("stream %r: %d old commit records were folded", self.spec.name, folded)
+        return folded

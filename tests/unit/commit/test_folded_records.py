@@ -1,0 +1,171 @@
+"""Old commit records are folded together: whoever asks for one finds it, wherever a fold was cut short."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.commit.claims import claims, window_claims
+from frazil.commit.history import commit_records, first_offsets, table_position
+from frazil.commit.journal import Journal, JournalStore, Unusable
+from frazil.commit.marker import BatchKey
+from frazil.commit.settle import bare_path, highest_epoch
+from frazil.commit.window import Window
+from frazil.table.local_storage import LocalStore
+
+BATCHES = 23
+
+
+def fold(world: Any, **changes: int) -> int:
+    return sum(world.tables.journals.fold(world.marker(), **{"keep": 2, "most": 4, **changes}))
+
+
+def objects(world: Any, folder: str) -> list[str]:
+    return [f.path.rsplit("/", 1)[-1] for f in world.store.list_files(f"{world.tables.journals.state[1]}/{folder}")]
+
+
+@pytest.fixture
+def run(world: Any) -> Any:
+    """A stream that committed 23 batches in three epochs, with a dead letter now and then."""
+    for offset in range(BATCHES):
+        if offset % 8 == 0:
+            world.committer = world.begin()
+        world.clock_ms += 60_000
+        world.run(world.committer, {0: (offset, offset + 1)}, rejected={0: [offset]} if offset % 5 == 0 else {})
+    return world
+
+
+def seen(world: Any) -> dict[str, Any]:
+    """All that anybody reads from commit records."""
+    journals, marker, metadata = world.tables.journals, world.marker(), world.load().metadata
+    everything = Window(0, world.clock_ms + 1)
+    return {
+        "records": list(journals.records()),
+        "newest first": list(journals.records(newest_first=True, below=BatchKey(3, 1))),
+        "claims": claims(journals, marker, metadata),
+        "of a window": window_claims(journals, marker, metadata, everything),
+        "by path": [journals.read(path) for _, path in commit_records(metadata, "events")],
+        "by key": [journals.get(journal.key) for journal in journals.records()],
+        "position": table_position(metadata, journals, stream="events", table="demo.events"),
+        "first offsets": first_offsets(journals),
+        "highest epoch": (highest_epoch(world.tables, world.store), journals.highest_epoch()),
+    }
+
+
+def test_whoever_asks_for_a_record_finds_it_after_it_was_folded(run):
+    before = seen(run)
+    assert len(before["records"]) == len(before["by path"]) == BATCHES
+    assert fold(run) == 20
+    assert len(objects(run, "records")) == 5
+    assert len(objects(run, "journal")) == 3
+    assert seen(run) == before
+    run.expire_all_but_newest()
+    assert claims(run.tables.journals, run.marker(), run.load().metadata) == before["claims"]
+    everything = Window(0, run.clock_ms + 1)
+    found = window_claims(run.tables.journals, run.marker(), run.load().metadata, everything)
+    assert found.records == before["claims"].records
+
+
+def test_a_stream_goes_on_starts_and_sweeps_as_before(run):
+    fold(run)
+    rows, files = run.rows(), run.all_parquet_files()
+    for offset in range(BATCHES, BATCHES + 9):
+        committer = run.begin()
+        run.run(committer, {0: (offset, offset + 1)})
+    assert run.rows() == sorted([*rows, *((0, o) for o in range(BATCHES, BATCHES + 9))])
+    assert files <= run.all_parquet_files()
+    assert fold(run) == 8
+    assert [r.progress[0].start for r in run.tables.journals.records()] == list(range(BATCHES + 9))
+
+
+class CutStore(LocalStore):
+    """Fails at the n-th operation that changes or reads an object."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("cut")
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self._count()
+        return super().put_if_absent(path, data)
+
+    def get(self, path: str) -> bytes | None:
+        self._count()
+        return super().get(path)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._count()
+            super().delete([path])
+
+
+def test_a_fold_that_is_cut_short_anywhere_loses_nothing_and_goes_on(run):
+    before, marker = seen(run), run.marker()
+    state = run.tables.journals.state[1]
+    cut = 0
+    for at in range(200):
+        try:
+            list(JournalStore(CutStore(at % 19), state).fold(marker, keep=2, most=4))
+        except ConnectionError:
+            cut += 1
+        assert list(JournalStore(LocalStore(), state).records()) == before["records"]
+    assert cut > 5
+    fold(run)
+    assert (len(objects(run, "records")), len(objects(run, "journal"))) == (5, 3)
+    assert seen(run) == before
+
+
+def test_two_folds_at_once_lose_and_repeat_nothing(run):
+    before, marker = seen(run), run.marker()
+    one, two = (JournalStore(run.store, run.tables.journals.state[1]) for _ in range(2))
+    first, second = one.fold(marker, keep=2, most=4), two.fold(marker, keep=1, most=3)
+    for _ in range(4):
+        next(first, None)
+        next(second, None)
+        assert list(run.tables.journals.records()) == before["records"]
+        assert list(run.tables.journals.records(newest_first=True)) == before["records"][::-1]
+    assert seen(run) == before
+
+
+def test_what_is_no_record_of_the_stream_is_left_alone(run):
+    journals = run.tables.journals
+    other = dataclasses.replace(journals.get(BatchKey(1, 2)), stream="others").to_bytes()
+    run.store.put(journals.path(BatchKey(1, 2)), other)
+    run.store.put(journals.path(BatchKey(1, 3)), b"torn")
+    # What a fenced writer journaled late, and nobody commits.
+    late = dataclasses.replace(journals.get(BatchKey(1, 8)), key=BatchKey(1, 9))
+    run.store.put(journals.path(late.key), late.to_bytes())
+    fold(run)
+    assert set(journals.keys()) >= {(1, 2), (1, 3), (1, 9)}
+    assert journals.look(BatchKey(1, 2), table_uuid=str(run.load().metadata.table_uuid), stream="events") is (
+        Unusable.FOREIGN
+    )
+    run.begin()
+    assert set(journals.keys()).isdisjoint({late.key})
+
+
+def test_records_that_were_damaged_count_as_missing_and_cost_no_file(run, caplog):
+    fold(run)
+    rows, path = run.rows(), f"{run.tables.journals.state[1]}/records/{objects(run, 'records')[0]}"
+    Path(bare_path(path)).write_bytes(b"\x1f\x8bno")
+    run.begin()
+    assert run.rows() == rows
+    assert len(list(run.tables.journals.records())) == BATCHES - 4
+    assert "cannot be read, and count as missing" in caplog.text
+
+
+@pytest.mark.parametrize("read", [lambda j: j.get, lambda j: lambda key: j.read(j.path(key))])
+def test_a_record_that_was_folded_since_the_last_look_is_found(run, read: Callable[..., Any]):
+    reader = JournalStore(run.store, run.tables.journals.state[1])
+    assert isinstance(read(reader)(BatchKey(1, 1)), Journal)
+    fold(run)
+    assert isinstance(read(reader)(BatchKey(1, 1)), Journal)
+    assert read(reader)(BatchKey(9, 9)) is None
