@@ -9,8 +9,10 @@ While none lives:
   5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
   6. never launched, or ended in the foreground: start;
   7. a person acted since it ended (spec, desired state, or table), or it ended because it was asked to: start;
-  8. an exit code after which a restart fails in the same way, or too many crashes without a commit: give up;
-  9. else start again, after the backoff.
+  8. fenced or refused access before supervision came back to this host: start, for that may be over;
+  9. refused access after it had been granted: start again, after a long backoff;
+ 10. an exit code after which a restart fails in the same way, or too many crashes without a commit: give up;
+ 11. else start again, after the backoff.
 
 "Give up" is said once; after that the same state is a hold, for Airflow starts the next run at once, and a loop of
 failing runs helps nobody. A start can never make two writers: the lock decides that, not this function.
@@ -18,11 +20,14 @@ failing runs helps nobody. A start can never make two writers: the lock decides 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import takewhile
 
 from frazil.errors import (
     NO_RESTART,
+    AccessDenied,
     AdoptionRequired,
+    Fenced,
     MarkerUnreadable,
     OffsetGap,
     RolledBack,
@@ -42,6 +47,9 @@ TABLE_WAYS_OUT = frozenset(
     for error in (OffsetGap, RolledBack, TopicRecreated, SchemaIncompatible, AdoptionRequired, MarkerUnreadable)
 )
 """Exit codes whose way out writes the table. `Fenced` is not one: the other writer writes the table as well."""
+
+MAY_BE_OVER = frozenset({Fenced.exit_code, AccessDenied.exit_code})
+"""Exit codes for what others do, and may have undone since: who writes elsewhere, and who may read and write."""
 
 RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
 """Exit codes of a writer that lacks something it cannot mend (brokers, catalog): tried for ever, never given up on."""
@@ -117,6 +125,8 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
     if _was_asked(exit_) and exit_.code not in NO_RESTART:
         reason = f"it ended with {_code(exit_)}, as it was asked to ({exit_.stopped_for}), and is wanted"
         return Decision(Action.START, Cause.STOPPED, reason)
+    if (again := _may_be_over(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
+        return again
     if exit_.code in NO_RESTART:
         name = error_name(exit_.code or 0)
         reason = (
@@ -147,15 +157,64 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
     return Decision(Action.START, cause, reason)
 
 
+def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
+    """Why an end that others caused is no reason to give up; None where it is one, or no such end."""
+    if exit_.code not in MAY_BE_OVER:
+        return None
+    if _ended_while_away(observed, exit_, policy=policy):
+        reason = (
+            f"it ended with {_code(exit_)} ({error_name(exit_.code or 0)}) {ago(now_ms - exit_.ended_at_ms)} ago, and "
+            f"supervision came back to this host {ago(now_ms - observed.returned_at_ms)} ago: that may be over"
+        )
+        return Decision(Action.START, Cause.RETURNED, reason)
+    if exit_.code == AccessDenied.exit_code and _worked(observed, exit_):
+        return _denied(observed, exit_, now_ms=now_ms, policy=policy)
+    return None
+
+
+def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
+    """Whether nobody here saw that end, or supervision was elsewhere for long since."""
+    if exit_.ended_at_ms >= observed.returned_at_ms:
+        return False
+    given_up = observed.notes.given_up
+    seen = exit_.ended_at_ms <= observed.away_since_ms or (given_up is not None and given_up.subject == exit_.launch_id)
+    return not seen or observed.returned_at_ms - observed.away_since_ms > policy.moved_ms
+
+
+def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
+    """The same credentials were good before: rights come back, and no writer harms anything by asking for them."""
+    row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.writer.exits)))
+    wait_ms = policy.denied_backoff_ms(len(row))
+    due_ms = exit_.ended_at_ms + wait_ms
+    reason = (
+        f"the writer ended with {_code(exit_)} (AccessDenied), {max(len(row), 1)} in a row, and committed with the "
+        f"same credentials before; its last words: {exit_.error or 'none'}"
+    )
+    if now_ms < due_ms <= now_ms + wait_ms:
+        return Decision(Action.HOLD, Cause.DENIED, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms)
+    return Decision(Action.START, Cause.DENIED, reason)
+
+
+def _worked(observed: Observed, exit_: ExitRecord) -> bool:
+    same = _as_now(exit_)
+    return any(e.committed and same(e) for e in observed.writer.exits)
+
+
+def _as_now(last: ExitRecord) -> Callable[[ExitRecord], bool]:
+    """Whether an end was under the same declaration, and no person has acted since."""
+    return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
+
+
 def _fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
     """The latest ends in a row, newest first, that committed nothing, were not asked for, and no person's act parts."""
     last = exits[-1]
+    same = _as_now(last)
 
     def belongs(exit_: ExitRecord) -> bool:
         return (
             not exit_.committed
             and not _was_asked(exit_)
-            and (exit_.spec_fingerprint, exit_.generation) == (last.spec_fingerprint, last.generation)
+            and same(exit_)
             and last.ended_at_ms - exit_.ended_at_ms <= window_ms
         )
 

@@ -39,6 +39,8 @@ class Cause(StrEnum):
     FIRST_START = "first start"
     STOPPED = "stopped as asked"
     NEEDS_PERSON = "needs a person"
+    RETURNED = "supervision came back"
+    DENIED = "access denied"
     CRASH_LOOP = "crash loop"
     CRASHED = "crashed"
     UNAVAILABLE = "unavailable"

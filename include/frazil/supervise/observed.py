@@ -60,6 +60,11 @@ class Observed:
     watched_since_ms: int = 0
     """Since when somebody has watched without a gap: silence before that proves nothing (the machine slept)."""
 
+    away_since_ms: int = 0
+    """The last look on this host before nobody looked here; 0 where none is known."""
+    returned_at_ms: int = 0
+    """When somebody looked again, after `away_since_ms`."""
+
     @property
     def process(self) -> ProcessState:
         return self.writer.process

@@ -42,6 +42,10 @@ class Policy:
     """A declaration may be missing for a moment while files are replaced."""
     first_backoff_ms: int = SECOND_MS
     longest_backoff_ms: int = MINUTE_MS
+    longest_denied_backoff_ms: int = 15 * MINUTE_MS
+    """Refused access comes back in the time that people take, and a catalog may lock out who asks too often."""
+    moved_ms: int = 5 * MINUTE_MS
+    """Supervision that was away from this host for longer was elsewhere; a shorter gap is a restart of Airflow."""
     crash_limit: int = 5
     """Crashes without a commit between them, within the window, after which the supervisor gives up."""
     crash_window_ms: int = 60 * MINUTE_MS
@@ -49,6 +53,10 @@ class Policy:
     def backoff_ms(self, crashes: int) -> int:
         """The wait before the start that follows the n-th crash in a row: 1 s, 2 s, 4 s, ... at most a minute."""
         return min(self.longest_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
+
+    def denied_backoff_ms(self, denials: int) -> int:
+        """The wait after the n-th refusal in a row: 1 min, 2 min, 4 min, ... at most a quarter of an hour."""
+        return min(self.longest_denied_backoff_ms, self.longest_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:

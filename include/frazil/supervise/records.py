@@ -17,6 +17,7 @@ from typing import Any
 
 EXITS_FILE = "exit.json"
 NOTES_FILE = "supervisor.json"
+WATCH_FILE = "watch.json"
 EXITS_KEPT = 50
 
 
@@ -104,6 +105,33 @@ class Notes:
     given_up: GivenUp | None = None
     cleared: str | None = None
     """The id of the launch after whose end a person asked for a fresh start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Since when this host is looked at without a gap, whoever looked; all 0 where nobody wrote it down."""
+
+    last_ms: int = 0
+    away_since_ms: int = 0
+    returned_at_ms: int = 0
+
+    def looked(self, now_ms: int, *, gap_ms: int) -> Watch:
+        """After a look now; a clock that was set back makes no gap."""
+        if now_ms - self.last_ms > gap_ms:
+            return Watch(now_ms, away_since_ms=self.last_ms, returned_at_ms=now_ms)
+        return dataclasses.replace(self, last_ms=now_ms)
+
+
+def read_watch(folder: Path) -> Watch:
+    """One of another version is as none."""
+    try:
+        return Watch(**(_read_json(folder / WATCH_FILE) or {}))
+    except (ValueError, TypeError):
+        return Watch()
+
+
+def write_watch(folder: Path, watch: Watch) -> None:
+    replace_json(folder / WATCH_FILE, dataclasses.asdict(watch))
 
 
 def read_exits(folder: Path) -> tuple[ExitRecord, ...]:

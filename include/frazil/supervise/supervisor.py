@@ -30,11 +30,13 @@ from frazil.supervise.launcher import Launcher, LaunchRequest, LogPosition
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
 from frazil.supervise.policy import Policy
-from frazil.supervise.records import Launch, StopRequest, read_notes, write_notes
+from frazil.supervise.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.supervise.table_state import TableState
 
 GAP_MS = 30_000
 """A longer time between two looks proves nothing about the writer: this process, or the machine, slept."""
+WATCH_EVERY_MS = 10_000
+"""How often it is written down that somebody looks; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
 FIRST_LOOK_BYTES = 4 * 1024
 """Of the log of a writer that ran before: what it said earlier was told by the supervisor before this one."""
@@ -97,6 +99,7 @@ class Supervisor:
         self._declaration = Declaration(stream, streams, clock=clock)
         self._table = TableState(clock=clock)
         self._last_step_ms, self._watched_since_ms = 0, 0
+        self._watch, self._watch_written_ms = read_watch(self._folder), 0
         self._log_position: LogPosition | None = None
         # A step that Airflow has cancelled goes on in its thread while another begins.
         self._one_at_a_time = threading.Lock()
@@ -150,12 +153,20 @@ class Supervisor:
             if now_ms - self._last_step_ms > GAP_MS:
                 self._watched_since_ms = now_ms
             self._last_step_ms = now_ms
+            self._keep_watch(now_ms, write=act)
             observed = self._observe()
             spec = self._declaration.spec
             policy = Policy.for_stream(spec) if spec else Policy()
             decision = decide(observed, now_ms=now_ms, policy=policy)
             problem = self._act(decision, observed, now_ms=now_ms) if act else None
             return Step(decision, observed.table_fingerprint, problem, self._read_log(), observed.stall)
+
+    def _keep_watch(self, now_ms: int, *, write: bool) -> None:
+        """Airflow ends a supervisor and begins another without a gap: the folder remembers, as this object cannot."""
+        self._watch = self._watch.looked(now_ms, gap_ms=GAP_MS)
+        if write and (abs(now_ms - self._watch_written_ms) >= WATCH_EVERY_MS or self._watch.returned_at_ms == now_ms):
+            write_watch(self._folder, self._watch)
+            self._watch_written_ms = now_ms
 
     def _observe(self) -> Observed:
         writer = self._launcher.observe()
@@ -167,6 +178,8 @@ class Supervisor:
             desired=self._table.desired(spec),
             notes=read_notes(self._folder),
             watched_since_ms=self._watched_since_ms,
+            away_since_ms=self._watch.away_since_ms,
+            returned_at_ms=self._watch.returned_at_ms,
         )
         exit_ = observed.exit
         if spec is None or exit_ is None or exit_.code not in TABLE_WAYS_OUT:

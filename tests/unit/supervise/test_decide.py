@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import NO_RESTART
-from frazil.supervise.decide import RESTARTABLE, TABLE_WAYS_OUT, decide
+from frazil.supervise.decide import MAY_BE_OVER, RESTARTABLE, TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.launcher import Observation, ProcessState
@@ -22,6 +22,7 @@ from frazil.supervise.records import ExitRecord, GivenUp, Launch, LaunchKind, No
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000
+DAY = 24 * 60 * MINUTE
 POLICY = Policy()
 
 
@@ -147,6 +148,17 @@ TABLE: list[tuple[str, Observed, Action, Cause]] = [
     ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), Action.HOLD, Cause.NEEDS_PERSON),
     ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), Action.START, Cause.ASKED),
     ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), Action.HOLD, Cause.NEEDS_PERSON),
+    ("fenced three days ago, and supervision is back", ended(exit_(13, ago=3 * DAY, committed=True), away_since_ms=NOW - 4 * DAY, returned_at_ms=NOW), Action.START, Cause.RETURNED),
+    ("fenced under our eyes, given up, and back after days elsewhere", ended(exit_(13, ago=3 * DAY), notes=GIVEN_UP, away_since_ms=NOW - 3 * DAY + MINUTE, returned_at_ms=NOW), Action.START, Cause.RETURNED),
+    ("fenced under our eyes, and Airflow was restarted", ended(exit_(13, ago=10 * MINUTE), notes=GIVEN_UP, away_since_ms=NOW - 4 * MINUTE, returned_at_ms=NOW), Action.HOLD, Cause.NEEDS_PERSON),
+    ("fenced again since supervision is back", ended(exit_(13, ago=MINUTE), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW - 2 * MINUTE), Action.GIVE_UP, Cause.NEEDS_PERSON),
+    ("refused three days ago, and supervision is back", ended(exit_(16, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), Action.START, Cause.RETURNED),
+    ("gone offsets of three days ago stay a person's", ended(exit_(11, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), Action.GIVE_UP, Cause.NEEDS_PERSON),
+    ("refused after a commit, this moment", ended(exit_(16, committed=True)), Action.HOLD, Cause.DENIED),
+    ("refused after a commit, a minute ago", ended(exit_(16, committed=True, ago=MINUTE)), Action.START, Cause.DENIED),
+    ("refused four times since the last commit", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True), *crashes(4, code=16)), Action.HOLD, Cause.DENIED),
+    ("refused, and committed with other credentials only", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True, generation=3), exit_(16)), Action.GIVE_UP, Cause.NEEDS_PERSON),
+    ("refused from the first start on", ended(exit_(16)), Action.GIVE_UP, Cause.NEEDS_PERSON),
     ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="asked for")), Action.GIVE_UP, Cause.NEEDS_PERSON),
 ]  # fmt: skip
 
@@ -239,6 +251,8 @@ def observations(draw: st.DrawFn) -> Observed:
         notes=draw(notes),
         table_fingerprint=draw(st.sampled_from([None, "t1", "t2"])),
         watched_since_ms=draw(st.sampled_from([0, NOW])),
+        away_since_ms=draw(st.sampled_from([0, NOW - 130 * MINUTE, NOW - 60 * MINUTE])),
+        returned_at_ms=draw(st.sampled_from([0, NOW - 30 * MINUTE, NOW])),
     )
 
 
@@ -271,6 +285,10 @@ def test_after_an_exit_that_needs_a_person_nothing_starts_until_a_person_acted(o
     last = observed.exit
     if last is None or last.code not in NO_RESTART:
         return
+    if last.code in MAY_BE_OVER:  # under our eyes, and of credentials that never worked
+        exits = tuple(dataclasses.replace(e, committed=False) for e in observed.writer.exits)
+        writer = dataclasses.replace(observed.writer, exits=exits)
+        observed = dataclasses.replace(observed, writer=writer, returned_at_ms=last.ended_at_ms)
     unchanged = dataclasses.replace(
         observed,
         declared=Declared(last.spec_fingerprint),
@@ -301,8 +319,44 @@ def test_the_foreground_writer_is_left_alone(observed: Observed) -> None:
 
 @given(observations())
 def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: Observed) -> None:
-    until = decided(observed).until_ms
-    assert until is None or NOW < until <= NOW + MINUTE
+    decision = decided(observed)
+    most_ms = POLICY.longest_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
+    assert decision.until_ms is None or NOW < decision.until_ms <= NOW + most_ms
+
+
+@given(observations())
+def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stayed(observed: Observed) -> None:
+    decision = decided(observed)
+    last = observed.exit
+    if decision.cause is Cause.RETURNED:
+        assert last is not None
+        assert last.code in MAY_BE_OVER
+        seen = dataclasses.replace(observed, returned_at_ms=last.ended_at_ms)
+        assert decided(seen).cause is not Cause.RETURNED
+
+
+@pytest.mark.parametrize("code", sorted(MAY_BE_OVER))
+@pytest.mark.parametrize("ended_ago", [0, 1, MINUTE, 10 * MINUTE, DAY])
+@pytest.mark.parametrize("away_ago", [None, 0, MINUTE, 4 * MINUTE, 6 * MINUTE, 2 * DAY])
+@pytest.mark.parametrize("returned_ago", [0, MINUTE, 3 * DAY])
+@pytest.mark.parametrize("noted", [Notes(), GIVEN_UP])
+def test_an_end_that_may_be_over_is_judged_by_who_saw_it(
+    code: int, ended_ago: int, away_ago: int | None, returned_ago: int, noted: Notes
+) -> None:
+    away_since_ms = 0 if away_ago is None else NOW - away_ago
+    observed = ended(
+        exit_(code, ago=ended_ago), notes=noted, away_since_ms=away_since_ms, returned_at_ms=NOW - returned_ago
+    )
+    unseen = away_since_ms < NOW - ended_ago < NOW - returned_ago and noted is not GIVEN_UP
+    elsewhere = NOW - ended_ago < NOW - returned_ago and NOW - returned_ago - away_since_ms > POLICY.moved_ms
+    expected = Action.START if unseen or elsewhere else Action.HOLD if noted is GIVEN_UP else Action.GIVE_UP
+    assert decided(observed).action is expected
+
+
+def test_the_waits_between_refusals_double_up_to_a_quarter_of_an_hour() -> None:
+    before = exit_(0, ago=DAY, launch_id="L8x", committed=True)
+    waits = [decided(ended(before, *crashes(n, code=16))).until_ms or 0 for n in range(1, 8)]
+    assert [(wait - NOW) // MINUTE for wait in waits] == [1, 2, 4, 8, 15, 15, 15]
 
 
 @given(observations())

@@ -172,6 +172,21 @@ def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_agai
     bench.runs(supervisor)
 
 
+def test_a_fenced_writer_is_held_by_who_saw_it_and_started_by_who_comes_back_to_this_host(bench: Bench) -> None:
+    clock = Clock(bench.supervisor()._clock)
+    bench.at_hand.orders(exit=13, error="Fenced: epoch 9 took over")
+    step = bench.until(bench.supervisor(clock=clock), Action.GIVE_UP, Cause.NEEDS_PERSON)
+    confirm_given_up("ticks", step.decision.subject, reason=step.decision.reason, table_fingerprint=None)
+    bench.at_hand.orders()
+    clock.ahead_ms += 2 * 60_000
+    assert bench.supervisor(clock=clock).step().decision.action is Action.HOLD  # Airflow was restarted
+    clock.ahead_ms += 3 * 24 * 60 * 60_000
+    back = bench.supervisor(clock=clock)
+    assert back.look().decision.cause is Cause.RETURNED
+    bench.until(back, Action.START, Cause.RETURNED)
+    bench.eventually(lambda: bench.at_hand.launcher.observe().process.is_alive)
+
+
 def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
     supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
     bench.at_hand.orders(**{"crash-at-start": True})
