@@ -149,6 +149,7 @@ def _parse(dags: Path, *, home: Path, streams: Path | None = None) -> dict[str, 
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
         "PYTHONPATH": str(CHECKOUT),
+        "FRAZIL_HOME": str(home / "frazil"),
     }
     environment.pop("FRAZIL_STREAMS", None)
     if streams is not None:

@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from frazil.airflow.reconcile import ASKED, to_ask
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import TableSignals, append_signals
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.stream.aggregate_due import WaitingDay
 from frazil.table.catalogs import load_catalog
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -44,7 +47,8 @@ from airflow.utils import db
 db.initdb()
 from airflow.dag_processing.dagbag import DagBag
 from airflow.models import dagrun
-from airflow.models.asset import AssetEvent
+from airflow.models.asset import AssetEvent, AssetModel
+from airflow.models.asset_state_store import AssetStateStoreModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
@@ -61,6 +65,9 @@ def run(dag_id, key):
         done = dags[dag_id].test()
     with create_session() as session:
         tasks = {ti.task_id: str(ti.state) for ti in done.get_task_instances(session=session)}
+        for asset in session.scalars(select(AssetModel).where(AssetModel.name == "frazil.again.sales")):
+            day = json.dumps("2013-12-29")  # as if it had been watched from there
+            session.merge(AssetStateStoreModel(asset_id=asset.id, key="frazil.first-day", value=day))
         sent = session.scalars(select(AssetEvent).where(AssetEvent.source_run_id == done.run_id))
         return {"tasks": tasks, "events": [[event.asset.name, event.partition_key] for event in sent]}
 
@@ -91,6 +98,9 @@ def test_an_aggregation_has_a_dag_for_its_days_and_one_for_what_comes_late(parse
     daily, reopened = parsed["dags"]["frazil_daily_flights_per_day"], parsed["dags"]["frazil_reopened_flights_per_day"]
     assert daily["tasks"] == {"inputs": "_PythonDecoratedOperator", "aggregate": "SparkSubmitOperator"}
     assert reopened["tasks"] == {"again": "_PythonDecoratedOperator"}
+    reconcile = parsed["dags"]["frazil_reconcile_flights_per_day"]
+    assert reconcile["tasks"] == {"ask_for_late_days": "_PythonDecoratedOperator"}
+    assert reconcile["outlets"] == {"ask_for_late_days": ["frazil.again.flights_per_day"]}
     assert daily["timetable"] == reopened["timetable"] == "PartitionedAssetTimetable"
     assert daily["max_active_runs"] == 1
     assert daily["tags"] == reopened["tags"] == ["daily", "frazil"]
@@ -111,7 +121,7 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
         (folder / f"{name}.yaml").write_text(SALES.replace("shop.sales_per_day", "shop.both"))
     monkeypatch.setenv("FRAZIL_AGGREGATIONS", str(folder))
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
-    assert found["errors"] == {}
+    assert [Path(file).name for file in found["errors"]] == ["declarations.py"], "which has no Dag"
     assert "broken" not in found["dags"]["frazil_daily_sales"]["tags"]
     problems = {
         "typo": "tagret",
@@ -125,6 +135,33 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
         assert ("broken" in broken["tags"], broken["timetable"]) == (True, "NullTimetable")
         assert problem in broken["doc"]
         assert f"frazil_reopened_{name}" not in found["dags"]
+
+
+def test_a_typo_changes_no_dag_and_is_an_import_error_until_it_is_mended(
+    parse: Parse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(tmp_path)
+    monkeypatch.setenv("FRAZIL_AGGREGATIONS", str(tmp_path / "aggregations"))
+    files = [tmp_path / "streams" / "sales.yaml", tmp_path / "aggregations" / "sales.yaml"]
+    sound = [file.read_text() for file in files]
+    before = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
+    files[0].write_text(sound[0] + "maintenance: {compactoin: off}\n")
+    files[1].write_text(sound[1].replace("target", "tagret"))
+    broken = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
+    assert before["errors"] == {}
+    ((file, said),) = broken["errors"].items()
+    assert file.endswith("dags/declarations.py")
+    assert "compactoin" in said
+    assert "tagret" in said
+    assert {dag_id: _shape(dag) for dag_id, dag in broken["dags"].items()} == {
+        dag_id: _shape(dag) for dag_id, dag in before["dags"].items()
+    }
+    assert "tagret" in broken["dags"]["frazil_daily_sales"]["doc"]
+
+
+def _shape(dag: dict[str, Any]) -> dict[str, Any]:
+    """What Airflow's roll-ups and runs hang on."""
+    return {key: dag[key] for key in ("tasks", "timetable", "schedule", "params", "outlets", "max_active_runs")}
 
 
 def test_24_hours_make_a_day_and_one_that_is_asked_for_again_needs_none_of_them(tmp_path: Path) -> None:
@@ -162,7 +199,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
         snapshot_id = sell()
         days = [f"2013-12-{day}" for day in (29, 30, 31)]
-        asked = [("frazil_daily_sales", day) for day in days[:2]] + [("frazil_reopened_sales", day) for day in days]
+        asked = [("frazil_daily_sales", day) for day in days[:2]]
+        asked += [("frazil_reconcile_sales", number) for number in ("1", "2", "3")]
+        asked += [("frazil_reopened_sales", day) for day in days]
         told = airflow(folder, RUN, json.dumps(asked))
     return {**told, "snapshot": snapshot_id, "submitted": (folder / "submitted").read_text(), "in": folder}
 
@@ -234,6 +273,36 @@ def test_only_a_day_that_was_complete_is_asked_for_again(ran: dict[str, Any]) ->
         "events": [["frazil.again.sales", "2013-12-30"]],
     }
     assert ran["frazil_reopened_sales 2013-12-31"] == {"tasks": {"again": "skipped"}, "events": []}
+
+
+def test_a_day_that_is_complete_and_was_not_aggregated_is_asked_for_once(ran: dict[str, Any]) -> None:
+    # The run for 2013-12-30 only pretended: Spark never ran. A gate holds the 29th, and the 31st is open.
+    runs = [ran[f"frazil_reconcile_sales {number}"] for number in (1, 2, 3)]
+    assert [event for run in runs for event in run["events"]] == [["frazil.again.sales", "2013-12-30"]]
+    assert runs[2]["tasks"] == {"ask_for_late_days": "skipped"}
+
+
+def waiting(day: int, since_ms: int = 1_000) -> WaitingDay:
+    return WaitingDay(date(2013, 12, day), "1", since_ms)
+
+
+@pytest.mark.parametrize(
+    ("runs", "asks"),
+    [
+        ([], True),
+        ([("queued", 0)], False),
+        ([("running", 0)], False),
+        ([("success", 5_000)], True),
+        ([("failed", 5_000)], False),
+        ([("failed", 500)], True),
+        ([(ASKED, 5_000)], False),
+        ([(ASKED, 1_500)], True),
+        ([("success", 500), (ASKED, 500), ("failed", 500)], True),
+    ],
+)
+def test_a_late_day_is_asked_for_unless_a_run_stands_for_it(runs: list[tuple[str, int]], asks: bool) -> None:
+    asked = to_ask([waiting(30), waiting(31)], {"2013-12-30": runs}, asked_after_ms=2_000)
+    assert asked == ([waiting(30)] if asks else []) + [waiting(31)]
 
 
 def airflow(folder: Path, program: str, *arguments: str, says: str = "RAN") -> dict[str, Any]:

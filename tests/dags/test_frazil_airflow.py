@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
 
+from frazil.airflow.writer_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN_HOUR, WriterLines
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.heartbeat import Stall, StallKind
 from frazil.supervise.supervisor import Step
@@ -32,6 +34,7 @@ def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
         "audit_dag_id",
         "audit_dags",
         "backfill_dag",
+        "check_declarations",
         "daily_dag_id",
         "daily_dags",
         "health_dag",
@@ -86,6 +89,15 @@ def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> Non
     assert path == "frazil.airflow.triggers.WriterTrigger"
     assert arguments == {"stream": "s", "streams": "/streams", "application": "/w.py", "poll_seconds": 2.0}
     assert triggers.WriterTrigger(**arguments).serialize() == (path, arguments)
+
+
+def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
+    lines, said = WriterLines(), [(logging.WARNING, "again"), (logging.INFO, "said")] * 3
+    told = [line for s in range(36_000) for _, line in lines.telling(said, now_s=s / 10)]
+    assert len(told) == WARNINGS_AN_HOUR + OTHERS_AN_HOUR
+    (_, first), (_, second) = lines.telling([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
+    assert first == f"{3 * 36_000 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
+    assert second == "the last"
 
 
 def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:

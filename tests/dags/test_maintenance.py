@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow import health, table_care, table_health
+from frazil.airflow import declared, health, table_care, table_health
 from frazil.dev.made_batches import MadeStream
+from frazil.spec.last_sound import EMPTY_MS
 from frazil.spec.load import load_stream
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -112,16 +113,24 @@ def test_a_table_that_cannot_be_measured_is_an_alert_and_hides_no_other(
 
 
 @pytest.mark.usefixtures("made")
-def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_stand(tmp_path: Path) -> None:
+def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store()
     for _ in range(2):
         table_health.measure_all(tmp_path, store)
     (tmp_path / "made.yaml").write_text("name: made\ntable: 7\n")
     broken = [table_health.measure_all(tmp_path, store) for _ in range(2)][-1]
-    assert [alert["rule"] for alert in broken["active"]] == ["snapshots"]
+    assert {alert["rule"]: alert["table"] for alert in broken["active"]} == {
+        "snapshots": "demo.made",
+        "declaration": "stream made",
+    }
     (tmp_path / "made.yaml").unlink()
+    gone = table_health.measure_all(tmp_path, store)
+    assert {alert["rule"] for alert in gone["active"]} == {"snapshots", "declaration"}, "for a moment, perhaps"
+    monkeypatch.setattr(declared, "_now_ms", lambda: time.time_ns() // 1_000_000 + EMPTY_MS)
     removed = table_health.measure_all(tmp_path, store)
-    assert [alert["rule"] for alert in removed["resolved"]] == ["snapshots"]
+    assert {alert["rule"] for alert in removed["resolved"]} == {"snapshots", "declaration"}
     assert "no stream declares it any more" in removed["resolved"][0]["sentence"]
     assert store["tables"] == []
 

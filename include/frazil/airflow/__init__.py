@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from frazil.airflow.backfills import backfill_dag
     from frazil.airflow.dags import writer_dag_id, writer_dags
     from frazil.airflow.daily import daily_dag_id, daily_dags, reopened_dag_id
+    from frazil.airflow.declared import check_declarations
     from frazil.airflow.health import health_dag
     from frazil.airflow.maintenance import maintenance_dag_id, maintenance_dags
     from frazil.airflow.operators import WriterOperator
@@ -29,6 +30,7 @@ __all__ = [
     "audit_dag_id",
     "audit_dags",
     "backfill_dag",
+    "check_declarations",
     "daily_dag_id",
     "daily_dags",
     "health_dag",
@@ -51,6 +53,7 @@ _HOMES = {
     "audit_dag_id": "frazil.airflow.audits",
     "audit_dags": "frazil.airflow.audits",
     "backfill_dag": "frazil.airflow.backfills",
+    "check_declarations": "frazil.airflow.declared",
     "partition_asset": "frazil.airflow.assets",
     "partition_dags": "frazil.airflow.partitions",
     "partitions_dag_id": "frazil.airflow.partitions",

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from airflow.sdk import Asset
 
+AGAIN = "frazil.again."
+
 
 def partition_asset(table: str) -> Asset:
     """Gets one event for each window of the table that is complete for the first time."""
     return Asset(table)
+
+
+def again_asset(aggregation: str) -> Asset:
+    """Gets an event for each day that an aggregation must run again, by the day."""
+    return Asset(f"{AGAIN}{aggregation}")
 
 
 def reopened_asset(table: str) -> Asset:

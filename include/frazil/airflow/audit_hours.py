@@ -10,10 +10,10 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
+from frazil.airflow.declared import declared_stream
 from frazil.commit.audit_run import Audit, audit_stream
 from frazil.commit.window import Window, complete_hours
 from frazil.errors import AdoptionRequired
-from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.audit_source import ask_kafka
 from frazil.stream.opened import open_stream
@@ -33,7 +33,7 @@ def audit_hours(stream: str, streams: Path, moment: datetime, *, hours: int = 1,
 
     Raises AirflowSkipException where the stream has not begun, and what `audit_stream` raises.
     """
-    spec = find_stream(streams, stream)
+    spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audited(spec, window, with_source=with_source)
     found = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from frazil.airflow.declared import DeclaredStream, declared_streams
+from frazil.airflow.declared import DeclaredStream, all_streams
 from frazil.airflow.operators import WriterOperator
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
@@ -36,8 +36,9 @@ def writer_dags(
 ) -> dict[str, DAG]:
     """The writers' Dags by Dag id, one for each declared stream of the folder.
 
-    A file that cannot be read takes no other stream's Dag with it: its own Dag stays, says what is wrong, and fails
-    when it runs. A writer that runs already goes on.
+    A file that cannot be read takes no Dag with it: its own stays as it was, and says what is wrong. A writer that runs
+    already goes on. The Dag of a stream that was removed stays for a while, so that its run ends with its writer, and
+    begins no other.
 
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, `spark_apps/write_stream.py` of the checkout.
@@ -45,7 +46,7 @@ def writer_dags(
     """
     return {
         writer_dag_id(found.name): _writer_dag(found, Path(streams), Path(application), on_failure)
-        for found in declared_streams(Path(streams))
+        for found in all_streams(Path(streams))
     }
 
 
@@ -54,12 +55,12 @@ def _writer_dag(found: DeclaredStream, streams: Path, application: Path, on_fail
         writer_dag_id(found.name),
         description=_summary(found),
         doc_md=_page(found),
-        schedule="@continuous",
+        schedule=None if found.removed else "@continuous",
         start_date=START_DATE,
         catchup=False,
         max_active_runs=1,
         dagrun_timeout=None,
-        tags={"frazil", "writer", *(["broken"] if found.problem else [])},
+        tags={"frazil", "writer", *(["removed"] if found.removed else ["broken"] if found.problem else [])},
     ) as dag:
         WriterOperator(
             task_id=TASK_ID,

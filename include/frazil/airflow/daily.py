@@ -1,26 +1,27 @@
-"""Two Dags per declared aggregation: one that runs a day when it is complete, and one that asks for a day again.
+"""Three Dags per declared aggregation: one runs a day when it is complete, and two ask for a day again.
 
 A day starts by Airflow's own roll-up of the source's windows. An hour that reopens must not be sent to it again: the
 roll-up would wait for the other 23 for ever. So it goes to the second Dag, which asks the signals whether the day
 was complete before. If so, it sends an event with the day as its key, for which alone the first Dag starts as well.
+The third asks every ten minutes for what is complete by its signals and was not aggregated: `frazil.airflow.reconcile`.
 (The task SDK's own trigger message cannot do it: Airflow 3.3 drops its partition key on the way.)
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import (
     DAG,
-    Asset,
     DayWindow,
     PartitionedAssetTimetable,
     RollupMapper,
@@ -30,18 +31,16 @@ from airflow.sdk import (
 )
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dags import START_DATE, OnFailure
+from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
-from frazil.spec.load import stream_files, streams_of
-from frazil.stream.aggregate_spec import (
-    AggregationSpec,
-    find_aggregation,
-    load_aggregation,
-    parse_day,
-)
+from frazil.spec.last_sound import Found, find_declared
+from frazil.spec.load import streams_of
+from frazil.spec.model import StreamSpec
+from frazil.stream.aggregate_spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
     from frazil.commit.signal import Signal
 
 RETRIES = 2
+ASSET_TRIGGERED = "asset_triggered"
+"""Airflow's type of a run that events started."""
+RECONCILED_EVERY = timedelta(minutes=10)
 _DAY = StartOfDayMapper(input_format=Grain.DAY.key_format)
 
 
@@ -60,9 +62,8 @@ def reopened_dag_id(name: str) -> str:
     return f"frazil_reopened_{name}"
 
 
-def again_asset(name: str) -> Asset:
-    """Gets an event for each day that an aggregation must run again, by the day."""
-    return Asset(f"frazil.again.{name}")
+def reconcile_dag_id(name: str) -> str:
+    return f"frazil_reconcile_{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class _Declared:
 def daily_dags(
     aggregations: str | Path, *, streams: str | Path, application: str | Path, on_failure: OnFailure | None = None
 ) -> dict[str, DAG]:
-    """The aggregations' Dags by Dag id, two for each declared aggregation of the folder.
+    """The aggregations' Dags by Dag id, three for each declared aggregation of the folder.
 
     Any past day runs on request too: trigger `frazil_daily_<name>` with the day as the partition key. A declaration
     that cannot be used keeps its daily Dag, which says what is wrong, has no schedule, and fails when it is run.
@@ -90,10 +91,15 @@ def daily_dags(
     :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
     dags = []
-    for found in _one_a_target([_declared(path, Path(streams)) for path in stream_files(Path(aggregations))]):
-        dags.append(_daily_dag(found, Path(application), on_failure))
-        if found.spec:
-            dags.append(_reopened_dag(found, found.spec, on_failure))
+    folder = Path(aggregations)
+    found = find_declared(folder, AGGREGATIONS, now_ms=time.time_ns() // 1_000_000)
+    fed = {one.spec.table.identifier: one.spec for one in declared_streams(Path(streams)) if one.spec}
+    declared = [_declared(one, fed, Path(streams)) for one in found if not one.removed]
+    for one in _one_a_target(declared):
+        dags.append(_daily_dag(one, Path(application), on_failure))
+        if one.spec:
+            dags.append(_reopened_dag(one, one.spec, on_failure))
+            dags.append(_reconcile_dag(one, one.spec, on_failure))
     return {dag.dag_id: dag for dag in dags}
 
 
@@ -108,17 +114,19 @@ def _one_a_target(declared: Sequence[_Declared]) -> list[_Declared]:
     ]
 
 
-def _declared(path: Path, streams: Path) -> _Declared:
+def _declared(file: Found[AggregationSpec], fed: Mapping[str, StreamSpec], streams: Path) -> _Declared:
     # A file's odd name must not break the other files' Dags.
-    found = _Declared(re.sub(r"[^\w-]", "-", path.stem), str(path.parent.absolute()))
+    found = _Declared(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
+    if (spec := file.spec) is None:
+        return found
     try:
-        spec = load_aggregation(path)
-        window = streams_of(streams, spec.source)[0].window
+        source = fed.get(spec.source) or streams_of(streams, spec.source)[0]
     except SpecError as error:
         return replace(found, problem=str(error))
-    if window is None:
-        return replace(found, problem=f"{path}: source: {spec.source!r} is fed by streams that say `complete: none`")
-    return replace(found, spec=spec, grain=Grain(window))
+    if source.window is None:
+        problem = f"{file.path}: source: {spec.source!r} is fed by streams that say `complete: none`"
+        return replace(found, problem=problem)
+    return replace(found, spec=spec, grain=Grain(source.window))
 
 
 def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None) -> DAG:
@@ -169,6 +177,23 @@ def _reopened_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure
     return dag
 
 
+def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
+    asset = again_asset(found.name)
+    with DAG(
+        reconcile_dag_id(found.name),
+        description=f"Asks for days of {daily_dag_id(found.name)} that are complete and were not aggregated",
+        schedule=RECONCILED_EVERY,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        default_args={"on_failure_callback": on_failure},
+        tags={"frazil", "daily"},
+    ) as dag:
+        asked = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
+        asked(ask_for_late_days)(found.name, found.folder)
+    return dag
+
+
 def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
     """When the day's windows are complete, or when the day is asked for again."""
     hours = RollupMapper(upstream_mapper=StartOfDayMapper(input_format=Grain.HOUR.key_format), window=DayWindow())
@@ -188,9 +213,23 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
         day = _signalled_day(name, aggregations)
         if waiting := held(day.signals):
             raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
+        _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
     # As text: JSON numbers of that size are rounded by those who read them as floats.
     return {"snapshot_id": str(chosen.snapshot_id), "revisions": chosen.revisions}
+
+
+def _check_needed(day: _SignalledDay) -> None:
+    """Raises AirflowSkipException where an event started a run that nobody needs; what a person starts always runs."""
+    from frazil.stream.aggregate_due import is_shown  # noqa: PLC0415 - as above
+    from frazil.stream.aggregate_input import is_complete  # noqa: PLC0415 - as above
+
+    if get_current_context()["dag_run"].run_type != ASSET_TRIGGERED:
+        return
+    if not is_complete(day.day, day.signals):
+        raise AirflowSkipException(f"{day.day} is not complete by its signals: the events that started it are not ours")
+    if is_shown(day.catalog, day.spec, day.day, day.signals):
+        raise AirflowSkipException(f"{day.spec.target} has {day.day} at these revisions already")
 
 
 def again(name: str, aggregations: str) -> None:
@@ -201,6 +240,14 @@ def again(name: str, aggregations: str) -> None:
         day = _signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(f"{day.day} is not complete, or held by a gate: the run to come reads all of it")
+
+
+def ask_for_late_days(name: str, aggregations: str) -> None:
+    """Send an event for each day that is late and that no run is about."""
+    from frazil.airflow.reconcile import reconcile  # noqa: PLC0415 - as above
+
+    with _for_a_person():
+        reconcile(name, Path(aggregations), daily_dag_id(name), get_current_context())
 
 
 @contextmanager
@@ -239,7 +286,8 @@ def _page(found: _Declared) -> str:
     spec = found.spec
     if spec is None:
         return f"**This declaration cannot be used:**\n\n```\n{found.problem}\n```\n"
-    return f"""{spec.description}
+    broken = f"**Its last sound declaration is used, for now it has a problem:**\n\n```\n{found.problem}\n```\n\n"
+    return f"""{broken if found.problem else ""}{spec.description}
 
 From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
 

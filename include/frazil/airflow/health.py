@@ -30,9 +30,10 @@ Measured = dict[str, Any]
 MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
 
 
-def health_dag(
+def health_dag(  # noqa: PLR0913 - keywords, each with a default
     streams: str | Path,
     *,
+    aggregations: str | Path | None = None,
     every: timedelta = EVERY,
     on_failure: OnFailure | None = None,
     on_resolved: OnFailure | None = None,
@@ -41,12 +42,14 @@ def health_dag(
     """The Dag that watches every table that declared streams have a part in.
 
     :param streams: folder of the declared streams.
+    :param aggregations: folder of the declared aggregations, whose days are watched.
     :param every: how often.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.
     :param on_late: called where a measurement hangs; otherwise the triggerer's log says it.
     """
     folder = str(Path(streams).absolute())
+    aggregated = str(Path(aggregations).absolute()) if aggregations else None
     with DAG(
         DAG_ID,
         description="How every table is: small files, manifests, metadata, freshness; alerts that resolve themselves",
@@ -61,18 +64,20 @@ def health_dag(
         default_args={"on_failure_callback": on_failure},
         tags={"frazil", "maintenance"},
     ) as dag:
-        measured: Any = task(inlets=[HEALTH])(measure)(folder)
+        measured: Any = task(inlets=[HEALTH])(measure)(folder, aggregated)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=[_when_fired(call) for call in _listed(on_failure)])(alerts)(measured)
         task(on_success_callback=on_resolved)(resolved)(measured)
     return dag
 
 
-def measure(streams: str) -> Measured:
-    """Measure every table, and step its alerts."""
-    from frazil.airflow import table_health  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+def measure(streams: str, aggregations: str | None) -> Measured:
+    """Measure every table, look at all that is watched, and step the alerts."""
+    from frazil.airflow import table_health, watched  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
-    return table_health.measure_all(Path(streams), get_current_context()["asset_state_store"][HEALTH])
+    store = get_current_context()["asset_state_store"][HEALTH]
+    folder = Path(aggregations) if aggregations else None
+    return table_health.measure_all(Path(streams), store, aggregations=folder, failed=watched.failed_runs)
 
 
 def changed(measured: Measured) -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,13 +19,17 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dags import START_DATE, OnFailure
-from frazil.airflow.declared import declared_streams
+from frazil.airflow.declared import declared_streams, streams_feeding
 from frazil.airflow.looks import LookOperator
 from frazil.spec.model import StreamSpec
+
+log = logging.getLogger(__name__)
 
 EVERY = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
+NAMED = 5
+"""Of windows that are held, so many are named in one sentence."""
 
 
 def partitions_dag_id(table: str) -> str:
@@ -108,10 +113,13 @@ def held(table: str, streams: str) -> None:
     found = windows.held(table, Path(streams), get_current_context())
     if not found:  # all were released meanwhile
         return
-    said = "; ".join(f"{s.partition}: {s.note}" for s in found)
+    for one in found:
+        # A line each: the one of an exception is cut off where it is long.
+        log.error("%s %s is held by its quality gate: %s", table, one.partition, one.note)
+    said = ", ".join(one.partition for one in found[:NAMED]) + (" and others" if len(found) > NAMED else "")
     raise AirflowFailException(
-        f"{table}: {len(found)} windows are held by their quality gate, and not signalled. {said}. The data is in "
-        f"the table. Mend it: late rows are judged anew. Or release the window with the Dag {RELEASE_DAG}"
+        f"{table}: {len(found)} windows are held by their quality gate, and not signalled: {said}. The lines above say "
+        f"why. The data is in the table. Mend it: late rows are judged anew. Or release the window: {RELEASE_DAG}"
     )
 
 
@@ -137,7 +145,6 @@ def release(streams: str) -> None:
     """Release the window that the form names, in the name of whoever triggered the run."""
     from frazil.commit import completion  # noqa: PLC0415 - as above
     from frazil.partitions.windows import Window  # noqa: PLC0415 - as above
-    from frazil.spec.load import streams_of  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     context = get_current_context()
@@ -146,7 +153,7 @@ def release(streams: str) -> None:
         window = Window.parse(form["partition"])
     except ValueError as error:
         raise AirflowFailException(f"partition: {error}") from error
-    spec = streams_of(Path(streams), form["table"])[0]
+    spec = streams_feeding(Path(streams), form["table"])[0]
     note = f"released by {person}: {form['reason']}"
     completion.release(load_catalog(spec.table.catalog), spec, window, note=note, clock_ms=time.time_ns() // 1_000_000)
 

@@ -64,12 +64,12 @@ class PartitionTrigger(WaitingTrigger):
 
     def look(self) -> tuple[Event | None, str]:
         """What is known of the window, where all of it was signalled; else what it waits for."""
+        from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.windows import facts  # noqa: PLC0415 - loads PyIceberg
         from frazil.commit.waiting import look_for  # noqa: PLC0415 - as above
-        from frazil.spec.load import streams_of  # noqa: PLC0415 - as above
 
         table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
-        found = look_for(streams_of(Path(streams), table), partition)
+        found = look_for(streams_feeding(Path(streams), table), partition)
         if found.never:
             return {"problem": found.waits_for}, ""
         if found.signals:

@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil.airflow.acts import Act, DeferredTask, act_of, follow, look_up
+from frazil.airflow.writer_lines import WriterLines
 from frazil.errors import SpecError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PROGRESS_SECONDS = 300.0
 """A writer that goes on as before is mentioned this often."""
+REMOVED_SECONDS = 60.0
+"""Until the Dag of a removed stream has no schedule any more, or soon: its file may be gone for a minute."""
 CONNECTION_SECONDS = 30.0
 LOOK_UP_SECONDS = 20.0
 """Airflow gives a kill 30 s in all."""
@@ -52,6 +55,7 @@ class WriterTrigger(BaseTrigger):
         self._said: tuple[object, ...] = ()
         self._said_at_s = 0.0
         self._stall: Stall | None = None
+        self._lines = WriterLines()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         arguments = {
@@ -73,9 +77,12 @@ class WriterTrigger(BaseTrigger):
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
-                # Its Dag is gone with its declaration: no worker could end the task any more.
-                yield TaskSuccessEvent()
-                return
+                # A run that ended while its Dag still had a schedule would be followed by the next at once.
+                await asyncio.sleep(REMOVED_SECONDS)
+                # Its Dag is about to go with its declaration: no worker could end the task any more.
+                if (await _in_thread(supervisor.look)).decision.action == "end":
+                    yield TaskSuccessEvent()
+                    return
             await asyncio.sleep(self.poll_seconds)
 
     async def on_kill(self) -> None:
@@ -130,10 +137,10 @@ class WriterTrigger(BaseTrigger):
         return Supervisor(program, connections=connections)
 
     def _tell(self, step: Step) -> None:
-        """Log what the writer said, and the decision where it is another than before, or some time has passed."""
+        """Log what of the writer's log matters, and the decision where it is another, or some time has passed."""
         from frazil.supervise.writer_log import leveled  # noqa: PLC0415 - as above
 
-        for level, line in leveled(step.writer_log):
+        for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)
         self._tell_stall(step.stall)
         decision = step.decision

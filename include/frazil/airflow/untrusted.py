@@ -95,6 +95,15 @@ def stored_names(store: Store, key: str) -> list[str]:
     return names
 
 
+def stored_text(store: Store, key: str) -> str | None:
+    """A text of an asset's store; None where there is none, or another value."""
+    value = store.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    log.warning("%s in Airflow's store is no text, and is left out: %s", key, _shown(value))
+    return None
+
+
 def stored_mapping(store: Store, key: str) -> dict[str, Any]:
     """A mapping of an asset's store; empty where there is none, or another value."""
     value = store.get(key)

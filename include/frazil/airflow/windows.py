@@ -15,6 +15,7 @@ from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.declared import streams_feeding
 from frazil.airflow.gates import gates_of
 from frazil.airflow.sent import meet, unsent, write_down
 from frazil.airflow.untrusted import stored_number
@@ -22,7 +23,6 @@ from frazil.commit.completion import look, signal
 from frazil.commit.signal import Signal
 from frazil.commit.signals import TableSignals
 from frazil.partitions.completeness import moment
-from frazil.spec.load import streams_of
 from frazil.table.catalogs import load_catalog
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
 
     Metadata alone is read. Raises what `look` raises.
     """
-    specs = streams_of(streams, table)
+    specs = streams_feeding(streams, table)
     seen = look(load_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return False, f"there is no table {table} yet: its writer never ran"
@@ -68,7 +68,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 
     Raises what `look` and `signal` raise.
     """
-    specs = streams_of(streams, table)
+    specs = streams_feeding(streams, table)
     catalog = load_catalog(specs[0].table.catalog)
     gates = gates_of(expectations, table)
     seen = look(catalog, specs, **({"most": MOST_JUDGED} if gates else {}))
@@ -119,7 +119,7 @@ def facts(s: Signal) -> dict[str, Any]:
 
 
 def _signals(table: str, streams: Path) -> TableSignals:
-    return TableSignals.load(load_catalog(streams_of(streams, table)[0].table.catalog), table)
+    return TableSignals.load(load_catalog(streams_feeding(streams, table)[0].table.catalog), table)
 
 
 def _assets(table: str) -> dict[str, Asset]:

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 TIMESTAMP = "kafka_timestamp"
 
@@ -28,7 +29,7 @@ class Freshness:
 def freshness(table: Table, *, since_ms: int = 0) -> Freshness | None:
     """Over rows that the broker got at or after `since_ms`; None where there are none.
 
-    Reads only the timestamp column, of files that are still the ones their commit added.
+    Reads only the timestamp column, of the files that commits added and that expiry has left.
     """
     ages = [age_ms for age_ms in _ages_ms(table, since_ms) if len(age_ms)]
     if not ages:
@@ -39,12 +40,21 @@ def freshness(table: Table, *, since_ms: int = 0) -> Freshness | None:
 
 
 def _ages_ms(table: Table, since_ms: int) -> Iterator[npt.NDArray[np.int64]]:
-    committed_ms = {s.snapshot_id: s.timestamp_ms for s in table.metadata.snapshots}
-    head = table.current_snapshot()
-    for manifest in head.manifests(table.io) if head else ():
-        for entry in manifest.fetch_manifest_entry(table.io):
-            if entry.status is ManifestEntryStatus.ADDED and entry.snapshot_id in committed_ms:
-                with table.io.new_input(entry.data_file.file_path).open() as file:
-                    column = pq.read_table(file, columns=[TIMESTAMP])[TIMESTAMP]
-                written_ms = pc.divide(pc.cast(column, "int64"), 1000).to_numpy()
-                yield committed_ms[entry.snapshot_id] - written_ms[written_ms >= since_ms]
+    for snapshot in table.metadata.snapshots:
+        # A rewrite lands nothing: its files hold rows that an earlier commit brought.
+        if snapshot.timestamp_ms < since_ms or (snapshot.summary and snapshot.summary.operation is Operation.REPLACE):
+            continue
+        for entry in _added(table, snapshot):
+            with table.io.new_input(entry.data_file.file_path).open() as file:
+                column = pq.read_table(file, columns=[TIMESTAMP])[TIMESTAMP]
+            written_ms = pc.divide(pc.cast(column, "int64"), 1000).to_numpy()
+            yield snapshot.timestamp_ms - written_ms[written_ms >= since_ms]
+
+
+def _added(table: Table, snapshot: Snapshot) -> Iterator[ManifestEntry]:
+    """The data files that a commit brought, also where a later one rewrote them, until they are expired."""
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id == snapshot.snapshot_id:
+            for entry in manifest.fetch_manifest_entry(table.io):
+                if entry.status is ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
+                    yield entry

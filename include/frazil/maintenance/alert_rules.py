@@ -39,6 +39,8 @@ class Reading:
     """The value in words."""
     sentence: str
     """What is the matter where the value is beyond, and what to do now."""
+    hold_ms: int | None = None
+    """For how long the value must be beyond; None as the table's alerts declare it."""
 
     @property
     def is_beyond(self) -> bool:

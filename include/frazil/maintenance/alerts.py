@@ -14,13 +14,14 @@ First match wins, for each rule:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
+from datetime import timedelta
 from typing import Any, Self
 
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import TableHealth
-from frazil.spec.maintenance import Maintenance
+from frazil.spec.maintenance import Alerts, Maintenance
 
 GAPS = 3
 """So many of the usual gaps between two looks are no rest, also where the hold is shorter."""
@@ -91,21 +92,28 @@ class Step:
 
 def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> Step:
     """Go on from what was remembered, with one more measurement."""
-    found = {r.rule: r for r in readings(health, settings, now_ms=now_ms)}
-    hold_ms = int(settings.alerts.hold.total_seconds() * 1000)
+    seen = readings(health, settings, now_ms=now_ms)
+    return step_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
+
+
+def step_readings(previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int) -> Step:
+    """Go on with what was seen of any subject: a table, or whatever else is watched."""
+    found = {r.rule: r for r in seen}
+    hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
     fired, resolved, active = [], [], []
     for rule in sorted(found.keys() | previous.rules.keys()):
         before, reading = previous.rules.get(rule), found.get(rule)
-        after = _next(before, reading, hold_ms=hold_ms, now_ms=now_ms)
+        own_ms = hold_ms if reading is None or reading.hold_ms is None else reading.hold_ms
+        after = _next(before, reading, hold_ms=own_ms, now_ms=now_ms)
         was_active = before is not None and before.active
         if after is not None:
             states[rule] = after
         if reading is not None and after is not None and after.active:
-            active.append(Alert(rule, health.table, reading.shown, after.since_ms, reading.sentence))
+            active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
-            resolved.append(_over(before, rule, reading, health.table))
+            resolved.append(_over(before, rule, reading, subject))
     return Step(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
@@ -120,7 +128,7 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
     if not reading.is_beyond:
         return None
     if before is None:
-        return AlertState(now_ms, active=False, seen_ms=now_ms)
+        return AlertState(now_ms, active=hold_ms == 0, seen_ms=now_ms)
     gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been put back
     unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, USUAL_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)

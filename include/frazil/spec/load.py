@@ -26,13 +26,22 @@ def load_stream(path: Path) -> StreamSpec:
 
     Raises SpecError that names the file, and for every problem its key, value and what is allowed.
     """
+    return validate_stream(read_stream(path), path)
+
+
+def read_stream(path: Path) -> dict[str, Any]:
+    """What one file says over the `_defaults.yaml` of its folder, not validated yet. Raises SpecError."""
     declared = read_mapping(path)
     defaults_file = path.parent / DEFAULTS_FILE
-    merged = _merge(read_mapping(defaults_file), declared) if defaults_file.exists() else declared
+    return _merge(read_mapping(defaults_file), declared) if defaults_file.exists() else declared
+
+
+def validate_stream(said: Mapping[str, Any], path: Path) -> StreamSpec:
+    """The stream that `read_stream`'s answer means. Raises SpecError as `load_stream`."""
     try:
-        return StreamSpec.model_validate(merged, by_alias=True, by_name=False)
+        return StreamSpec.model_validate(said, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise SpecError(describe(error, merged, path)) from None
+        raise SpecError(describe(error, said, path)) from None
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:

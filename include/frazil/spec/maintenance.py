@@ -90,6 +90,23 @@ class Alerts(Switched):
     freshness: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."
     )
+    writer_down: PositiveDuration = Field(
+        default=timedelta(minutes=5), description="For how long no writer may run of a stream that is wanted."
+    )
+    restarts: int = Field(
+        default=3, gt=0, description="Ends of the writer in a row, within an hour, that committed nothing."
+    )
+    waiting_batches: int = Field(
+        default=3, gt=0, description="Batches that are journaled and not committed, where the last commit is long ago."
+    )
+    dead_letters: int = Field(
+        default=5, gt=0, le=100, description="Percent of the records of the last hour that are dead letters."
+    )
+    failed_runs: int = Field(
+        default=1,
+        gt=0,
+        description="Failed runs in a row of a partition, audit or maintenance Dag; more are beyond.",
+    )
 
 
 class Maintenance(Model):

@@ -5,20 +5,25 @@ It loads neither PyIceberg nor Spark, for Airflow's DAG processor reads the fold
 
 from __future__ import annotations
 
+import logging
 import re
-from datetime import date
+from collections.abc import Mapping
+from datetime import date, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from frazil.errors import SpecError
+from frazil.spec.last_sound import Kind, recall
 from frazil.spec.load import stream_files
 from frazil.spec.model import STREAM_NAME
-from frazil.spec.values import Model
+from frazil.spec.values import Model, PositiveDuration
 from frazil.spec.yaml_file import read_mapping
+
+log = logging.getLogger(__name__)
 
 SOURCE_VIEW = "source_day"
 """What the SQL selects from: the source's rows of the day."""
@@ -48,6 +53,8 @@ class AggregationSpec(Model):
     """Made if missing; its partitions are this aggregation's alone."""
     catalog: str | None = None
     """Of both tables; the default catalog if not named."""
+    within: PositiveDuration = timedelta(hours=2)
+    """How long after it is complete a day is in the target at the latest; then it is an alert."""
     sql: Text
     """A SELECT over the view `source_day`, without the day, which is added as the first column."""
 
@@ -70,10 +77,19 @@ def parse_day(text: str | None) -> date:
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
-    """One aggregation of a folder by its name; the others need not be sound. Raises SpecError."""
+    """One aggregation of a folder by its name, as it was when it was sound last; the others need not be sound.
+
+    Raises SpecError where it never was.
+    """
     files = {path.stem: path for path in stream_files(folder)}
     if name in files:
-        return load_aggregation(files[name])
+        try:
+            return load_aggregation(files[name])
+        except SpecError as error:
+            if (last := recall(folder, name, AGGREGATIONS)) is None:
+                raise
+            log.warning("the last sound declaration of the aggregation %s is used: %s", name, error)
+            return last
     close = get_close_matches(name, files, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise SpecError(f"no aggregation {name!r} in {folder}; {hint}known: {', '.join(files) or 'none'}")
@@ -81,7 +97,10 @@ def find_aggregation(folder: Path, name: str) -> AggregationSpec:
 
 def load_aggregation(path: Path) -> AggregationSpec:
     """The aggregation that one file declares. Raises SpecError: file, key, value and what is allowed, a line each."""
-    declared = read_mapping(path)
+    return _validate(read_mapping(path), path)
+
+
+def _validate(declared: Mapping[str, Any], path: Path) -> AggregationSpec:
     if not re.match(STREAM_NAME, path.stem):
         raise SpecError(
             f"{path}: the file's name is the aggregation's: lower case letters, digits, '-', '_', a letter first"
@@ -92,6 +111,9 @@ def load_aggregation(path: Path) -> AggregationSpec:
         return AggregationSpec.model_validate({**declared, "name": path.stem}, by_alias=True, by_name=False)
     except ValidationError as error:
         raise SpecError("\n".join(f"{path}: {_sentence(d)}" for d in error.errors())) from None
+
+
+AGGREGATIONS: Kind[AggregationSpec] = Kind(read_mapping, _validate)
 
 
 def _sentence(details: ErrorDetails) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from frazil.errors import SpecError
+from frazil.spec.last_sound import STREAMS, recall
 from frazil.spec.load import find_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.yaml_file import read_mapping
@@ -28,6 +29,7 @@ class Declaration:
         try:
             self.spec = find_stream(self._folder, self._stream)
         except SpecError as error:
+            self.spec = self.spec or recall(self._folder, self._stream, STREAMS)
             if not self._is_missing():
                 return Unreadable(str(error))
             now_ms = self._clock()

@@ -46,14 +46,15 @@ def expected(flights: pa.Table, days: Collection[date]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def differences(catalog: Catalog, flights: pa.Table, days: Collection[date]) -> int:
-    """How many rows of those days the table lacks, or has and should not; all of them where there is no table."""
-    wanted = expected(flights, days)
+def differences(catalog: Catalog, flights: pa.Table, days: Collection[date]) -> int | None:
+    """How many rows of those days the table lacks, or has and should not; None where one of them was never made."""
     try:
         found = catalog.load_table(TABLE).scan().to_arrow()
     except NoSuchTableError:
-        return int(wanted.num_rows)
-    return landed.differences(wanted, found.filter(_of(found["day"], days)).select(SCHEMA.names))
+        return None
+    if not set(days) <= set(found["day"].to_pylist()):
+        return None
+    return landed.differences(expected(flights, days), found.filter(_of(found["day"], days)).select(SCHEMA.names))
 
 
 def _of(column: pa.ChunkedArray, days: Collection[date]) -> pa.ChunkedArray:

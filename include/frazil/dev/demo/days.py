@@ -31,14 +31,15 @@ class Days:
     """Flights of those."""
     history: int
     """Windows before the two days that were signalled: none should be."""
-    different: int
-    """Rows by which the daily aggregates and those of the source file differ."""
+    different: int | None
+    """Rows by which the daily aggregates and those of the source file differ; None where they are late: not each hour
+    was signalled, or not each day aggregated."""
 
     @property
     def right(self) -> bool:
         """Whether all hours were signalled, the late flights reopened theirs and no other, and the aggregates agree."""
         told = (self.complete, self.reopened, self.late) == (len(HOURS), (HOURS[LATE_HOUR],), LATE_FLIGHTS)
-        return told and not (self.history or self.different)
+        return told and not self.history and self.different == 0
 
 
 def days(catalog: Catalog, table: str, flights: pa.Table) -> Days:
@@ -53,5 +54,5 @@ def days(catalog: Catalog, table: str, flights: pa.Table) -> Days:
         late=sum(newest[w].late_rows for w in reopened),
         history=len(signals.newest(from_us=0, to_us=_BEGIN)) if signals.cursor else 0,
         # Before the last hour is there, the aggregates cannot be right, and reading them costs.
-        different=aggregates.differences(catalog, flights, DAYS) if complete == len(HOURS) else len(flights),
+        different=aggregates.differences(catalog, flights, DAYS) if complete == len(HOURS) else None,
     )

@@ -174,9 +174,12 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     late = (
         f"{', '.join(w.key for w in d.reopened)} reopened by {d.late} late flights" if d.reopened else "NONE reopened"
     )
-    daily = (
-        f"DIFFERENT from the source's in {d.different:,} rows" if d.different else "equal to those of the source file"
-    )
+    if d.different is None:
+        daily = "LATE: not compared, for they are not all made yet; nothing says that they are wrong"
+    elif d.different:
+        daily = f"DIFFERENT from the source's in {d.different:,} rows"
+    else:
+        daily = "equal to those of the source file"
     lines = [
         f"rows        {s.rows:,} of {s.expected:,}",
         f"files       {s.files:,} in {s.commits:,} commits",

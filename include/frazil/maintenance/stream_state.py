@@ -1,0 +1,120 @@
+"""How a stream runs, as its run folder on this host, its desired state and its table tell it; no JVM, no Kafka."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from itertools import takewhile
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.history import ancestors, last_commit_ms
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import read_marker
+from frazil.errors import FrazilError
+from frazil.maintenance.alert_rules import stale_after_ms
+from frazil.maintenance.stream_rules import StreamState
+from frazil.spec.model import StreamSpec
+from frazil.supervise.desired import load_stream_table
+from frazil.supervise.launcher import Observation
+from frazil.supervise.local import LocalLauncher
+from frazil.supervise.observed import Desired, DesiredMode
+from frazil.supervise.records import ExitRecord
+from frazil.supervise.table_state import TableState
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+log = logging.getLogger(__name__)
+
+HOUR_MS = 3_600_000
+WAITING_MOST = 1_000
+"""Batches that are counted."""
+
+
+def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> StreamState:
+    """One look; never raises for what is out of reach: that stays unknown."""
+    table, reachable = _table(spec)
+    committed_ms = last_commit_ms(table.metadata, spec.name) if table else None
+    stale_ms = stale_after_ms(spec.maintenance, spec.commit.longest_interval // timedelta(milliseconds=1))
+    is_fresh = committed_ms is not None and now_ms - committed_ms <= stale_ms
+    writer = _writer(spec.name)
+    exits = _fruitless(writer, committed_ms, now_ms=now_ms)
+    last = writer.exits[-1] if writer and writer.exits else None
+    desired = TableState(clock=lambda: time.time_ns() // 1_000_000).desired(spec)
+    records, rejected = _rejected(table.metadata, spec.name, now_ms=now_ms) if table else (0, 0)
+    return StreamState(
+        name=spec.name,
+        table=spec.table.identifier,
+        problem=problem,
+        wanted=desired.mode is DesiredMode.RUNNING if isinstance(desired, Desired) else None,
+        alive=_alive(writer, is_fresh=is_fresh, has_commits=committed_ms is not None, reachable=reachable),
+        ended_at_ms=last.ended_at_ms if last else None,
+        last_words=f"The last one said: {' '.join(last.error.split())[:500]}." if last and last.error else "",
+        fruitless=len(exits),
+        waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
+        records=records,
+        rejected=rejected,
+    )
+
+
+def _table(spec: StreamSpec) -> tuple[Table | None, bool]:
+    """The table, and whether that there is none is certain."""
+    try:
+        return load_stream_table(spec), True
+    except Exception as error:  # catalogs raise what their clients raise; the table's own alert says so
+        log.warning("the table of stream %s cannot be read: %r", spec.name, error)
+        return None, False
+
+
+def _writer(stream: str) -> Observation | None:
+    try:
+        return LocalLauncher(stream).observe()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        log.warning("the run folder of stream %s cannot be read: %r", stream, error)
+        return None
+
+
+def _alive(writer: Observation | None, *, is_fresh: bool, has_commits: bool, reachable: bool) -> bool | None:
+    """A stream of which this host knows nothing may be written on another: its commits tell, `freshness` the rest."""
+    if writer is not None and (writer.process.is_alive or writer.launch is not None):
+        return writer.process.is_alive
+    if is_fresh:
+        return True
+    return None if has_commits or not reachable or writer is None else False
+
+
+def _fruitless(writer: Observation | None, committed_ms: int | None, *, now_ms: int) -> list[ExitRecord]:
+    """The newest ends in a row, of within an hour, that committed nothing and were not asked for."""
+    if writer is None:
+        return []
+
+    def belongs(end: ExitRecord) -> bool:
+        young = now_ms - end.ended_at_ms <= HOUR_MS and (committed_ms or 0) < end.ended_at_ms
+        return young and not end.committed and end.stopped_for is None
+
+    return list(takewhile(belongs, reversed(writer.exits)))
+
+
+def _rejected(metadata: TableMetadata, stream: str, *, now_ms: int) -> tuple[int, int]:
+    """Records that a stream committed within an hour, and the dead letters among them."""
+    records = rejected = 0
+    for snapshot in takewhile(lambda s: now_ms - s.timestamp_ms <= HOUR_MS, ancestors(metadata)):
+        said = snapshot.summary.additional_properties if snapshot.summary else {}
+        if said.get("frazil.stream") == stream and "frazil.records" in said:
+            dead = int(said.get("frazil.rejected", 0))
+            records, rejected = records + int(said["frazil.records"]) + dead, rejected + dead
+    return records, rejected
+
+
+def _waiting(table: Table, stream: str) -> int | None:
+    try:
+        marker = read_marker(table.properties, stream)
+        journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
+        settled = marker.settled if marker else None
+        waiting = journals.after(settled, table_uuid=str(table.metadata.table_uuid), stream=stream)
+        return sum(1 for _ in zip(range(WAITING_MOST), waiting, strict=False))
+    except (FrazilError, OSError) as error:
+        log.warning("the journals of stream %s cannot be read: %s", stream, error)
+        return None

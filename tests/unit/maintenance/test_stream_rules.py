@@ -1,0 +1,152 @@
+"""What of a stream's running is an alert, when it begins, and that it ends with its cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.dev.made_batches import MadeStream
+from frazil.maintenance.alert_rules import Reading
+from frazil.maintenance.alerts import AlertStates, step_readings
+from frazil.maintenance.stream_rules import (
+    StreamState,
+    flag,
+    held_reading,
+    late_reading,
+    runs_reading,
+    stream_readings,
+)
+from frazil.maintenance.stream_state import observe_stream
+from frazil.spec.load import load_stream
+from frazil.spec.maintenance import Alerts
+from frazil.stream.aggregate_due import WaitingDay
+from frazil.supervise.records import ExitRecord, append_exit
+
+NOW_MS = 1_800_000_000_000
+MINUTE_MS = 60_000
+ALERTS = Alerts()
+WELL = StreamState("s", "demo.t", records=1_000)
+
+
+def beyond(state: StreamState) -> dict[str, str]:
+    return {r.rule: r.sentence for r in stream_readings(state, ALERTS, now_ms=NOW_MS) if r.is_beyond}
+
+
+def state(**changes: Any) -> StreamState:
+    return dataclasses.replace(WELL, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "says"),
+    [
+        ({"problem": "s.yaml: latenes: is an unknown key"}, "declaration", "s.yaml: latenes: is an unknown key"),
+        ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
+        ({"alive": False}, "writer", "no writer has run ever"),
+        ({"fruitless": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
+        ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
+        ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
+    ],
+)
+def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[str, Any], rule: str, says: str) -> None:
+    found = beyond(state(**changes))
+    assert set(found) == {rule}
+    assert says in found[rule]
+    assert stream_readings(state(**changes), Alerts(enabled=False), now_ms=NOW_MS) == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"alive": False, "ended_at_ms": NOW_MS - 4 * MINUTE_MS},
+        {"alive": False, "wanted": False},
+        {"alive": False, "wanted": None},
+        {"alive": None, "ended_at_ms": 0},
+        {"alive": False, "ended_at_ms": NOW_MS + 4 * MINUTE_MS},
+        {"fruitless": 3},
+        {"waiting_batches": None},
+        {"records": 99, "rejected": 99},
+        {"records": 0},
+        {"rejected": 50},
+    ],
+)
+def test_what_is_well_wanted_so_or_unknown_is_no_alert(changes: dict[str, Any]) -> None:
+    assert beyond(state(**changes)) == {}
+
+
+def test_what_is_so_is_red_at_once_and_as_long_as_it_is_so() -> None:
+    states, seen = AlertStates(), []
+    for is_so in (True, True, False, False, True):
+        made = step_readings(states, "stream s", [flag("declaration", is_so, "it is broken")], ALERTS, now_ms=NOW_MS)
+        states = AlertStates.from_json(json.loads(json.dumps(made.states.to_json())))
+        seen.append((len(made.fired), len(made.active), len(made.resolved)))
+    assert seen == [(1, 1, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (1, 1, 0)]
+
+
+def of(readings: tuple[Reading, ...]) -> list[bool]:
+    return [reading.is_beyond for reading in readings]
+
+
+def test_held_windows_late_days_and_failed_runs_are_named() -> None:
+    assert of(held_reading("demo.t", [], ALERTS)) == [False]
+    (held,) = held_reading("demo.t", [(f"2013-12-30T{n:02}", "-7") for n in range(9)], ALERTS)
+    assert held.is_beyond
+    assert "2013-12-30T04: -7 and 4 more" in held.sentence
+    day = WaitingDay(date(2013, 12, 30), "1", NOW_MS)
+    assert of((late_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
+    assert "demo.d lacks 2013-12-30 (complete since" in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+    assert of(tuple(runs_reading("d", failed, 1) for failed in (None, 0, 1, 2))) == [False, False, False, True]
+    assert runs_reading("d", 0, 1).is_clear
+
+
+STREAM = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: demo.made
+schema: {at: timestamptz}
+event-time: at
+"""
+
+
+def end(n: int, *, at_ms: int, **changes: Any) -> ExitRecord:
+    values = {"committed": False, "error": "StaleBatch: no plan", **changes}
+    return ExitRecord(f"l{n}", 20, at_ms - 1_000, at_ms, "f", 0, **values)
+
+
+def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    spec = load_stream(tmp_path / "made.yaml")
+    never = observe_stream(spec, None, now_ms=NOW_MS)
+    assert (never.alive, never.ended_at_ms, never.wanted) == (False, None, True), "nobody ever started it"
+    made = MadeStream(spec, time.time_ns() // 1_000_000, partitions=1)
+    made.land({0: (0, 10)})
+    (snapshot,) = [s for s in made.tables.main.refresh().snapshots() if s.summary and s.summary.get("frazil.records")]
+    at_ms = snapshot.timestamp_ms
+    elsewhere = observe_stream(spec, "broken", now_ms=at_ms + MINUTE_MS)
+    assert (elsewhere.alive, elsewhere.records, elsewhere.rejected) == (True, 10, 0), "a writer of another host"
+    assert observe_stream(spec, None, now_ms=at_ms + 600 * MINUTE_MS).alive is None, "that may have ended or not"
+    folder = frazil_home / "streams" / "made"
+    launch = {
+        "id": "l9",
+        "kind": "supervised",
+        "launched_at_ms": at_ms,
+        "writer": {"pid": 2**22 + 1, "started_at_s": 0},
+    }
+    ends = [
+        end(1, at_ms=at_ms + 1), end(2, at_ms=at_ms + 2, committed=True), end(3, at_ms=at_ms + 3),
+        end(4, at_ms=at_ms + 4, stopped_for=None), end(9, at_ms=at_ms + 5),
+    ]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in ends:
+        append_exit(folder, one)
+    (folder / "lock").write_text(json.dumps(launch))
+    ended = observe_stream(spec, None, now_ms=at_ms + MINUTE_MS)
+    assert (ended.fruitless, ended.ended_at_ms) == (3, at_ms + 5)
+    assert "StaleBatch: no plan" in ended.last_words
+    assert observe_stream(spec, None, now_ms=at_ms + 61 * MINUTE_MS).fruitless == 0, "an hour ago"

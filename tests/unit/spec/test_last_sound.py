@@ -1,0 +1,151 @@
+"""What a folder declares while a file of it is broken, gone, or gone for a moment."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from frazil.spec.last_sound import EMPTY_MS, ENDING_MS, MOMENT_MS, STREAMS, Found, find_declared, recall
+from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
+
+STREAM = """
+name: {name}
+source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
+table: demo.{name}
+schema: {{ts: timestamptz not null, "price €": double}}
+event-time: ts
+lateness: 7m
+maintenance: {{expiry: off}}
+"""
+NOW = 1_000_000_000_000
+
+
+@pytest.fixture
+def folder(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
+    made = tmp_path / "streams"
+    made.mkdir()
+    for name in ("a", "b"):
+        (made / f"{name}.yaml").write_text(STREAM.format(name=name))
+    return made
+
+
+def look(folder: Path, now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
+    return {one.path.stem: one for one in find_declared(folder, STREAMS, now_ms=now_ms)}
+
+
+def test_a_file_that_was_never_sound_has_no_spec(folder: Path) -> None:
+    (folder / "a.yaml").write_text("name: a\n")
+    found = look(folder)
+    assert found["a"].spec is None
+    assert "source" in (found["a"].problem or "")
+    assert found["b"].problem is None
+
+
+@pytest.mark.parametrize("broken", ["{", "", "name: a\n", "name: other\nmaintenance: {on: 1}\n"])
+def test_a_broken_file_says_what_it_said_when_it_was_sound_last(folder: Path, broken: str) -> None:
+    sound = load_stream(folder / "a.yaml")
+    look(folder)
+    (folder / "a.yaml").write_text(broken)
+    for _ in range(2):
+        found = look(folder)
+        assert (found["a"].spec, found["a"].removed) == (sound, False)
+        assert str(folder / "a.yaml") in (found["a"].problem or "")
+    assert recall(folder, "a", STREAMS) == sound
+    (folder / "a.yaml").write_text(STREAM.format(name="a").replace("7m", "8m"))
+    assert look(folder)["a"].problem is None
+    assert look(folder)["a"].spec != sound
+
+
+def test_broken_defaults_break_all_files_and_take_none(folder: Path) -> None:
+    before = look(folder)
+    (folder / "_defaults.yaml").write_text("latenes: 5m\n")
+    found = look(folder)
+    assert {name: one.spec for name, one in found.items()} == {name: one.spec for name, one in before.items()}
+    assert all("latenes" in (one.problem or "") for one in found.values())
+
+
+def test_a_file_that_is_gone_is_believed_in_for_a_moment_and_then_removed(folder: Path) -> None:
+    look(folder)
+    (folder / "a.yaml").unlink()
+    assert not look(folder)["a"].removed
+    assert not look(folder, NOW + MOMENT_MS - 1)["a"].removed
+    assert look(folder, NOW + MOMENT_MS)["a"].removed
+    assert "was removed" in (look(folder, NOW + MOMENT_MS)["a"].problem or "")
+    assert set(look(folder, NOW + MOMENT_MS + ENDING_MS)) == {"b"}
+    assert set(look(folder, NOW)) == {"b"}
+    (folder / "a.yaml").write_text(STREAM.format(name="a"))
+    assert look(folder)["a"].problem is None
+
+
+def test_a_file_that_comes_back_is_as_if_it_had_never_gone(folder: Path) -> None:
+    look(folder)
+    text = (folder / "a.yaml").read_text()
+    (folder / "a.yaml").unlink()
+    look(folder)
+    (folder / "a.yaml").write_text(text)
+    look(folder, NOW + MOMENT_MS)
+    (folder / "a.yaml").unlink()
+    assert not look(folder, NOW + 2 * MOMENT_MS)["a"].removed
+
+
+def test_a_clock_that_is_put_back_forgets_nothing_early(folder: Path) -> None:
+    look(folder)
+    (folder / "a.yaml").unlink()
+    look(folder, NOW)
+    assert not look(folder, NOW - 10 * ENDING_MS)["a"].removed
+    assert not look(folder, NOW - 10 * ENDING_MS + MOMENT_MS - 1)["a"].removed
+
+
+def test_an_empty_folder_is_believed_later_than_one_file_and_a_missing_one_never(folder: Path) -> None:
+    before = look(folder)
+    kept = {file: file.read_text() for file in folder.iterdir()}
+    for file in kept:
+        file.unlink()
+    assert not any(one.removed for one in look(folder, NOW).values())
+    assert not any(one.removed for one in look(folder, NOW + EMPTY_MS - 1).values())
+    folder.rmdir()
+    for now_ms in (NOW + EMPTY_MS, NOW + 100 * ENDING_MS):
+        found = look(folder, now_ms)
+        assert {name: one.spec for name, one in found.items()} == {name: one.spec for name, one in before.items()}
+        assert all("cannot be read" in (one.problem or "") and not one.removed for one in found.values())
+    folder.mkdir()
+    assert all(one.removed for one in look(folder, NOW + EMPTY_MS).values())
+
+
+def test_a_renamed_file_is_the_same_stream(folder: Path) -> None:
+    look(folder)
+    (folder / "a.yaml").rename(folder / "c.yaml")
+    assert {one.path.name: one.problem for one in find_declared(folder, STREAMS, now_ms=NOW)} == {
+        "b.yaml": None,
+        "c.yaml": None,
+    }
+
+
+def test_many_processes_and_foreign_records_do_no_harm(folder: Path, frazil_home: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert all(len(found) == 2 for found in pool.map(lambda _: look(folder), range(50)))
+    records = sorted(frazil_home.glob("declared/*/*.json"))
+    assert [record.name for record in records] == ["a.yaml.json", "b.yaml.json"]
+    (folder / "a.yaml").write_text("{")
+    for foreign in (
+        "",
+        "[]",
+        "7",
+        json.dumps({"format": 99, "declared": {}}),
+        json.dumps({"format": 1, "declared": 1}),
+    ):
+        records[0].write_text(foreign)
+        assert look(folder)["a"].spec is None
+
+
+def test_a_home_that_cannot_be_written_changes_nothing_for_sound_files(
+    folder: Path, frazil_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (frazil_home / "declared").parent.mkdir(parents=True, exist_ok=True)
+    (frazil_home / "declared").write_text("a file is in the way")
+    assert all(one.spec and not one.problem for one in look(folder).values())
+    assert "cannot be kept" in caplog.text
