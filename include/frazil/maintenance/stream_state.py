@@ -113,7 +113,7 @@ def _waiting(table: Table, stream: str) -> int | None:
         marker = read_marker(table.properties, stream)
         journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
         settled = marker.settled if marker else None
-        waiting = journals.after(settled, table_uuid=str(table.metadata.table_uuid), stream=stream)
+        waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
         return sum(1 for _ in zip(range(WAITING_MOST), waiting, strict=False))
     except (FrazilError, OSError) as error:
         log.warning("the journals of stream %s cannot be read: %s", stream, error)
