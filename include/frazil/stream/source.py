@@ -52,17 +52,21 @@ class RangeReader(DataSourceStreamReader):
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
         self._planner: Planner | None = None
+        self._ended = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return dict(json.loads(self._options["position"]))
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
         planner = self._at_work()
-        try:
-            return planner.next_position().to_json()
-        except FrazilError:
-            # It stands in the planner's report, where the driver finds it; Spark would print a page of Java's trace.
-            return planner.position.to_json()
+        if not self._ended:
+            try:
+                return planner.next_position().to_json()
+            except FrazilError:
+                # It stands in the planner's report, where the driver finds it; Spark would print a page of Java's
+                # trace. What was seen once holds, whatever a later look would see.
+                self._ended = True
+        return planner.position.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         # Spark's first batch, where nothing was unread: it is none of ours, and the only one without a row.
