@@ -11,6 +11,7 @@ FrazilError                  exit  restart?
 ├── AccessDenied              16   no   Kafka, the catalog or the storage refuses our credentials
 ├── AdoptionRequired          17   no   the table has rows that no stream wrote
 ├── MarkerUnreadable          18   no   the marker was written by a newer frazil, or edited by hand
+├── CommitRefused             19   no   the catalog refuses what we ask of it, and no waiting mends that
 ├── StaleBatch                20   yes  the batch starts elsewhere than the marker: stage it anew
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
@@ -70,6 +71,10 @@ class AdoptionRequired(FrazilError):
 
 class MarkerUnreadable(FrazilError):
     exit_code = 18
+
+
+class CommitRefused(FrazilError):
+    exit_code = 19
 
 
 class StaleBatch(FrazilError):

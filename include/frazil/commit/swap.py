@@ -1,7 +1,8 @@
 """One compare-and-swap on a table, tried until it is decided: the loop is ours, and so is the check in each round.
 
-A certain conflict is retried on new metadata. Every other failure means that the outcome is unknown: the table is
-loaded again and asked, because a commit may land after it was reported failed.
+A certain conflict is retried on new metadata, and so is a refusal while the metadata still moves: it may have been
+about what was there before. A refusal of what stands is the end. Every other failure means that the outcome is
+unknown: the table is loaded again and asked, because a commit may land after it was reported failed.
 """
 
 from __future__ import annotations
@@ -14,16 +15,27 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, ForbiddenError, NoSuchTableError, UnauthorizedError
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchTableError,
+    UnauthorizedError,
+)
 from pyiceberg.table import Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError
 from frazil.table.expired import has_expired
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+REFUSED = frozenset({400, 405, 413, 422, 501})
+"""Of HTTP: what a REST catalog answers to a change that it understands, or not, and will not make."""
+REFUSALS_MOST = 3
+"""Of the same metadata: a race that is reported as a refusal (a sequence number that is too old) moves it."""
 
 
 class TableHandle:
@@ -104,14 +116,45 @@ class Patience:
         self.sleep(random.uniform(0, min(self.most_s, self.first_s * 2**attempt)))
 
 
+@dataclass(slots=True)
+class _Refusals:
+    """Counts how often a catalog has refused a change of the same metadata."""
+
+    identifier: str
+    count: int = 0
+    of: str | None = None
+
+    def met(self, error: Exception, table: Table | None) -> None:
+        """Raises `CommitRefused` at the last one that is looked at again; other errors are none of ours."""
+        if not _is_refusal(error) or table is None:
+            return
+        self.count = self.count + 1 if table.metadata_location == self.of else 1
+        self.of = table.metadata_location
+        if self.count >= REFUSALS_MOST:
+            raise CommitRefused(
+                f"the catalog refuses to change table {self.identifier}: {error}. Nothing was committed; the staged "
+                "files and the journal are kept. Mend what it says, then start again"
+            ) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the catalog says that it will not do it; a proxy's 408 or 5xx says nothing about that."""
+    response = getattr(error.__cause__, "response", None)
+    status = getattr(response, "status_code", None)
+    return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
+
+
 def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *, patience: Patience) -> T:
     """Ask `decide` what to do with the table as it is, do it, and repeat until it is done.
 
     `decide` sees the metadata that its change will replace, in every round; what it raises ends the loop.
-    Raises `CommitUnavailable` when no round is decided within `patience.total_s`.
+    Raises `CommitUnavailable` when no round is decided within `patience.total_s`, `CommitRefused` where the catalog
+    says that it will not do it, and `AccessDenied` where it will not do it for us.
     """
     deadline = patience.clock() + patience.total_s
     attempt = 0
+    table: Table | None = None
+    refusals = _Refusals(handle.identifier)
     while True:
         try:
             table = handle.current()
@@ -135,6 +178,7 @@ def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *,
         except NoSuchTableError as error:
             raise CommitUnavailable(f"table {handle.identifier} does not exist any more: {error}") from error
         except Exception as error:  # any other failure is an unknown outcome: the next round looks
+            refusals.met(error, table)
             if patience.clock() >= deadline:
                 raise CommitUnavailable(
                     f"committing to table {handle.identifier} failed for {patience.total_s:.0f} s; "

@@ -18,6 +18,7 @@ import requests
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
+    BadRequestError,
     ForbiddenError,
     NotInstalledError,
     OAuthError,
@@ -31,7 +32,7 @@ from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from frazil.errors import AccessDenied, CommitUnavailable, SpecError
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, SpecError
 from frazil.home import home
 from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
@@ -111,7 +112,7 @@ def spark_properties(name: str | None) -> dict[str, str]:
 
 @contextmanager
 def catalog_errors(catalog: str) -> Iterator[None]:
-    """Turn what a catalog's client raises into AccessDenied or CommitUnavailable, where it can be told apart."""
+    """Turn what a catalog's client raises into AccessDenied, CommitRefused or CommitUnavailable, where these differ."""
     try:
         yield
     except _REFUSED as error:
@@ -123,6 +124,8 @@ def catalog_errors(catalog: str) -> Iterator[None]:
         raise AccessDenied(
             f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
         ) from error
+    except BadRequestError as error:
+        raise CommitRefused(f"the catalog {catalog!r} refuses what we ask: {error}; mend what it says") from error
     except _UNREACHABLE as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_outage(error)}") from error
     except OperationalError as error:

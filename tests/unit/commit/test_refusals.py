@@ -1,0 +1,94 @@
+"""What a REST catalog answers to a commit: refusals are told apart from outcomes that are unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from frazil.commit.committer import StreamTables
+from frazil.commit.swap import REFUSALS_MOST, TableHandle
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
+
+from .rest_answers import RestAnswers, rest_catalog
+
+
+@pytest.fixture
+def answers(world: Any) -> RestAnswers:
+    return RestAnswers(world.catalog.inner)
+
+
+@pytest.fixture
+def tables(world: Any, answers: RestAnswers) -> Iterator[StreamTables]:
+    """The world's stream, whose writer meets its catalog over HTTP."""
+    with rest_catalog(answers) as catalog:
+        yield dataclasses.replace(
+            world.tables,
+            main=TableHandle(catalog, world.table),
+            dead_letters=TableHandle(catalog, world.dead_letter_table),
+        )
+
+
+def journaled(world: Any, tables: StreamTables) -> tuple[Any, Any]:
+    committer = world.take_over(tables)
+    journal = world.stage(committer, {0: (0, 3)})
+    assert tables.journals.put(journal)
+    return committer, journal
+
+
+@pytest.mark.parametrize("status", [400, 405, 422, 501])
+def test_a_refusal_that_no_waiting_mends_ends_with_the_catalogs_own_words(world, tables, answers, status):
+    """It once counted as an unknown outcome: ten minutes of looking again, at every start."""
+    committer, journal = journaled(world, tables)
+    answers.tried, answers.commits = 0, [status] * 100
+    with pytest.raises(CommitRefused, match=r"refuses to change table demo\.events: .*read-only until Monday.*journal"):
+        committer.commit(journal)
+    assert answers.tried == REFUSALS_MOST
+    assert sum(world.time.waits) < 1
+    assert world.rows() == []
+    answers.commits = []
+    assert world.settle(world.take_over(tables), tables).committed == (journal.key,)
+    assert world.rows() == [(0, 0), (0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("answer", [400, 404, 408, 409, 422, 429, 500, 502, 503, 504, -500, -502, -503, -504, -400])
+def test_any_other_answer_is_looked_at_again_and_the_batch_lands_once(world, tables, answers, answer):
+    """404 of a table that is there is a proxy's, as a single 400 may be; below 0 the commit was done all the same."""
+    committer, journal = journaled(world, tables)
+    answers.commits = [answer]
+    committer.commit(journal)
+    assert world.rows() == [(0, 0), (0, 1), (0, 2)]
+    assert world.manifests() == world.used_manifests()
+
+
+def test_refusals_while_others_change_the_table_are_races(world, tables, answers):
+    committer, journal = journaled(world, tables)
+    original = answers.commit
+
+    def overtaken(identifier: str, body: bytes) -> Any:
+        if answers.commits:
+            world.foreign_append(offset=1_000 + len(answers.commits))
+        return original(identifier, body)
+
+    answers.commit, answers.commits = overtaken, [400] * 5
+    committer.commit(journal)
+    assert len(world.rows()) == 3 + 5
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_no_permission_ends_at_once(world, tables, answers, status):
+    committer, journal = journaled(world, tables)
+    answers.commits = [status] * 100
+    with pytest.raises(AccessDenied, match="read-only until Monday"):
+        committer.commit(journal)
+    assert world.rows() == []
+
+
+def test_a_table_that_is_gone_is_said(world, tables, answers):
+    committer, journal = journaled(world, tables)
+    answers.commits = [404] * 100
+    world.catalog.inner.drop_table("demo.events")
+    with pytest.raises(CommitUnavailable, match=r"table demo\.events does not exist any more"):
+        committer.commit(journal)
