@@ -173,6 +173,8 @@ def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
     named = re.escape(f"{faulty.topic}-0 offsets 100 to 199")
     with pytest.raises(OffsetGap, match=named):
         faulty.catch_up()
+    (seen,) = json.loads(command(faulty, "status", "--json").stdout)["streams"]
+    assert any("OffsetGap: Kafka lost records" in problem for problem in seen["problems"])
     found = json.loads(command(faulty, "audit", "--source", "--json").stdout)
     assert [(f["kind"], f["count"]) for f in found["findings"]] == [("log cut", 100 if grown else 1)]
     if grown:

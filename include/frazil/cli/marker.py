@@ -13,6 +13,7 @@ from frazil.cli.options import streams_option
 from frazil.cli.output import ask, echo_table
 from frazil.cli.positions import Moment, OffsetsText, Wanted, available_now, consequences, target_of
 from frazil.commit import marker_change
+from frazil.commit.adoption import continued, readers_of
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.reset import Move, Standing, moves, standing
 from frazil.errors import AdoptionRequired
@@ -88,7 +89,8 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
     Says how many rows there are and since when, checks the schema (and adds declared columns that are missing), then
-    writes the first marker, at the stream's declared source.start. Changes no row.
+    writes the first marker, at the stream's declared source.start; where another stream of the table has read the
+    same topics (it was renamed), where that one stands. Changes no row.
 
     \b
     Example:
@@ -103,16 +105,24 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
         click.echo(f"Stream {stream} has its marker in table {spec.table.identifier} already: nothing to adopt.")
         return
     click.echo(f"Table {spec.table.identifier} has {_rows_since(table)}.")
-    click.echo(
-        f"Stream {stream} would append to it, from {spec.source.start} of topics {', '.join(spec.source.topics)}."
-    )
-    ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
-    ensure_table(table.catalog, spec)
-    opened = open_stream(spec)
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         offsets = kafka.starts(spec.source.start, found.partitions)
-    marker = marker_change.adopt(opened.tables, opened.store, offsets=offsets, source=found.identity)
+    others = readers_of(table.properties, found.identity, stream=stream)
+    click.echo(
+        f"Stream {stream} would append to it, from {spec.source.start} of topics {', '.join(spec.source.topics)}."
+    )
+    for other, topics in others.items():
+        click.echo(
+            f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} goes on where {other} "
+            f"stands. No writer of {other} may run any more: `frazil pause {other}` first, and `frazil forget {other}` "
+            "afterwards, while a file still declares it."
+        )
+    ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
+    ensure_table(table.catalog, spec)
+    opened = open_stream(spec)
+    begin = continued(offsets, others)
+    marker = marker_change.adopt(opened.tables, opened.store, offsets=begin, source=found.identity)
     click.echo(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
 
 

@@ -137,14 +137,21 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
 def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """How many records wait beyond the marker; None, and why, where Kafka does not say so at once."""
     from frazil.stream.kafka import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
+    from frazil.stream.log_watch import find_cut  # noqa: PLC0415
+    from frazil.stream.planner import check_no_gap  # noqa: PLC0415
+    from frazil.stream.truncation import check_not_cut  # noqa: PLC0415
 
     try:
         properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
         with KafkaOffsets(properties, spec.source.topics, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:
             topics = kafka.describe()
             check_same_source(marker.source, topics.identity, stream=spec.name)
-            ends = kafka.ends(topics.partitions)
-            starts = {**kafka.earliest(tp for tp in ends if tp not in marker.offsets), **marker.offsets}
+            ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
+            check_no_gap(marker.offsets, first, stream=spec.name)
+            read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
+            cut = find_cut(kafka, read, marker.leader_epochs, pause=lambda: None)
+            check_not_cut(read, cut, stream=spec.name)
+            starts = {**first, **read}
     except FrazilError as error:
         return None, f"the lag is unknown: {_words(error)}"
     return sum(max(end - starts[tp], 0) for tp, end in ends.items()), None

@@ -308,8 +308,13 @@ def _spans_named(found: list[tuple[int, int]]) -> str:
     return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
 
 
-def compare_counts(*, rows: int, claimed: int, other_streams: int, stream: str) -> tuple[Finding, ...]:
-    """A stream without Kafka coordinates: the table's rows against the commit records' sum, and no more. Pure."""
+def compare_counts(
+    *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0
+) -> tuple[Finding, ...]:
+    """A stream without Kafka coordinates: the table's rows against the commit records' sum, and no more. Pure.
+
+    `adopted` are the rows that the table had before the stream.
+    """
     found = [
         Finding(
             Kind.UNCHECKED, 1,
@@ -320,7 +325,8 @@ def compare_counts(*, rows: int, claimed: int, other_streams: int, stream: str) 
     if other_streams:
         sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
         found.append(Finding(Kind.UNCHECKED, other_streams, sentence, stream))
-    elif rows != claimed:
-        sentence = f"the table has {rows:,} rows, and the commit records count {claimed:,}"
-        found.append(Finding(Kind.MISCOUNTED, abs(rows - claimed), sentence, stream))
+    elif rows != claimed + adopted:
+        before = f", beside {adopted:,} that were adopted" if adopted else ""
+        sentence = f"the table has {rows:,} rows, and the commit records count {claimed:,}{before}"
+        found.append(Finding(Kind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

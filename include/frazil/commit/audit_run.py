@@ -192,6 +192,7 @@ def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
     return compare_counts(
         rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
         claimed=claimed.records,
+        adopted=run.marker.adopted_rows,
         other_streams=len(others),
         stream=stream,
     )

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyiceberg.table import Table
 
+from frazil.commit.adoption import check_adopted
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
@@ -30,7 +31,6 @@ from frazil.commit.marker import (
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.rules import (
     Verdict,
-    check_adopted,
     check_ancestry,
     check_fence,
     check_open_branch,
@@ -124,7 +124,7 @@ class Committer:
                 check_fence(marker, stream=tables.stream, epoch=after)
             check_aligned(table.metadata, tables.align, table=tables.main.identifier)
             if marker is None:
-                check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier)
+                check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier, source=source)
                 return first_marker(tables.stream, epoch=first_epoch, offsets=initial(), source=source)
             _check_in_table(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)

@@ -79,6 +79,8 @@ class Marker:
     """Offsets that Kafka gave to a second record, after it lost the one that was read."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that were committed, and whose absence somebody accepted after a rollback."""
+    adopted_rows: int = 0
+    """Rows that the table had when somebody let the stream append to it."""
 
     @property
     def property_name(self) -> str:
@@ -133,6 +135,7 @@ class Marker:
                 **({} if self.open_snapshot_id is None else {"open-snapshot-id": self.open_snapshot_id}),
                 **({"leader-epochs": nested(self.leader_epochs)} if self.leader_epochs else {}),
                 **({"rewritten": _nested_spans(self.rewritten)} if self.rewritten else {}),
+                **({"adopted-rows": self.adopted_rows} if self.adopted_rows else {}),
                 **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
             },
             separators=(",", ":"),
@@ -164,6 +167,7 @@ class Marker:
                 leader_epochs=flat(raw.get("leader-epochs", {})),
                 rewritten=_spans(raw.get("rewritten", {})),
                 given_up=_spans(raw.get("given-up", {})),
+                adopted_rows=raw.get("adopted-rows", 0),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(

@@ -13,6 +13,7 @@ from functools import cache
 
 from pyiceberg.table import Table
 
+from frazil.commit.adoption import rows_of
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors, table_position
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
@@ -151,7 +152,8 @@ def adopt(tables: StreamTables, store: ObjectStore, *, offsets: Offsets, source:
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables, store), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
-        return read_marker(table.metadata.properties, tables.stream) or first
+        adopted = dataclasses.replace(first, adopted_rows=rows_of(table.metadata) or 0)
+        return read_marker(table.metadata.properties, tables.stream) or adopted
 
     return change_marker(tables, tables.main, decide, operation="adopt") or first
 

@@ -14,8 +14,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.journal import Journal
-from frazil.commit.marker import PROPERTY_PREFIX, Marker, SourceIdentity, open_branch
-from frazil.errors import AdoptionRequired, Fenced, RolledBack, TopicRecreated
+from frazil.commit.marker import Marker, SourceIdentity, open_branch
+from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile, TopicPartition
 
 MAIN = "main"
@@ -86,19 +86,6 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
             f"with its rows of open windows, and finds it at {found}: somebody moved or dropped it. "
             f"`frazil reset {marker.stream} --to marker` puts it back while that snapshot is kept, and else goes on "
             f"without its rows; a position before them (`--to offsets`, `--to timestamp`) re-reads them"
-        )
-
-
-def check_adopted(metadata: TableMetadata, *, stream: str, table: str) -> None:
-    """A table with rows that no stream wrote is not taken without being asked for."""
-    head = head_of(metadata)
-    if head is None or any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
-        return
-    rows = head.summary.get("total-records") if head.summary else None
-    if rows != "0":
-        raise AdoptionRequired(
-            f"table {table} has {rows or 'an unknown number of'} rows that stream {stream!r} did not write: "
-            f"run `frazil adopt {stream}` to let the stream append to it"
         )
 
 

@@ -259,7 +259,8 @@ class Epoch:
         if cut:
             tables, seen = self.parts.tables, standing(self.parts.tables)
             target = {**read, **cut}
-            reset(tables, self.parts.store, target=target, source=topics.identity, seen=seen, cut=cut)
+            moved = reset(tables, self.parts.store, target=target, source=topics.identity, seen=seen, cut=cut)
+            self.number = moved.at.epoch
             check_not_cut(read, cut, stream=stream)
         lost = lost_ranges(marker.offsets, available)
         if not lost:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import IntegrityError
 from frazil.errors import CommitUnavailable, SchemaIncompatible
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
+from frazil.spec.rules import COORDINATES
 from frazil.table.catalogs import catalog_errors
 from frazil.table.evolution import Addition, Conflict, Promotion, differences
 
@@ -164,7 +165,7 @@ def _check_format_version(table: Table) -> None:
 def _evolve(table: Table, declared: Schema, stream: str) -> Table:
     """Bring the table to the declared schema in one update; another process may be doing the same."""
     for _ in range(EVOLUTION_ATTEMPTS):
-        found = differences(declared, table.schema())
+        found = differences(_adoptable(declared, table.schema()), table.schema())
         if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
             raise SchemaIncompatible(_refusal(table, conflicts, stream))
         changes = [difference for difference in found if not isinstance(difference, Conflict)]
@@ -178,6 +179,16 @@ def _evolve(table: Table, declared: Schema, stream: str) -> Table:
     raise CommitUnavailable(
         f"stream {stream}: the schema of {_name(table)} changed at each of {EVOLUTION_ATTEMPTS} attempts to evolve it"
     )
+
+
+def _adoptable(declared: Schema, existing: Schema) -> Schema:
+    """The Kafka coordinates of a table that began without them are optional: its older rows have none."""
+    optional = COORDINATES.keys() - {field.name for field in existing.fields if field.required}
+    fields = [
+        field.model_copy(update={"required": field.required and field.name not in optional})
+        for field in declared.fields
+    ]
+    return Schema(*fields, schema_id=declared.schema_id)
 
 
 def _apply(table: Table, changes: Sequence[Addition | Promotion]) -> None:

@@ -191,6 +191,14 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
     assert wrong(compare(harmed)) == [(Kind.LOG_CUT, max(others, 1))]
 
 
+def test_rows_that_were_adopted_are_counted_beside_the_commit_records():
+    def findings(rows: int) -> list[tuple[Kind, int]]:
+        return wrong(compare_counts(rows=rows, claimed=7, other_streams=0, stream="s", adopted=1000))
+
+    assert findings(1007) == []
+    assert findings(1005) == [(Kind.MISCOUNTED, 2)]
+
+
 @given(worlds(), st.data())
 def test_offsets_that_kafka_gave_twice_may_be_there_twice_and_are_said(world: World, data: st.DataObject):
     cut, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]

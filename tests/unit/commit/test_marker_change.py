@@ -189,6 +189,7 @@ def test_an_adopted_table_takes_the_stream_and_a_second_adoption_changes_nothing
     first = adopt(world.tables, world.store, offsets={P0: 5, P1: 0}, source=world.source)
     again = adopt(world.tables, world.store, offsets={P0: 9, P1: 9}, source=world.source)
     assert again == first == world.marker()
+    assert first.adopted_rows == 1
     world.run(world.begin(), {0: (5, 7)})
     assert world.rows() == [(0, 5), (0, 6), (99, 1_000_000)]
 

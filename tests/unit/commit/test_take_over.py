@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.commit.adoption import continued, readers_of
 from frazil.commit.marker import BatchKey, SourceIdentity
+from frazil.commit.marker_change import adopt
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
 
 
@@ -171,6 +173,7 @@ def test_an_empty_table_with_history_needs_no_adoption(world):
 def test_a_second_stream_of_the_same_table_needs_no_adoption(world, tmp_path):
     world.run(world.begin(), {0: (0, 2)})
     other = type(world)(world.catalog, tmp_path, stream="other")
+    other.source = SourceIdentity("cluster-2", {"events": "topic-1"})
 
     other.run(other.begin(), {0: (0, 3)})
     world.run(world.begin(), {0: (2, 4)})
@@ -178,6 +181,25 @@ def test_a_second_stream_of_the_same_table_needs_no_adoption(world, tmp_path):
     assert world.marker().offsets["events", 0] == 4
     assert other.marker().offsets["events", 0] == 3
     assert len(world.rows()) == 7
+
+
+def test_a_stream_that_was_renamed_asks_for_adoption_and_goes_on_where_it_stood(world, tmp_path):
+    world.run(world.begin(), {0: (0, 2)})
+    renamed = type(world)(world.catalog, tmp_path, stream="renamed")
+
+    with pytest.raises(AdoptionRequired, match=r"'events' has read events into it already\. Was it renamed"):
+        renamed.take_over()
+
+    others = readers_of(world.load().properties, world.source, stream="renamed")
+    begin = continued({("events", 0): 0, ("events", 1): 0, ("events", 2): 7}, others)
+    adopt(renamed.tables, renamed.store, offsets=begin, source=world.source)
+    renamed.run(renamed.begin(), {0: (2, 4)})
+    assert renamed.marker().offsets == {
+        ("events", 0): 4,
+        ("events", 1): world.marker().offsets["events", 1],
+        ("events", 2): 7,
+    }
+    assert len(world.rows()) == 4
 
 
 def test_a_topic_made_again_is_refused_and_nothing_is_written(world):

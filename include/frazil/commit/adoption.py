@@ -1,0 +1,74 @@
+"""What a stream finds in a table that others wrote to: rows that are nobody's, and other readers of its topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.marker import PROPERTY_PREFIX, Marker, SourceIdentity, of_topics, read_marker
+from frazil.commit.rules import head_of
+from frazil.errors import AdoptionRequired, MarkerUnreadable
+from frazil.ingest.contract import TopicPartition
+
+
+def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
+    """A table is not taken without being asked for where it has rows that no stream wrote, or where another stream of
+    it read the same topics: renamed, the stream would read all of them again."""
+    if others := readers_of(metadata.properties, source, stream=stream):
+        other, topics = next(iter(others.items()))
+        raise AdoptionRequired(
+            f"stream {stream!r} has no marker in table {table}, and stream {other!r} has read "
+            f"{', '.join(sorted(topics))} into it already. Was it renamed? `frazil adopt {stream}` lets {stream!r} go "
+            f"on where {other!r} stands; or give it its old name back"
+        )
+    head = head_of(metadata)
+    if head is None or any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
+        return
+    rows = rows_of(metadata)
+    if rows != 0:
+        raise AdoptionRequired(
+            f"table {table} has {'an unknown number of' if rows is None else rows} rows that stream {stream!r} did not "
+            f"write: run `frazil adopt {stream}` to let the stream append to it"
+        )
+
+
+def rows_of(metadata: TableMetadata) -> int | None:
+    """How many rows main has, by its newest snapshot's summary; None where that does not say."""
+    head = head_of(metadata)
+    text = "0" if head is None else head.summary.get("total-records") if head.summary else None
+    return int(text) if text else None
+
+
+def readers_of(
+    properties: Mapping[str, str], source: SourceIdentity, *, stream: str
+) -> dict[str, dict[str, dict[TopicPartition, int]]]:
+    """Other streams of the table that have read topics of this source: their offsets, by stream and topic."""
+    found = {}
+    for name in sorted(properties):
+        other = name.removeprefix(PROPERTY_PREFIX)
+        if other in (name, stream):
+            continue
+        marker = _readable(properties, other)
+        if marker is None or marker.source.cluster_id != source.cluster_id:
+            continue
+        same = [t for t, topic_id in source.topic_ids.items() if marker.source.topic_ids.get(t) == topic_id]
+        offsets = {topic: of_topics(marker.offsets, [topic]) for topic in same}
+        if read := {topic: of for topic, of in offsets.items() if of}:
+            found[other] = read
+    return found
+
+
+def continued(
+    starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
+) -> dict[TopicPartition, int]:
+    """Where a stream begins: behind what others have read of its topics, else at its own start."""
+    read = [offsets for topics in others.values() for offsets in topics.values()]
+    return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
+
+
+def _readable(properties: Mapping[str, str], stream: str) -> Marker | None:
+    try:
+        return read_marker(properties, stream)
+    except MarkerUnreadable:
+        return None
