@@ -114,6 +114,19 @@ def ids(result: StageResult) -> list[int]:
     return [row["id"] for row in landed(result)]
 
 
+def test_many_ranges_of_one_partition_become_one_file(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    name = topic(2)
+    for partition in range(2):
+        produce(kafka, name, map(event, range(0, 60, 2)), partition=partition)  # of one day
+    holes = [OffsetRange(name, p, start, start + 4) for p in range(2) for start in range(0, 30, 5)]
+    result = run(context, *holes)
+    assert [(r.partition, r.start, r.records) for r in result.progress] == [(h.partition, h.start, 4) for h in holes]
+    assert [row["kafka_offset"] for row in landed(result)] == [o for o in range(30) if o % 5 != 4] * 2
+    assert len(result.files) == 1
+
+
 def test_ranges_of_several_topics_land_with_their_coordinates(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:

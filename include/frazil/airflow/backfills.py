@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dags import START_DATE, OnFailure
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.spark import SPARK_CONNECTION, spark_pool
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 
 if TYPE_CHECKING:
     from frazil.stream.backfill import Backfill
@@ -79,6 +79,7 @@ def backfill_dag(
                 "spark.default.parallelism": "{{ params.cores }}",
                 "spark.driver.memory": "{{ params['driver-memory'] }}",
             },
+            properties_file=PROPERTIES_FILE,
             pool=spark_pool(),
         )  # fmt: skip
         asked >> staged >> task(publish)(str(folder), asked)

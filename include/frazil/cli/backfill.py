@@ -82,14 +82,14 @@ def backfill(  # noqa: PLR0913 - a command's options
         return
     request = _request(stream, wanted)
     if not dry_run:
-        _run(spec, request)
+        _run(spec, request, as_json=as_json)
         return
     with open_backfill(spec, request) as asked:
         found = estimate(asked, asked.plan(asked.lane()))
     echo_json(found) if as_json else click.echo("\n".join(sentences(found, stream=stream)))
 
 
-def _run(spec: StreamSpec, request: BackfillRequest) -> None:
+def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.backfill_stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
     from frazil.stream.session import start_session  # noqa: PLC0415
 
@@ -100,10 +100,10 @@ def _run(spec: StreamSpec, request: BackfillRequest) -> None:
             lane = run(asked, session)
     finally:
         session.stop()
-    if lane is None:
+    if lane is None and not as_json:
         click.echo(f"Stream {spec.name}: nothing that is asked for is missing.")
     else:
-        _tell(lane, spec, as_json=False)
+        _tell(lane, spec, as_json=as_json)
 
 
 def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:

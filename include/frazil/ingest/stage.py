@@ -22,6 +22,7 @@ from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import Chunk, RangeReader
 from frazil.ingest.narrow import is_environment, narrowed
 from frazil.ingest.progress import ProgressCounter
+from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.required import plain_row
 from frazil.ingest.shape import Shaper
@@ -231,9 +232,11 @@ class _Stage:
         self._dead.abort()
 
 
-def _reader(context: StageContext, task: StageTask) -> RangeReader | FileReader:
+def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
     if not context.files:
-        return RangeReader(context.kafka, task.ranges)
+        partitions = {(r.topic, r.partition) for r in task.ranges}
+        reader = RangeReader if len(partitions) == len(task.ranges) else TurnReader
+        return reader(context.kafka, task.ranges)
     io = load_file_io(dict(context.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
     return FileReader(context.files, task.ranges, io=io, schema=schema)

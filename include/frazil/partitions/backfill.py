@@ -88,12 +88,6 @@ def holding(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
     return {tp: of for tp, of in kept.items() if of}
 
 
-def layers(spans: Spans) -> Iterator[Mapping[TopicPartition, Span]]:
-    """The spans as sets that hold one of each topic-partition at most: a consumer reads no more at once."""
-    for index in range(max(map(len, spans.values()), default=0)):
-        yield {tp: of[index] for tp, of in spans.items() if index < len(of)}
-
-
 def offsets(spans: Spans) -> int:
     """How many offsets there are; records may be fewer, where Kafka has gaps."""
     return sum(end - start for of in spans.values() for start, end in of)

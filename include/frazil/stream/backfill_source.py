@@ -12,10 +12,10 @@ from frazil.commit.marker import Marker, SourceIdentity
 from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TopicPartition
 from frazil.partitions import backfill as spans_of
-from frazil.partitions.backfill import Span, Spans, layers, offsets
+from frazil.partitions.backfill import Span, Spans, offsets
 from frazil.partitions.backfill_request import BackfillRequest
 from frazil.stream.kafka import KafkaOffsets
-from frazil.stream.plan import assign
+from frazil.stream.plan import spread
 from frazil.stream.source_offsets import read_offsets
 from frazil.table.storage import FileInfo
 
@@ -65,7 +65,7 @@ class Source(Protocol):
         ...
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        """As many tasks as cores for all that can be read at once."""
+        """As many tasks as cores, at most."""
         ...
 
     def sample(self, spans: Spans) -> list[StageTask]:
@@ -118,14 +118,7 @@ class KafkaSource:
         return spans_of.chunks(spans, most=most)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        pieces = [
-            piece
-            for layer in layers(spans)
-            for piece in assign(
-                {tp: s for tp, (s, _) in layer.items()}, {tp: e for tp, (_, e) in layer.items()}, tasks=cores
-            )
-        ]
-        return [dataclasses.replace(piece, index=index) for index, piece in enumerate(pieces)]
+        return list(spread(ranges(spans), tasks=cores))
 
     def sample(self, spans: Spans) -> list[StageTask]:
         places = [{tp: (_piece(of, place),) for tp, of in spans.items()} for place in range(PLACES)]

@@ -6,7 +6,7 @@ Seconds are of a monotonic clock; producers' timestamps play no part.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -108,14 +108,21 @@ def assign(
     So no task is slower than another however the lag is spread, and a topic-partition is in one task at most once:
     a consumer can read only one position of it.
     """
-    ranges = [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]]
+    return spread(
+        [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
+        tasks=tasks,
+    )
+
+
+def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
+    """Ranges laid end to end and cut into `tasks` lengths that differ by one offset at most."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
     lengths = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]
     return tuple(StageTask(index, tuple(held)) for index, held in enumerate(filter(None, lengths)))
 
 
-def _between(ranges: list[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
+def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
     """What lies in `[low, high)` of the ranges laid end to end."""
     at = 0
     for r in ranges:

@@ -17,7 +17,6 @@ from frazil.partitions.backfill import (
     chunks_of_records,
     first_records,
     holding,
-    layers,
     merged,
     missing,
     offsets,
@@ -79,13 +78,6 @@ def test_chunks_of_records_hold_each_known_record_once_and_nothing_outside_of_th
     assert all(records[tp].range_cardinality(*span) for tp, of in kept.items() for span in of)
     first = each(first_records(spans, records, most=most)) & there
     assert first == {(tp, o) for tp, found in within(spans, records).items() for o in found[:most]}
-
-
-@given(pieces)
-def test_layers_hold_one_span_of_a_partition_and_make_the_whole(wanted):
-    spans = merged(wanted)
-    found = [(tp, o) for layer in layers(spans) for tp, (start, end) in layer.items() for o in range(start, end)]
-    assert sorted(found) == sorted(each(spans))
 
 
 @given(pieces, pieces)

@@ -1,0 +1,50 @@
+"""Offset ranges of which several are of one topic-partition, read in as few turns as that takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from frazil.ingest.contract import OffsetRange, TopicPartition
+from frazil.ingest.kafka import Chunk, RangeReader
+
+
+class TurnReader:
+    """Reads `[start, end)` of each range once, as `RangeReader` does, which reads one of a topic-partition at a time.
+
+    What a backfill lacks between dead letters is many small ranges: read by one task they become one file, not as many.
+    """
+
+    def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange]) -> None:
+        self._properties = properties
+        self._ranges = ranges
+
+    def __enter__(self) -> TurnReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Each turn's reader is closed when it ends."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Raises what `RangeReader` raises."""
+        for turn in turns(self._ranges):
+            index = np.array(turn, np.int32)
+            with RangeReader(self._properties, [self._ranges[i] for i in turn]) as reader:
+                for chunk in reader:
+                    yield replace(chunk, range_index=index[chunk.range_index])
+
+
+def turns(ranges: Sequence[OffsetRange]) -> list[list[int]]:
+    """The ranges' indexes in turns that hold one of each topic-partition at most. Pure."""
+    seen: dict[TopicPartition, int] = defaultdict(int)
+    found: list[list[int]] = []
+    for index, r in enumerate(ranges):
+        tp = (r.topic, r.partition)
+        if seen[tp] == len(found):
+            found.append([])
+        found[seen[tp]].append(index)
+        seen[tp] += 1
+    return found

@@ -1,0 +1,36 @@
+"""Ranges of which several are of one topic-partition: which are read at once, and by how many tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.range_turns import turns
+from frazil.stream.backfill_source import KafkaSource
+
+NO_KAFKA: Any = None
+several = st.lists(st.builds(OffsetRange, st.just("t"), st.integers(0, 3), st.integers(0, 9), st.integers(10, 20)))
+
+
+@given(several)
+def test_a_turn_has_one_range_of_a_partition_at_most_and_every_range_has_one_turn(ranges: list[OffsetRange]):
+    found = turns(ranges)
+    for turn in found:
+        partitions = [ranges[i].partition for i in turn]
+        assert len(partitions) == len(set(partitions))
+    assert sorted(i for turn in found for i in turn) == list(range(len(ranges)))
+    counts = [sum(r.partition == p for r in ranges) for p in range(4)]
+    assert len(found) == max(counts)
+
+
+def test_many_holes_are_read_by_as_many_tasks_as_there_are_cores():
+    spans = {("t", p): tuple((at, at + 49) for at in range(0, 5500, 50)) for p in range(2)}
+    tasks = KafkaSource(NO_KAFKA, {}).tasks(spans, 2)
+    assert [task.index for task in tasks] == [0, 1]
+    assert [sum(r.end - r.start for r in task.ranges) for task in tasks] == [5390, 5390]
+    assert {(r.topic, r.partition, r.start, r.end) for task in tasks for r in task.ranges} == {
+        ("t", p, *span) for p in range(2) for span in spans["t", p]
+    }
