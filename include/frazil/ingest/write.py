@@ -7,6 +7,7 @@ import copy
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ FIRST_GUESS_BYTES_PER_BYTE = 3.0
 """Arrow bytes per Parquet byte, until the first write has shown it."""
 MERGED_BYTES = 2**20
 """Tables of a partition value that are larger are left alone: what they cost beside their values is little then."""
+MERGED_TABLES = 8
 COLUMN_BYTES = 512
 """About what a column of a table costs beside its values."""
 
@@ -43,15 +45,24 @@ class _Gathered:
     """About what the open file keeps of its last row group: Parquet's writer frees it when the next begins."""
 
     def add(self, rows: pa.Table) -> None:
-        """Tables of like size become one, so that many small ones are few: each costs kilobytes beside its values."""
+        """Small tables of like size become one, so that very many are few: each costs kilobytes beside its values."""
+        self._append(rows)
+        while (alike := self._alike()) >= MERGED_TABLES:
+            merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
+            self.bytes -= sum(self.sizes[-alike:])
+            del self.rows[-alike:], self.sizes[-alike:]
+            self._append(merged)
+
+    def _append(self, rows: pa.Table) -> None:
         size = held_bytes(rows)
-        while self.sizes and self.sizes[-1] <= min(2 * size, MERGED_BYTES):
-            self.bytes -= self.sizes.pop()
-            rows = pa.concat_tables([self.rows.pop(), rows]).combine_chunks()
-            size = held_bytes(rows)
         self.rows.append(rows)
         self.sizes.append(size)
         self.bytes += size
+
+    def _alike(self) -> int:
+        """How many of the last tables are small, and none much larger than the last."""
+        most = min(2 * self.sizes[-1], MERGED_BYTES)
+        return sum(1 for _ in takewhile(lambda size: size <= most, reversed(self.sizes)))
 
 
 def held_bytes(rows: pa.Table) -> int:

@@ -264,7 +264,7 @@ def test_many_small_tables_that_wait_become_few(make_table: MakeTable, make_writ
     writer = make_writer(table)
     for chunk in range(200):
         writer.add(longs(range(10), [str(chunk)] * 10))
-    assert max(len(g.rows) for g in writer._gathered.values()) <= 10
+    assert max(len(g.rows) for g in writer._gathered.values()) <= 24
     files = writer.finish()
     assert [f.records for f in files] == [200] * 10
     assert pq.read_table(files[0].path)["k"].to_pylist() == [str(chunk) for chunk in range(200)]
