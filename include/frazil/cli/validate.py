@@ -14,6 +14,7 @@ from frazil.spec.conflicts import conflicts
 from frazil.spec.json_schema import render
 from frazil.spec.load import load_stream, stream_files
 from frazil.spec.model import StreamSpec
+from frazil.spec.rules import warnings
 
 MOST_ERRORS = 200
 
@@ -26,8 +27,9 @@ MOST_ERRORS = 200
 def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_schema: bool) -> None:
     """Check declared streams: the FILES named, or every stream of the folder.
 
-    Prints a line for each sound stream, and every error with its file, key, value and what is allowed. Reads
-    files only: no broker, no catalog. Exits with 10 where there is an error.
+    Prints a line for each sound stream, and every error with its file, key, value and what is allowed; a warning
+    is what only a table that exists already may have. Reads files only: no broker, no catalog. Exits with 10 where
+    there is an error.
 
     \b
     Example:
@@ -40,11 +42,15 @@ def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_
     errors, more = errors[:MOST_ERRORS], len(errors) - MOST_ERRORS
     if more > 0:
         errors.append(f"and {more:,} more; mend these first")
+    warned = [f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in warnings(spec)]
     if as_json:
-        click.echo(json.dumps({"streams": [_summary(spec) for spec in streams.values()], "errors": errors}, indent=2))
+        told = {"streams": [_summary(spec) for spec in streams.values()], "errors": errors, "warnings": warned}
+        click.echo(json.dumps(told, indent=2))
     else:
         for spec in streams.values():
             click.echo(_line(spec))
+        for warning in warned:
+            click.echo(f"warning: {warning}", err=True)
         for error in errors:
             click.echo(error, err=True)
     if errors:

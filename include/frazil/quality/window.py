@@ -12,7 +12,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThan
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan
-from pyiceberg.types import TimestamptzType
+from pyiceberg.types import IcebergType, ListType, MapType, StructType, TimestamptzType
 
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest
@@ -43,6 +43,13 @@ class Window:
     def rows_at_most(self) -> int:
         """Rows of the files that may hold rows of the window, by the snapshot's metadata."""
         return sum(task.file.record_count for task in self.scan.plan_files())
+
+    def misread(self, columns: tuple[str, ...]) -> bool:
+        """Whether PyIceberg reads what is missing in one of the columns as if it were there.
+
+        PyIceberg 0.12 makes a missing list or map of structs an empty one (its `ArrowProjectionVisitor`).
+        """
+        return any(_holds_structs(self.schema.find_type(column)) for column in columns)
 
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
@@ -116,6 +123,18 @@ def start_spark(request: GateRequest) -> Any:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _holds_structs(kind: IcebergType) -> bool:
+    """Whether a list or map of structs stands anywhere within a type."""
+    match kind:
+        case StructType():
+            return any(_holds_structs(field.field_type) for field in kind.fields)
+        case ListType():
+            return isinstance(kind.element_type, StructType) or _holds_structs(kind.element_type)
+        case MapType():
+            return isinstance(kind.value_type, StructType) or _holds_structs(kind.value_type)
+    return False
 
 
 def _bounds(request: GateRequest, schema: Schema) -> tuple[datetime, datetime]:

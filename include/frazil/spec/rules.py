@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from frazil.spec.addresses import location_problem, servers_problem
 from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.references import problem_in
-from frazil.spec.types import Primitive, Struct, Type, parse_type
+from frazil.spec.types import UNREADABLE, Primitive, Struct, Type, parse_type, places_of
 from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
@@ -104,6 +104,16 @@ def _overlaps(need: str, wrong: str) -> bool:
     if need == "schema":  # of which single columns may be wrong
         return wrong == need
     return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
+
+
+def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
+    """What a stream of an existing table may have, and none of a new one."""
+    return tuple(
+        Problem(place, name, f"{reason}. A table that has the column already is written on; a new one is refused")
+        for column in spec.columns
+        for name, reason in UNREADABLE.items()
+        for place in places_of(name, parse_type(column.type), f"schema.{column.name}")
+    )
 
 
 def _columns(spec: StreamSpec) -> Iterator[Problem]:

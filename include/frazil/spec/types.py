@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -27,6 +28,14 @@ ALLOWED = ", ".join((*PRIMITIVES, "decimal(p,s)", "fixed[n]", "struct<name: type
 
 MAX_DECIMAL_PRECISION = 38
 """Iceberg specification, primitive types."""
+
+UNREADABLE = {
+    "time": (
+        "Spark reads no table with a time column, not even its other columns, and compaction fails on it; "
+        "write string ('10:11:12'), or long where records hold a number"
+    )
+}
+"""Types that frazil writes and an engine cannot read: why they are refused in new tables, and the ways out."""
 
 _FORMAT_3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
 _JSON = frozenset({"json", "jsonb", "object", "any", "dict"})
@@ -118,6 +127,23 @@ class Map:
 
 
 Type = Primitive | Struct | List | Map
+
+
+def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
+    """The dotted paths at which a primitive type stands within a type, from `where` on."""
+    match kind:
+        case Primitive():
+            if kind.name == name:
+                yield where
+        case Struct():
+            for field in kind.fields:
+                yield from places_of(name, field.type, f"{where}.{field.name}")
+        case List():
+            yield from places_of(name, kind.element, f"{where}.element")
+        case Map():
+            yield from places_of(name, kind.key, f"{where}.key")
+            yield from places_of(name, kind.value, f"{where}.value")
+
 
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))")
 

@@ -17,12 +17,14 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.sorting import SortOrder
+from pyiceberg.types import NestedField
 from sqlalchemy.exc import IntegrityError
 
-from frazil.errors import CommitUnavailable, SchemaIncompatible
+from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import COORDINATES
+from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors
 from frazil.table.evolution import Addition, Conflict, Promotion, differences
 
@@ -58,7 +60,8 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     """The stream's table: made if missing, evolved where that is safe, refused where it is not.
 
     A table that is partitioned or sorted otherwise than declared stays as it is, with a warning.
-    Raises SchemaIncompatible, AccessDenied, CommitUnavailable.
+    Raises SpecError where a new column could not be read by an engine, SchemaIncompatible, AccessDenied,
+    CommitUnavailable.
     """
     schema = iceberg.schema(spec)
     declared = Declared(
@@ -123,6 +126,7 @@ def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:
 
 def _create(catalog: Catalog, declared: Declared) -> Table:
     """Make the namespace and the table; another process may do the same at this moment, and either may win."""
+    _refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
         _ensure_namespace(catalog, tuple(parts[:depth]))
@@ -191,7 +195,16 @@ def _adoptable(declared: Schema, existing: Schema) -> Schema:
     return Schema(*fields, schema_id=declared.schema_id)
 
 
+def _refuse_unreadable(coming: Schema, table: str) -> None:
+    """A column that makes the whole table unreadable to an engine does not come into it. Raises SpecError."""
+    for path in coming.column_names:
+        if reason := UNREADABLE.get(str(coming.find_type(path))):
+            raise SpecError(f"schema.{path}: {coming.find_type(path)} would come into the table {table}: {reason}")
+
+
 def _apply(table: Table, changes: Sequence[Addition | Promotion]) -> None:
+    for change in changes:
+        _refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), _name(table))
     with table.update_schema() as update:
         for change in changes:
             if isinstance(change, Addition):

@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, ListType, LongType, MapType, NestedField, StringType, StructType
 
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult, find_suite, run_gates
+from frazil.quality.window import open_window
 
 Ask = Callable[..., GateRequest]
 
@@ -92,3 +96,21 @@ def test_a_suite_is_found_by_its_tables_name(tmp_path: Path):
     (tmp_path / "demo.flights.json").touch()
     assert find_suite(tmp_path, "demo.flights") == tmp_path / "demo.flights.json"
     assert find_suite(tmp_path, "demo.other") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "misread"),
+    [
+        (ListType(11, StructType(NestedField(12, "a", LongType())), element_required=False), True),
+        (MapType(11, StringType(), 12, StructType(NestedField(13, "a", LongType())), value_required=False), True),
+        (StructType(NestedField(11, "l", ListType(12, StructType(NestedField(13, "a", LongType()))))), True),
+        (ListType(11, ListType(12, LongType())), False),
+        (StructType(NestedField(11, "a", LongType())), False),
+    ],
+    ids=str,
+)
+def test_a_column_that_pyiceberg_misreads_is_judged_by_spark(kind: IcebergType, misread: bool, ask: Ask) -> None:
+    window = open_window(ask(_expect("column_values_to_not_be_null", column="carrier")))
+    window = replace(window, schema=Schema(*window.schema.fields, NestedField(10, "x", kind)))
+    assert window.misread(("carrier", "x")) == misread
+    assert not window.misread(("carrier", "delay"))

@@ -28,6 +28,17 @@ def test_every_error_is_told_and_the_exit_code_is_10(declare: Declare, tmp_path:
     assert len(result.stderr.splitlines()) == 2
 
 
+def test_a_type_that_only_an_existing_table_may_have_is_a_warning(declare: Declare, tmp_path: Path) -> None:
+    declare(schema={"departed": "timestamptz not null", "open": "struct<at: list<time>>"})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("warning: ")
+    assert "schema.open.at.element: 'time': Spark reads no table with a time column" in line
+    answer = json.loads(CliRunner().invoke(frazil, ["validate", "--json", "--streams", str(tmp_path)]).stdout)
+    assert len(answer["warnings"]) == 1
+
+
 def test_named_files_are_checked_against_each_other(declare: Declare) -> None:
     files = [declare("a.yaml"), declare("b.yaml")]
     result = CliRunner().invoke(frazil, ["validate", *map(str, files)])

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.types import LongType
+from pyiceberg.types import LongType, TimeType
 
-from frazil.errors import SchemaIncompatible
+from frazil.errors import SchemaIncompatible, SpecError
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -109,6 +109,24 @@ def test_a_required_column_that_is_not_declared_is_refused(catalog: Catalog, str
 def test_an_optional_column_of_the_table_need_not_be_declared(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream(schema=COLUMNS | {"other": "long"}))
     assert ensure_table(catalog, stream()).metadata_location == table.metadata_location
+
+
+@pytest.mark.parametrize("kind", ["time", "struct<at: time>", "list<time>", "map<string, time>"])
+def test_no_column_comes_that_makes_the_table_unreadable(kind: str, catalog: Catalog, stream: Stream) -> None:
+    with pytest.raises(SpecError, match=r"schema\.opens.*Spark reads no table with a time column.*write string"):
+        ensure_table(catalog, stream(schema=COLUMNS | {"opens": kind}))
+    assert not catalog.table_exists("demo.flights")
+    before = ensure_table(catalog, stream())
+    with pytest.raises(SpecError, match=r"schema\.opens"):
+        ensure_table(catalog, stream(schema=COLUMNS | {"opens": kind}))
+    assert before.refresh().schema().column_names == [*COLUMNS, *before.schema().column_names[len(COLUMNS) :]]
+
+
+def test_a_table_that_has_such_a_column_already_is_written_on(catalog: Catalog, stream: Stream) -> None:
+    table = ensure_table(catalog, stream())
+    with table.update_schema() as update:
+        update.add_column("opens", TimeType())
+    assert "opens" in ensure_table(catalog, stream(schema=COLUMNS | {"opens": "time"})).schema().column_names
 
 
 def test_a_table_of_format_version_1_is_refused_with_the_way_out(catalog: Catalog, stream: Stream) -> None:
