@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from frazil.errors import SpecError
 from frazil.spec.conflicts import conflicts
+from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.yaml_file import read_mapping
@@ -26,6 +27,10 @@ def load_stream(path: Path) -> StreamSpec:
 
     Raises SpecError that names the file, and for every problem its key, value and what is allowed.
     """
+    return _STREAMS.get(path)
+
+
+def _load_stream(path: Path) -> StreamSpec:
     return validate_stream(read_stream(path), path)
 
 
@@ -33,7 +38,7 @@ def read_stream(path: Path) -> dict[str, Any]:
     """What one file says over the `_defaults.yaml` of its folder, not validated yet. Raises SpecError."""
     declared = read_mapping(path)
     defaults_file = path.parent / DEFAULTS_FILE
-    return _merge(read_mapping(defaults_file), declared) if defaults_file.exists() else declared
+    return _merge(read_mapping(defaults_file) if defaults_file.exists() else {}, declared)
 
 
 def validate_stream(said: Mapping[str, Any], path: Path) -> StreamSpec:
@@ -146,3 +151,6 @@ def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+_STREAMS = FileCache(_load_stream, beside=(DEFAULTS_FILE,))

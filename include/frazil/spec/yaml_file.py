@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from frazil.errors import SpecError
+from frazil.spec.file_cache import FileCache
 
 MOST_BYTES = 4 * 2**20
 """More is no declaration that a person wrote."""
@@ -44,8 +46,15 @@ _StreamLoader.yaml_implicit_resolvers = {
 _StreamLoader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The file's one mapping. Raises SpecError naming the file, and line and column where it is not YAML."""
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The file's one mapping, which is shared: nobody may change it.
+
+    Raises SpecError naming the file, and line and column where it is not YAML.
+    """
+    return _FILES.get(path)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
     text = _text(path)
     try:
         _check_depth(text)
@@ -98,3 +107,6 @@ def _hint(problem: str, line: str) -> str:
     if "mapping values are not allowed" in problem:
         return '; quote a value that holds ": ", or begin a new line before the second key'
     return ""
+
+
+_FILES = FileCache(_read)

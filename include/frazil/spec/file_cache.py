@@ -1,0 +1,66 @@
+"""What files say, read again only where one may have changed: hundreds of supervisors look every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from frazil.errors import SpecError
+
+T = TypeVar("T")
+
+SETTLED_NS = 3_000_000_000
+"""Two changes within one tick of a file system's clock look like one; the coarsest ticks are 2 s (FAT, some NFS)."""
+MOST_ENTRIES = 10_000
+
+Signature = tuple[tuple[int, int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[T]):
+    signature: Signature
+    value: T | None
+    problem: str | None
+
+
+class FileCache(Generic[T]):
+    """Answers of one reader by path. A SpecError is an answer too."""
+
+    def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
+        """`beside` names files of the same folder that the reader reads as well; they need not be there."""
+        self._read, self._beside = read, beside
+        self._entries: dict[Path, _Entry[T]] = {}
+
+    def get(self, path: Path) -> T:
+        """What `read` returns, or raises, now. The value is shared: nobody may change it."""
+        files = (path, *(path.parent / name for name in self._beside))
+        now_ns, signature = time.time_ns(), tuple(map(_signature, files))
+        entry = self._entries.get(path)
+        if entry is None or entry.signature != signature:
+            entry = self._answer(path, signature)
+            # A file that changed just now may change once more and look the same; so it is read until it has settled.
+            if all(one is None or one[0] < now_ns - SETTLED_NS for one in signature):
+                if len(self._entries) >= MOST_ENTRIES:
+                    self._entries.clear()
+                self._entries[path] = entry
+        if entry.problem is not None:
+            raise SpecError(entry.problem)
+        return entry.value  # type: ignore[return-value]  # there is one where there is no problem
+
+    def _answer(self, path: Path, signature: Signature) -> _Entry[T]:
+        try:
+            return _Entry(signature, self._read(path), None)
+        except SpecError as error:
+            return _Entry(signature, None, str(error))
+
+
+def _signature(path: Path) -> tuple[int, int, int, int] | None:
+    """Change time first: unlike the modification time, nobody can set it. None where there is no file."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ctime_ns, seen.st_mtime_ns, seen.st_size, seen.st_ino
