@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.required import plain_row
 from frazil.ingest.shape import Shaper
 from frazil.ingest.write import TableWriter, file_namer
+from frazil.spec.references import resolve_all
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +238,8 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
     if not context.files:
         partitions = {(r.topic, r.partition) for r in task.ranges}
         reader = RangeReader if len(partitions) == len(task.ranges) else TurnReader
-        return reader(context.kafka, task.ranges)
+        kafka = context.kafka if context.kafka_resolved else resolve_all(context.kafka, os.environ)
+        return reader(kafka, task.ranges)
     io = load_file_io(dict(context.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
     return FileReader(context.files, task.ranges, io=io, schema=schema)

@@ -49,7 +49,7 @@ T = TypeVar("T", bound=Declared)
 class Kind(Generic[T]):
     """What a folder's files declare."""
 
-    read: Callable[[Path], dict[str, Any]]
+    read: Callable[[Path], Mapping[str, Any]]
     """What a file says, as JSON values. Raises SpecError."""
     validate: Callable[[Mapping[str, Any], Path], T]
     """And what it means. Raises SpecError."""

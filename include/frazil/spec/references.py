@@ -45,11 +45,15 @@ def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -
     return resolved
 
 
+def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
+    """librdkafka's properties of a stream's source as they are declared, references and all."""
+    return {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
+
+
 def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """librdkafka's properties of a stream's source: the brokers and what the user declared, all resolved."""
-    declared = {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
     try:
-        resolved = resolve_all(declared, environment)
+        resolved = resolve_all(declared_kafka_properties(spec), environment)
     except SpecError as error:
         raise SpecError(f"stream {spec.name}: source: {error}") from None
     if problem := servers_problem(resolved["bootstrap.servers"]):

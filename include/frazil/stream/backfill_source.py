@@ -125,7 +125,8 @@ class KafkaSource:
         return [StageTask(index, ranges(place)) for index, place in enumerate(places)]
 
     def context(self, context: StageContext) -> StageContext:
-        return dataclasses.replace(context, kafka=dict(self.properties))
+        """With the secrets themselves: a cluster's executors have none of this process's environment."""
+        return dataclasses.replace(context, kafka=dict(self.properties), kafka_resolved=True)
 
 
 def ranges(spans: Spans) -> tuple[OffsetRange, ...]:

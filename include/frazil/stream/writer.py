@@ -29,7 +29,7 @@ from frazil.ingest.contract import TopicPartition
 from frazil.ingest.decode import check_supported
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
+from frazil.spec.references import declared_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner, Landed
 from frazil.stream.kafka import KafkaOffsets, Topics
 from frazil.stream.log_watch import find_cut
@@ -105,7 +105,6 @@ class Writer:
                             self.spec,
                             session,
                             kafka,
-                            properties,
                             tables,
                             store,
                             progress,
@@ -161,7 +160,6 @@ class EpochParts:
     spec: StreamSpec
     session: Future[SparkSession]
     kafka: KafkaOffsets
-    kafka_properties: Mapping[str, str]
     tables: StreamTables
     store: ObjectStore
     progress: ProgressFolder
@@ -233,7 +231,7 @@ class Epoch:
         return BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
-            kafka_properties=p.kafka_properties,
+            kafka_properties=declared_kafka_properties(p.spec),
             tables=p.tables,
             store=p.store,
             committer=committer,

@@ -1,0 +1,80 @@
+"""What travels to a batch's tasks: enough to read and write, and no secret that can be looked up there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyspark.cloudpickle import dumps
+
+from frazil.commit.committer import StreamTables
+from frazil.commit.marker import BatchKey
+from frazil.commit.swap import TableHandle
+from frazil.ingest import stage as stage_module
+from frazil.ingest.contract import OffsetRange, StageTask
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import declared_kafka_properties
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.stage_context import stage_context
+from frazil.stream.stage_rows import StageRows
+from frazil.table.catalogs import load_catalog
+from frazil.table.local_storage import LocalStore
+from frazil.table.tables import ensure_dead_letters, ensure_table
+
+SPEC = StreamSpec.model_validate(
+    {
+        "name": "flights",
+        "source": {
+            "bootstrap-servers": "127.0.0.1:1",
+            "topics": "flights",
+            "properties": {"sasl.password": "${env:KAFKA_PASSWORD}"},
+        },
+        "table": "demo.flights",
+        "schema": {"at": "timestamptz"},
+        "event-time": "at",
+    }
+)
+
+
+class OnRest(TableHandle):
+    """A table as a REST catalog loads it: its FileIO has the catalog's properties and the table's."""
+
+    def refresh(self) -> Any:
+        table = super().refresh()
+        table.io = PyArrowFileIO(
+            {
+                "s3.session-token": "vended",
+                "credential": "client:catalog-secret",
+                "token": "catalog-token",
+                "frazil.stream.flights": "a marker of many kilobytes",
+            }
+        )
+        return table
+
+
+def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    catalog = load_catalog(None)
+    main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
+    tables = StreamTables.of("flights", main, dead, store=LocalStore(), clock_ms=lambda: 0)
+    tables = dataclasses.replace(tables, main=OnRest(catalog, "demo.flights"))
+
+    context = stage_context(
+        SPEC, tables, BatchKey(1, 1), kafka_properties=declared_kafka_properties(SPEC), topic_ids={}
+    )
+    shipped = dumps(StageRows(context, ProgressFolder("/progress", context.io)))
+
+    for secret in (b"hunter2", b"catalog-secret", b"catalog-token", b"a marker of many"):
+        assert secret not in shipped
+    assert context.io == {"s3.session-token": "vended"}
+
+    opened: list[dict[str, str]] = []
+    monkeypatch.setattr(stage_module, "RangeReader", lambda properties, _: opened.append(properties))
+    stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
+    assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
