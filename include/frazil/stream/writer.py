@@ -21,6 +21,7 @@ from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
+from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.swap import TableHandle
 from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
@@ -256,6 +257,7 @@ class Epoch:
             return marker
         if cut:
             tables, seen = self.parts.tables, standing(self.parts.tables)
+            check_fence(seen.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **cut}
             moved = reset(tables, self.parts.store, target=target, source=topics.identity, seen=seen, cut=cut)
             self.number = moved.at.epoch
