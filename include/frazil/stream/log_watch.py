@@ -58,6 +58,11 @@ class LogWatch:
         """Nothing lies beyond the offset, not even in an open transaction. Unknown ends say nothing."""
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
+    def in_transactions(self) -> dict[TopicPartition, int]:
+        """Offsets that wait for transactions to end, where there are any."""
+        waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
+        return {tp: count for tp, count in waiting.items() if count > 0}
+
     def _take(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
         self.stable[tp], self.high[tp] = stable, high
         if end.leader_epoch is not None:

@@ -158,7 +158,9 @@ class Planner:
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
         self.answered_at = now
-        report = PlannerReport(self.ends, began=self.began, written_at_ms=self.clock_ms())
+        report = PlannerReport(
+            self.ends, began=self.began, in_transactions=self.watch.in_transactions(), written_at_ms=self.clock_ms()
+        )
         write_report(self.settings.run_folder, report)
 
     def _read(self) -> dict[TopicPartition, int]:
@@ -274,6 +276,8 @@ class PlannerReport:
     error: str | None = None
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Where partitions begin that appeared while the writer ran: no marker knows them yet."""
+    in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Offsets that wait for transactions to end, where there are any."""
     written_at_ms: int = 0
     """Milliseconds since the epoch: Spark asks the planner for nothing while a batch runs, and one that hangs writes
     no more, so the ends may be old."""
@@ -295,6 +299,7 @@ def write_report(folder: Path, report: PlannerReport) -> None:
         "error_type": report.error_type,
         "error": report.error,
         "began": nested(report.began),
+        "in_transactions": nested(report.in_transactions),
         "written_at_ms": report.written_at_ms,
     }
     replace_json(folder / _REPORT, value)
@@ -302,7 +307,8 @@ def write_report(folder: Path, report: PlannerReport) -> None:
 
 def read_report(folder: Path) -> PlannerReport | None:
     raw = _load(folder / _REPORT)
-    return PlannerReport(**{**raw, "ends": flat(raw["ends"]), "began": flat(raw.get("began", {}))}) if raw else None
+    maps = {name: flat(raw.get(name, {})) for name in ("ends", "began", "in_transactions")} if raw else {}
+    return PlannerReport(**{**raw, **maps}) if raw else None
 
 
 def write_rates(folder: Path, rates: Rates) -> None:

@@ -118,6 +118,9 @@ def _no_event_time(tp: TopicPartition, history: History, look: Look, *, limits: 
     """Why a topic-partition brings no newer event time, and what to do about it."""
     time_us = look.max_event_times_us.get(tp)
     newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
+    if waiting := look.in_transactions.get(tp):
+        do = "Look for the producer whose transaction stays open (`kafka-transactions.sh find-hanging`)"
+        return f"{waiting:,} offsets there wait for a transaction to end, and {newest}", do
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms:
         do = "Look at the event times that its producers set, and at the dead letters, which have none"
         return f"its records arrive, and {newest}", do

@@ -69,6 +69,8 @@ class Look:
     """The marker's: the next to commit."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Records beyond the committed offsets as the planner last saw them, where there are any."""
+    in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Offsets that wait for transactions to end, where there are any."""
     planned_at_ms: int | None = None
     """When the planner last heard from Kafka; None where it never did since the query was opened."""
     batch: BatchName | None = None

@@ -184,7 +184,7 @@ def test_the_planner_s_last_words_are_no_end_of_a_stall(bench: Bench):
 
 
 def test_a_report_says_when_it_was_written_and_one_of_an_older_planner_is_old(tmp_path: Path):
-    report = PlannerReport({TP0: 5}, began={TP1: 3}, written_at_ms=7)
+    report = PlannerReport({TP0: 5}, began={TP1: 3}, in_transactions={TP0: 2}, written_at_ms=7)
     write_report(tmp_path, report)
     assert read_report(tmp_path) == report
     (tmp_path / "planner.json").write_text(

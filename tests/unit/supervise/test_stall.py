@@ -285,6 +285,14 @@ def commits_of_one_partition(writer: Writer, intervals: int) -> list[Stall]:
     return seen
 
 
+def test_a_transaction_that_stays_open_is_named_where_it_holds_the_watermark_back():
+    writer = Writer(in_transactions={TP1: 40})
+    writer.set(max_event_times_us={TP0: TIME_US, TP1: TIME_US - 1})
+    reason = commits_of_one_partition(writer, 4)[0].reason
+    assert "t-1 holds the watermark back" in reason
+    assert "40 offsets there wait for a transaction to end" in reason
+
+
 def test_a_partition_that_never_had_a_record_is_reported_within_three_intervals():
     writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US}, offsets={TP0: 100, TP1: 0})
     seen = commits_of_one_partition(writer, 4)
