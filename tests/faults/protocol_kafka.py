@@ -13,7 +13,7 @@ from frazil.stream.truncation import LogEnd
 
 from .protocol_faults import Faults, InjectedError
 
-TOPIC = "events"
+TOPIC, OLD = "events", "old"
 Record = tuple[int, int]
 """Partition and offset."""
 
@@ -29,13 +29,21 @@ class Topic:
     topic_id: str = "topic-1"
     leaders: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Of each partition: the epochs of its leaders, and the offset that each began at."""
+    pending: dict[int, int] = field(default_factory=dict)
+    """Records of a transaction that is open, beyond the end of what may be read."""
+    old_end: int = 0
+    """Of a second topic, which some writers declare and others do not: it has gaps alone."""
 
     @property
     def identity(self) -> SourceIdentity:
         return SourceIdentity("cluster", {TOPIC: self.topic_id})
 
     def produce(self, partition: int, goods: Iterable[bool | None]) -> None:
-        """A record for each good or bad, a gap for each None; a partition that is not there yet is added."""
+        """A record for each good or bad, a gap for each None; a partition that is not there yet is added.
+
+        A transaction that is open there commits first.
+        """
+        goods = [True] * self.pending.pop(partition, 0) + list(goods)
         offset = self.ends.get(partition, 0)
         for good in goods:
             if good is not None:
@@ -54,6 +62,7 @@ class Topic:
     def cut(self, partition: int, at: int) -> None:
         """An unclean election: the new leader's log ends earlier, and new records get the offsets of the lost ones."""
         epoch = self.leader_epoch(partition) + 1
+        self.pending.pop(partition, None)
         kept = [(e, start) for e, start in self.leaders.get(partition, [(0, 0)]) if start < at]
         self.leaders[partition] = [*kept, (epoch, at)]
         self.records = {(p, o): good for (p, o), good in self.records.items() if p != partition or o < at}
@@ -75,26 +84,40 @@ class ProcessKafka:
 
     topic: Topic
     faults: Faults
+    topics: tuple[str, ...] = (TOPIC, OLD)
 
     def describe(self) -> Topics:
         self._ask()
-        return Topics(self.topic.identity, tuple((TOPIC, p) for p in sorted(self.topic.ends)))
+        partitions = [(TOPIC, p) for p in sorted(self.topic.ends)]
+        if OLD not in self.topics:
+            return Topics(self.topic.identity, tuple(partitions))
+        known = self.topic.identity
+        return Topics(SourceIdentity(known.cluster_id, {**known.topic_ids, OLD: "old-1"}), (*partitions, (OLD, 0)))
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._answer(partitions, self.topic.first)
+        return self._answer(partitions, self.topic.first, old=0)
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        ends = self._answer(partitions, self.topic.ends)
-        return {tp: LogEnd(end, end, self.topic.leader_epoch(tp[1])) for tp, end in ends.items()}
+        ends, pending = self._answer(partitions, self.topic.ends, old=self.topic.old_end), self.topic.pending
+        return {
+            (t, p): LogEnd(end, end + pending.get(p, 0), self.topic.leader_epoch(p))
+            if t == TOPIC
+            else LogEnd(end, end, 0)
+            for (t, p), end in ends.items()
+        }
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
         self._ask()
-        ends = {tp: self.topic.end_of_epoch(tp[1], epoch) for tp, (_, epoch) in positions.items()}
+        ends = {tp: self.topic.end_of_epoch(tp[1], epoch) for tp, (_, epoch) in positions.items() if tp[0] == TOPIC}
         return {tp: end for tp, end in ends.items() if end < positions[tp][0]}
 
-    def _answer(self, partitions: Iterable[TopicPartition], of: Mapping[int, int]) -> dict[TopicPartition, int]:
+    def _answer(
+        self, partitions: Iterable[TopicPartition], of: Mapping[int, int], *, old: int
+    ) -> dict[TopicPartition, int]:
         self._ask()
-        return {tp: of.get(tp[1], 0) for tp in partitions}
+        asked = list(partitions)
+        assert {topic for topic, _ in asked} <= set(self.topics), "a topic that is not declared was asked for"
+        return {(topic, p): of.get(p, 0) if topic == TOPIC else old for topic, p in asked}
 
     def _ask(self) -> None:
         try:

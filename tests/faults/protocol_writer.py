@@ -11,7 +11,7 @@ from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.marker import BatchKey, Marker, of_topics
 from frazil.commit.settle import Settled, highest_epoch, settle, sweep_batch
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.spec.model import StreamSpec
@@ -23,7 +23,7 @@ from frazil.stream.source import RangeReader
 from frazil.stream.truncation import check_not_cut
 
 from .protocol_faults import Faults, ProcessStore
-from .protocol_kafka import TOPIC, ProcessKafka, Record
+from .protocol_kafka import OLD, TOPIC, ProcessKafka, Record
 from .protocol_world import MAIN, STREAM, World
 
 IDLE_S = 30.0
@@ -60,7 +60,7 @@ class ModelRunner(BatchRunner):
         bad: list[Record] = []
         progress = []
         for r in task.ranges:
-            read = self.world.topic.read(r.partition, r.start, r.end)
+            read = self.world.topic.read(r.partition, r.start, r.end) if r.topic == TOPIC else []
             floor = context.dead_letter_floor.get((r.topic, r.partition), 0)
             good += [record for record, fine in read if fine]
             bad += [record for record, fine in read if not fine and record[1] >= floor]
@@ -86,12 +86,13 @@ class ModelRunner(BatchRunner):
 class Writer:
     """What `frazil.stream.writer` does around planner, batch and committer; it may be paused between any two steps."""
 
-    def __init__(self, world: World, *, skips_gaps: bool = False) -> None:
+    def __init__(self, world: World, *, skips_gaps: bool = False, reads_old: bool = True) -> None:
         self.world, self.skips_gaps = world, skips_gaps
         self.faults = Faults(self._others)
         self.tables: StreamTables = world.tables(self.faults)
         self.store = ProcessStore(self.faults)
-        self.kafka: Any = ProcessKafka(world.topic, self.faults)
+        self.topics = (TOPIC, OLD) if reads_old else (TOPIC,)
+        self.kafka: Any = ProcessKafka(world.topic, self.faults, self.topics)
         self.committer: Committer | None = None
         self.planner: Planner | None = None
         self.runner: ModelRunner | None = None
@@ -138,8 +139,9 @@ class Writer:
 
     def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
         available = self.kafka.earliest(partitions)
-        cut = find_cut(self.kafka, marker.offsets, marker.leader_epochs, pause=lambda: None)
-        check_not_cut(marker.offsets, cut, stream=STREAM)
+        read = of_topics(marker.offsets, self.topics)
+        cut = find_cut(self.kafka, read, marker.leader_epochs, pause=lambda: None)
+        check_not_cut(read, cut, stream=STREAM)
         if not self.skips_gaps:
             check_no_gap(marker.offsets, available, stream=STREAM)
         elif lost := lost_ranges(marker.offsets, available):
@@ -167,7 +169,7 @@ class Writer:
         folder = Path(self.world.folder, f"run-{self.epoch}")
         folder.mkdir(exist_ok=True)
         return Planner(
-            settings=PlannerSettings(STREAM, (TOPIC,), policy, IDLE_S, folder),
+            settings=PlannerSettings(STREAM, self.topics, policy, IDLE_S, folder),
             kafka=self.kafka,
             source=marker.source,
             position=Position.of(marker),
@@ -188,6 +190,9 @@ class Writer:
         self.world.clock.wait(1)  # a planner looks once a second
         start = planner.position
         position = planner.next_position()
+        if position != start:
+            pending = {(TOPIC, p) for p in self.world.topic.pending}
+            assert not position.idle & pending, "idle, with records in an open transaction"
         if position == start and self.started:
             return False
         reader = RangeReader({})

@@ -46,7 +46,7 @@ from frazil.errors import (
 from tests.java_rules import check_times
 
 from .protocol_faults import Faults, InjectedError, KilledError
-from .protocol_kafka import TOPIC, Record
+from .protocol_kafka import OLD, TOPIC, Record
 from .protocol_world import DEAD, MAIN, World
 from .protocol_writer import Writer
 
@@ -70,6 +70,7 @@ FAULTS = {
 
 OTHERS = [
     *("append", "compact", "expire", "a late commit lands", "retention", "another topic"),
+    *("a transaction", "the other topic"),
     *("another spec", "an optional column", "a required column", "an election", "a log that was cut"),
 ]
 
@@ -136,10 +137,10 @@ class Protocol(RuleBasedStateMachine):
     # Writers
 
     @precondition(lambda self: len(self.writers) < MOST_PROCESSES)
-    @rule(plan=plans, skips_gaps=st.booleans())
-    def start(self, plan: dict[str, list[str]], skips_gaps: bool) -> None:
-        """Take over and settle; the writer of before goes on, paused or not."""
-        writer = Writer(self.world, skips_gaps=skips_gaps)
+    @rule(plan=plans, skips_gaps=st.booleans(), reads_old=st.booleans())
+    def start(self, plan: dict[str, list[str]], skips_gaps: bool, reads_old: bool) -> None:
+        """Take over and settle; the writer of before goes on, paused or not. One topic is declared now and then."""
+        writer = Writer(self.world, skips_gaps=skips_gaps, reads_old=reads_old)
         self.writers.append(writer)
         self._step(writer, plan, writer.begin)
 
@@ -210,6 +211,8 @@ class Protocol(RuleBasedStateMachine):
             "a required column": lambda: world.add_column(required=True),
             "retention": lambda: self._retention(partition),
             "another topic": self._another_topic_of_the_name,
+            "a transaction": lambda: self._transaction(partition),
+            "the other topic": lambda: setattr(world.topic, "old_end", world.topic.old_end + 1),
             "an election": lambda: world.topic.elect(partition),
             "a log that was cut": lambda: self._a_log_that_was_cut(partition, grows=table == MAIN),
         }
@@ -236,6 +239,14 @@ class Protocol(RuleBasedStateMachine):
             self._end_of(writer)
         assert self.world.catalog.metadata == before
         self.world.topic.topic_id = "topic-1"
+
+    def _transaction(self, partition: int) -> None:
+        """Begins where none is open, and commits where one is."""
+        topic = self.world.topic
+        if partition in topic.pending:
+            topic.produce(partition, [])
+        else:
+            topic.pending[partition] = 3
 
     def _a_log_that_was_cut(self, partition: int, *, grows: bool) -> None:
         """Whoever read on from where it was cut is refused, whatever it grows to; then the records come back."""
@@ -406,6 +417,7 @@ class Protocol(RuleBasedStateMachine):
         marker = self.world.marker()
         assert marker is not None
         assert all(marker.offsets[TOPIC, p] == end for p, end in self.world.topic.ends.items())
+        assert marker.offsets[OLD, 0] == self.world.topic.old_end
         self.every_record_below_the_marker_is_in_a_table_once()
         self.no_file_of_a_table_is_missing()
         self.markers_only_go_forward()
