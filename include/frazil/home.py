@@ -1,6 +1,7 @@
 """Where frazil keeps what belongs to this machine: `$FRAZIL_HOME`, by default `.frazil` of the current folder.
 
 <home>/streams/<name>/   a writer's run folder: lock, status.json, exit.json, writer.log, checkpoint-<epoch>/
+<home>/declared/         what declarations said when they were sound last: see `frazil.spec.last_sound`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from frazil.spec.last_sound import MOMENT_MS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 Parse = Callable[..., dict[str, Any]]
@@ -55,6 +59,22 @@ def test_a_broken_declaration_takes_no_other_dag_with_it(tmp_path: Path, parse: 
     assert "event-tmie" in dags["frazil_writer_typo"]["doc"]
     assert str(tmp_path / "typo.yaml") in dags["frazil_writer_typo"]["doc"]
     assert "not-yaml.yaml: line" in dags["frazil_writer_torn"]["doc"]
+
+
+def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(tmp_path: Path, parse: Parse) -> None:
+    for name in ("kept", "gone"):
+        (tmp_path / f"{name}.yaml").write_text(STREAM.format(name=name))
+    parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
+    (tmp_path / "gone.yaml").unlink()
+    (record,) = (tmp_path / "airflow" / "frazil" / "declared").glob("*/gone.yaml.json")
+    minutes_ago = time.time_ns() // 1_000_000 - 2 * MOMENT_MS
+    record.write_text(json.dumps({**json.loads(record.read_text()), "missing-since-ms": minutes_ago}))
+    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
+    assert found["errors"] == {}, "it was meant"
+    gone, kept = (found["dags"][f"frazil_writer_{name}"] for name in ("gone", "kept"))
+    assert (gone["timetable"], gone["tags"]) == ("NullTimetable", ["frazil", "removed", "writer"])
+    assert (kept["timetable"], kept["tags"]) == ("ContinuousTimetable", ["frazil", "writer"])
+    assert "frazil_audit_gone" not in found["dags"]
 
 
 def test_two_streams_of_one_name_share_a_dag_that_says_so(tmp_path: Path, parse: Parse) -> None:

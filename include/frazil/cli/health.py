@@ -18,8 +18,11 @@ from frazil.errors import SpecError
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
 from frazil.maintenance.measure import measure
+from frazil.maintenance.stream_rules import StreamState, stream_readings
+from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import Kind, MaintainedTable, find_maintained, maintained_tables
 from frazil.spec.load import sound_streams
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import rounded_bytes
 from frazil.supervise.liveness import ago, utc
 from frazil.table.catalogs import load_catalog
@@ -40,13 +43,21 @@ class Look:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StreamLook:
+    """How one stream runs, and what of that is beyond its alerts' thresholds."""
+
+    state: StreamState
+    beyond: tuple[Reading, ...]
+
+
 @click.command()
 @click.argument("table", required=False)
 @streams_option
 @json_option
 @click.option("--deep", is_flag=True, help="Read the manifests too: files by partition.")
 def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
-    """Show what shape every table is in that streams write, or TABLE alone and in full.
+    """Show what shape every table is in that streams write and what is wrong with a stream, or TABLE alone and in full.
 
     Reads metadata and commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 also where
     a value is beyond its threshold, and with 10 where a declaration cannot be read.
@@ -62,10 +73,14 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     else:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found = list(pool.map(partial(_look_if_possible, now_ms=now_ms, deep=deep), maintained_tables(specs)))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = list(pool.map(partial(_look_at_stream, now_ms=now_ms), specs if table is None else ()))
     if as_json:
-        echo_json({"at-ms": now_ms, "tables": found, "errors": errors})
+        echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
         _show(found, in_full=table is not None)
+        for sentence in (reading.sentence for stream in running for reading in stream.beyond):
+            click.echo(sentence)
     for error in () if as_json else errors:
         click.echo(error, err=True)
     if errors:
@@ -91,6 +106,12 @@ def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -
     except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
         problem = f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
         return Look(maintained.name, maintained.kind, problem=problem)
+
+
+def _look_at_stream(spec: StreamSpec, *, now_ms: int) -> StreamLook:
+    state = observe_stream(spec, None, now_ms=now_ms)
+    seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
+    return StreamLook(state, tuple(reading for reading in seen if reading.is_beyond))
 
 
 def _show(found: Sequence[Look], *, in_full: bool) -> None:

@@ -40,7 +40,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
     stale_ms = stale_after_ms(spec.maintenance, spec.commit.longest_interval // timedelta(milliseconds=1))
     is_fresh = committed_ms is not None and now_ms - committed_ms <= stale_ms
     writer = _writer(spec.name)
-    exits = _fruitless(writer, committed_ms, now_ms=now_ms)
+    exits = _fruitless(writer, now_ms=now_ms)
     last = writer.exits[-1] if writer and writer.exits else None
     desired = TableState(clock=lambda: time.time_ns() // 1_000_000).desired(spec)
     records, rejected = _rejected(table.metadata, spec.name, now_ms=now_ms) if table else (0, 0)
@@ -85,14 +85,19 @@ def _alive(writer: Observation | None, *, is_fresh: bool, has_commits: bool, rea
     return None if has_commits or not reachable or writer is None else False
 
 
-def _fruitless(writer: Observation | None, committed_ms: int | None, *, now_ms: int) -> list[ExitRecord]:
-    """The newest ends in a row, of within an hour, that committed nothing and were not asked for."""
+def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:
+    """The newest ends in a row, of within an hour, that committed nothing and were not asked for.
+
+    None once the writer that runs has committed. Only times of this host are compared.
+    """
     if writer is None:
+        return []
+    launch, beat = writer.launch, writer.heartbeat
+    if writer.process.is_alive and launch and beat and (beat.last_commit_at_ms or 0) > launch.launched_at_ms:
         return []
 
     def belongs(end: ExitRecord) -> bool:
-        young = now_ms - end.ended_at_ms <= HOUR_MS and (committed_ms or 0) < end.ended_at_ms
-        return young and not end.committed and end.stopped_for is None
+        return now_ms - end.ended_at_ms <= HOUR_MS and not end.committed and end.stopped_for is None
 
     return list(takewhile(belongs, reversed(writer.exits)))
 

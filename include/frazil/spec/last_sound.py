@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from frazil.errors import SpecError
 from frazil.home import home
-from frazil.spec.load import read_stream, stream_files, validate_stream
+from frazil.spec.load import load_stream, read_stream, stream_files, validate_stream
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,17 @@ T = TypeVar("T", bound=Declared)
 class Kind(Generic[T]):
     """What a folder's files declare."""
 
+    load: Callable[[Path], T]
+    """What a file means. Raises SpecError."""
     read: Callable[[Path], Mapping[str, Any]]
-    """What a file says, as JSON values. Raises SpecError."""
+    """What it says, as JSON values. Raises SpecError."""
     validate: Callable[[Mapping[str, Any], Path], T]
-    """And what it means. Raises SpecError."""
+    """And what that means. Raises SpecError."""
 
 
-STREAMS: Kind[StreamSpec] = Kind(read_stream, validate_stream)
+STREAMS: Kind[StreamSpec] = Kind(load_stream, read_stream, validate_stream)
+_kept: dict[Path, Declared] = {}
+"""By record, what this process knows to be kept there: a folder is looked at every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +96,10 @@ def find_declared(folder: Path, kind: Kind[T], *, now_ms: int) -> list[Found[T]]
 
 def _read(path: Path, kind: Kind[T], memory: Memory) -> Found[T]:
     try:
-        said = kind.read(path)
-        spec = kind.validate(said, path)
+        spec = kind.load(path)
+        memory.remember(path, spec, kind)
     except SpecError as error:
         return Found(path, memory.recall(path, kind), str(error))
-    memory.remember(path, said)
     return Found(path, spec)
 
 
@@ -139,10 +142,17 @@ class Memory:
         """The files that are remembered."""
         return sorted(self._folder / record.name.removesuffix(".json") for record in self._records.glob("*.json"))
 
-    def remember(self, path: Path, said: Mapping[str, Any]) -> None:
+    def remember(self, path: Path, spec: T, kind: Kind[T]) -> None:
+        """Raises SpecError where the file changed since, and is broken."""
+        target = self._record(path)
+        if _kept.get(target) == spec and target.exists():
+            return
+        said = kind.read(path)
+        kind.validate(said, path)
         record = {"format": FORMAT_VERSION, "declared": said}
         if self._read(path) != record:
             self._write(path, record)
+        _kept[target] = spec
 
     def recall(self, path: Path, kind: Kind[T]) -> T | None:
         try:
@@ -157,6 +167,7 @@ class Memory:
         if isinstance(since_ms, int) and since_ms <= now_ms:
             return since_ms
         self._write(path, {**record, "missing-since-ms": now_ms})
+        _kept.pop(self._record(path), None)
         return now_ms
 
     def forget(self, path: Path) -> None:

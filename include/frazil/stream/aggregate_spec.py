@@ -113,7 +113,7 @@ def _validate(declared: Mapping[str, Any], path: Path) -> AggregationSpec:
         raise SpecError("\n".join(f"{path}: {_sentence(d)}" for d in error.errors())) from None
 
 
-AGGREGATIONS: Kind[AggregationSpec] = Kind(read_mapping, _validate)
+AGGREGATIONS: Kind[AggregationSpec] = Kind(load_aggregation, read_mapping, _validate)
 
 
 def _sentence(details: ErrorDetails) -> str:

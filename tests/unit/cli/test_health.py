@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 from frazil.cli.main import frazil
 from frazil.dev.made_batches import MadeStream
 from frazil.errors import CommitUnavailable, SpecError
+from frazil.supervise.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
 
 ALERTS = "maintenance: {expiry: off, alerts: {snapshots: 3}}\n"
@@ -101,3 +103,17 @@ def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(made: M
     (tmp_path / "broken.yaml").write_text("name: [")
     done = call(tmp_path)
     assert (done.exit_code, "demo.made" in done.stdout, "broken.yaml" in done.stderr) == (10, True, True)
+
+
+def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStream, tmp_path: Path, frazil_home: Path):
+    assert json.loads(call(tmp_path, "--json").stdout)["streams"][0]["beyond"] == []
+    folder, now_ms = frazil_home / "streams" / made.spec.name, time.time_ns() // 1_000_000
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = [
+        ExitRecord(f"l{n}", 20, now_ms, now_ms, "f", 0, committed=False, error="StaleBatch: no plan") for n in range(4)
+    ]
+    for end in ends:
+        append_exit(folder, end)
+    launch = Launch("l3", LaunchKind.SUPERVISED, now_ms, writer=ProcessMark(2**22 + 1, 0))
+    (folder / "lock").write_text(json.dumps(launch.to_json()))
+    assert "ended 4 times in a row without one commit" in call(tmp_path).stdout

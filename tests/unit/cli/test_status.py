@@ -87,6 +87,17 @@ def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(streams
     assert "broken.yaml" in done.stderr
 
 
+def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams: Path):
+    before = status(streams)["streams"]
+    (streams / "ticks.yaml").write_text("name: ticks\nlatenes: 5m\n")
+    for arguments in ([], ["ticks"]):
+        done = CliRunner().invoke(frazil, ["status", *arguments, "--json", "--streams", str(streams)])
+        assert done.exit_code == 10
+        told = json.loads(done.stdout)
+        assert told["streams"] == before
+        assert "latenes" in told["errors"][0]
+
+
 def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
     done = CliRunner().invoke(frazil, ["status", "tick", "--streams", str(streams)])
     assert "did you mean ticks" in str(done.exception)

@@ -139,7 +139,7 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
         "writer": {"pid": 2**22 + 1, "started_at_s": 0},
     }
     ends = [
-        end(1, at_ms=at_ms + 1), end(2, at_ms=at_ms + 2, committed=True), end(3, at_ms=at_ms + 3),
+        end(1, at_ms=at_ms - 1), end(2, at_ms=at_ms + 2, committed=True), end(3, at_ms=at_ms + 3),
         end(4, at_ms=at_ms + 4, stopped_for=None), end(9, at_ms=at_ms + 5),
     ]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
