@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from airflow.triggers.base import TaskSkippedEvent
 
+from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.looks import LookTrigger
 from frazil.airflow.sent import to_send
 from frazil.commit.completion import look, send_again, signal
 from frazil.commit.signal import Signal, State
@@ -145,6 +149,28 @@ def test_a_consumer_whose_run_stays_queued_stops_nothing(world: World) -> None:
         world.land(13 + 6 * n, 19 + 6 * n)
         ran = world.run()
         assert [key for _, key, _ in ran["events"]][2:] == [f"2013-12-30T{hour}" for hour in range(14, 15 + n)]
+
+
+def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(world: World, tmp_path: Path) -> None:
+    world.land(0, 13)
+    folder = tmp_path / "streams"
+    look = LookTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
+    assert nobody_feeds(folder, "demo.made") is False
+    assert not (look.attempt()[0] or {}).get("removed")
+    (folder / "made.yaml").write_text("name: made\n# of demo.made\n")
+    assert nobody_feeds(folder, "demo.made") is False, "it is broken, not gone"
+    (folder / "made.yaml").unlink()
+    (folder / "other.yaml").write_text(STREAM.replace("made", "other"))
+    assert nobody_feeds(folder, "demo.made") is False, "for a moment, perhaps"
+    for record in (tmp_path / "frazil-home" / "declared").glob("*/made.yaml.json"):
+        record.unlink()
+    assert nobody_feeds(folder, "demo.made") is True
+
+    async def events() -> list[Any]:
+        return [event async for event in look.run()]
+
+    (ended,) = asyncio.run(events())
+    assert isinstance(ended, TaskSkippedEvent)
 
 
 def one(number: int, **changes: Any) -> Signal:

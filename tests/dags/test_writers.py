@@ -63,7 +63,7 @@ def test_a_broken_declaration_takes_no_other_dag_with_it(tmp_path: Path, parse: 
 
 def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(tmp_path: Path, parse: Parse) -> None:
     for name in ("kept", "gone"):
-        (tmp_path / f"{name}.yaml").write_text(STREAM.format(name=name))
+        (tmp_path / f"{name}.yaml").write_text(STREAM.format(name=name) + "complete: hour\n")
     parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
     (tmp_path / "gone.yaml").unlink()
     (record,) = (tmp_path / "airflow" / "frazil" / "declared").glob("*/gone.yaml.json")
@@ -75,6 +75,8 @@ def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(
     assert (gone["timetable"], gone["tags"]) == ("NullTimetable", ["frazil", "removed", "writer"])
     assert (kept["timetable"], kept["tags"]) == ("ContinuousTimetable", ["frazil", "writer"])
     assert "frazil_audit_gone" not in found["dags"]
+    looks = found["dags"]["frazil_partitions_demo.gone"]
+    assert (looks["timetable"], looks["tags"]) == ("NullTimetable", ["frazil", "partitions", "removed"])
 
 
 def test_two_streams_of_one_name_share_a_dag_that_says_so(tmp_path: Path, parse: Parse) -> None:

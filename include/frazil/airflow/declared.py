@@ -63,6 +63,12 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     return tuple(sorted(feeding, key=lambda s: s.name)) if feeding and not unknown else streams_of(folder, table)
 
 
+def nobody_feeds(folder: Path, table: str) -> bool:
+    """Whether every stream that fed a table was removed; not where a file that never was sound may be of one."""
+    found = [one for one in find_declared(folder, STREAMS, now_ms=_now_ms()) if not one.removed]
+    return not any(one.spec.table.identifier == table if one.spec else table in _text(one.path) for one in found)
+
+
 def declared_stream(folder: Path, name: str) -> StreamSpec:
     """One stream, as it was when it was sound last. Raises SpecError where it never was, or is not there."""
     specs = (stream.spec for stream in declared_streams(folder) if stream.name == name)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.branch import BaseBranchOperator
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
+from frazil.airflow.declared import nobody_feeds
 from frazil.airflow.waiting import Event, WaitingTrigger
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class LookOperator(BaseBranchOperator):
         """Go on at once with what is complete, or was not told yet; wait for more otherwise."""
         from frazil.airflow import windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
+        if nobody_feeds(Path(self.streams), self.table):
+            raise AirflowSkipException(_removed(self.table))
         number, following = windows.begin(self.table, Path(self.streams), context)
         if following:
             return self.do_branch(context, following)
@@ -62,6 +65,10 @@ class LookOperator(BaseBranchOperator):
         return self.do_branch(context, following or None)
 
 
+def _removed(table: str) -> str:
+    return f"{table}: the streams that fed it were removed; nothing completes any more, and this Dag goes"
+
+
 class LookTrigger(WaitingTrigger):
     """Looks at a table, and fires when there is something to do.
 
@@ -74,5 +81,7 @@ class LookTrigger(WaitingTrigger):
         from frazil.airflow import windows  # noqa: PLC0415 - loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
+        if nobody_feeds(Path(streams), table):
+            return {"removed": _removed(table)}, ""
         ready, sentence = windows.ready(table, Path(streams), after=number)
         return ({"problem": None} if ready else None), f"{table}: {sentence}"

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dags import START_DATE, OnFailure
-from frazil.airflow.declared import declared_streams, streams_feeding
+from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.looks import LookOperator
 from frazil.spec.model import StreamSpec
 
@@ -52,12 +52,15 @@ def partition_dags(
     """
     folder, suites = Path(streams).absolute(), Path(expectations).absolute() if expectations else None
     tables: dict[str, list[StreamSpec]] = {}
-    for found in declared_streams(folder):
+    streams_there = all_streams(folder)
+    for found in streams_there:
         if found.spec is not None and found.spec.window is not None:
             tables.setdefault(found.spec.table.identifier, []).append(found.spec)
+    fed = {found.spec.table.identifier for found in streams_there if found.spec is not None and not found.removed}
     dags = {}
     for table, specs in tables.items():
-        dags[partitions_dag_id(table)] = _dag(table, specs, (folder, suites), every, on_failure)
+        every_look = every if table in fed else None
+        dags[partitions_dag_id(table)] = _dag(table, specs, (folder, suites), every_look, on_failure)
     return {**dags, RELEASE_DAG: _release_dag(sorted(tables), folder)} if tables else {}
 
 
@@ -65,28 +68,29 @@ def _dag(
     table: str,
     specs: list[StreamSpec],
     folders: tuple[Path, Path | None],
-    every: timedelta,
+    every: timedelta | None,
     on_failure: OnFailure | None,
 ) -> DAG:
+    """`every` is None where no stream feeds the table any more: what still runs ends, and nothing begins."""
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
         partitions_dag_id(table),
         description=f"Which {specs[0].window}s of {table} are complete",
         doc_md=_page(table, specs),
-        schedule="@continuous",
+        schedule="@continuous" if every else None,
         start_date=START_DATE,
         catchup=False,
         max_active_runs=1,
         default_args={"on_failure_callback": on_failure},
-        tags={"frazil", "partitions"},
+        tags={"frazil", "partitions", *([] if every else ["removed"])},
     ) as dag:
         looked = LookOperator(
             task_id="look",
             table=table,
             streams=folders[0],
             expectations=folders[1],
-            poll_seconds=every.total_seconds(),
+            poll_seconds=(every or EVERY).total_seconds(),
             inlets=list(assets.values()),
             # A run that fails at once would be followed at once by the next.
             retries=RETRIES,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
 from frazil.errors import FrazilError
 
@@ -16,7 +16,7 @@ THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
 """Of our own: one catalog that does not answer must not hold up the triggerer's other work."""
 
 Event = dict[str, Any]
-"""What the task gets; `problem` is set where no further look would help."""
+"""What the task gets; `problem` is set where no further look would help. With `removed` the task ends as skipped."""
 
 
 class WaitingTrigger(BaseTrigger):
@@ -47,6 +47,11 @@ class WaitingTrigger(BaseTrigger):
         while True:
             await asyncio.sleep(self.poll_seconds)
             event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self.attempt)
+            if event is not None and event.get("removed"):
+                # Its Dag is about to go with its declaration: no worker could end the task any more.
+                self.log.info("%s", event["removed"])
+                yield TaskSkippedEvent()
+                return
             if event is not None:
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
                 return

@@ -17,6 +17,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import GetPreviousDagRun, PreviousDagRunResult
 
 from frazil.airflow.audits import audit_dag_id
+from frazil.airflow.daily import reconcile_dag_id
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.maintenance import maintenance_dag_id
 from frazil.airflow.partitions import partitions_dag_id
@@ -128,7 +129,7 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, now_ms: int) -> S
             waiting = waiting_days(load_catalog(spec.catalog), spec, first=None)
             yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
-    return Subject(alerts, look)
+    return Subject(alerts, look, (reconcile_dag_id(name),))
 
 
 def failed_runs(dag_id: str) -> int | None:
