@@ -14,7 +14,7 @@ from frazil.commit.history import ancestors
 from frazil.commit.signal import Signal
 from frazil.commit.signals import TableSignals
 from frazil.partitions.windows import Grain, Window
-from frazil.stream.aggregate_input import is_complete, revisions_of
+from frazil.stream.aggregate_input import is_complete, revisions_of, stands
 from frazil.stream.aggregate_spec import AggregationSpec, parse_day
 from frazil.table.catalogs import catalog_errors
 
@@ -58,7 +58,8 @@ def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date | None)
         from_us = max(from_us, Window.parse(str(first)).start_us if first else from_us)
         newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
         try:
-            done = aggregated(catalog.load_table(spec.target).metadata, spec.name)
+            source = catalog.load_table(spec.source).metadata
+            done = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source)
         except NoSuchTableError:
             done = Aggregated({})
     found = decide_waiting(list(newest.values()), done)
@@ -72,7 +73,8 @@ def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
     with catalog_errors(catalog.name):
         cursor = TableSignals.load(catalog, spec.source).cursor
         try:
-            days = aggregated(catalog.load_table(spec.target).metadata, spec.name).days
+            source = catalog.load_table(spec.source).metadata
+            days = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source).days
         except NoSuchTableError:
             days = {}
     if cursor is None:
@@ -84,7 +86,8 @@ def is_shown(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequen
     """Whether the target has a day at these signals, or at a newer state of the source."""
     with catalog_errors(catalog.name):
         try:
-            done = aggregated(catalog.load_table(spec.target).metadata, spec.name)
+            source = catalog.load_table(spec.source).metadata
+            done = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source)
         except NoSuchTableError:
             return False
     return day in done.days and not decide_waiting(signals, done)
@@ -110,8 +113,11 @@ def _shown(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, 
     return known[0] == revisions or known[1] >= max(s.sequence_number for s in signals)
 
 
-def aggregated(target: TableMetadata, name: str) -> Aggregated:
-    """What a target's history says of one aggregation's days."""
+def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Aggregated:
+    """What a target's history says of one aggregation's days.
+
+    A run that read a state which the source took back since (it was rolled back, or made again) does not count.
+    """
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):
@@ -120,7 +126,8 @@ def aggregated(target: TableMetadata, name: str) -> Aggregated:
         if said.get("frazil.aggregation") == name and "frazil.day" in said:
             day = date.fromisoformat(said["frazil.day"])
             number = int(said.get("frazil.input-sequence-number", 0))
-            days.setdefault(day, (said.get("frazil.input-revisions", ""), number))
+            if stands(source, int(said.get("frazil.input-snapshot-id", -1)), number):
+                days.setdefault(day, (said.get("frazil.input-revisions", ""), number))
     return Aggregated(days, oldest_ms)
 
 

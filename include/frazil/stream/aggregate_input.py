@@ -129,7 +129,7 @@ def newer_input(
         if (found.get("frazil.aggregation"), found.get("frazil.day")) == (spec.name, str(day)):
             number = int(found["frazil.input-sequence-number"])
             is_newer = number > given.sequence_number
-            return found if is_newer and _stands(source, int(found["frazil.input-snapshot-id"]), number) else None
+            return found if is_newer and stands(source, int(found["frazil.input-snapshot-id"]), number) else None
     return None
 
 
@@ -153,7 +153,7 @@ def _line(metadata: TableMetadata) -> dict[int, int]:
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 
-def _stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
+def stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
     """Whether the source has been at that snapshot and has not left its line since."""
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _line(source)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import date, timedelta
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from frazil.commit.signal import Signal, State
 from frazil.partitions.windows import Grain, Window
-from frazil.stream.aggregate_due import Aggregated, WaitingDay, decide_waiting, late
+from frazil.stream.aggregate_due import Aggregated, WaitingDay, decide_waiting, is_shown, late
+from frazil.stream.aggregate_spec import AggregationSpec
+from frazil.table.catalogs import load_catalog
 
 DAY = date(2013, 12, 30)
 
@@ -57,3 +61,28 @@ def test_a_day_is_late_after_the_time_that_is_declared() -> None:
     day = WaitingDay(DAY, "1", 1_000)
     assert late([day], within=timedelta(seconds=1), now_ms=2_000) == ()
     assert late([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
+
+
+def test_what_the_source_took_back_is_not_aggregated(frazil_home: Path) -> None:  # noqa: ARG001
+    catalog, rows = load_catalog(None), pa.table({"at": [1]})
+    catalog.create_namespace("shop")
+    spec = AggregationSpec.model_validate(
+        {"name": "a", "source": "shop.s", "event-time": "at", "target": "shop.t", "sql": "SELECT 1"}
+    )
+
+    def appended(name: str, **summary: str) -> int:
+        table = catalog.create_table_if_not_exists(name, rows.schema)
+        table.append(rows, snapshot_properties=summary)
+        return table.current_snapshot().snapshot_id  # type: ignore[union-attr]
+
+    first, second = appended("shop.s"), appended("shop.s")
+    said = {"frazil.aggregation": "a", "frazil.day": str(DAY), "frazil.input-revisions": "1"}
+    appended("shop.t", **said, **{"frazil.input-snapshot-id": str(second), "frazil.input-sequence-number": "2"})
+    hours = [dataclasses.replace(s, sequence_number=2) for s in signals()]
+    assert is_shown(catalog, spec, DAY, hours)
+    source = catalog.load_table("shop.s")
+    source.manage_snapshots().set_current_snapshot(first).commit()
+    assert not is_shown(catalog, spec, DAY, hours), "it was rolled back"
+    catalog.drop_table("shop.s")
+    appended("shop.s")
+    assert not is_shown(catalog, spec, DAY, hours), "it was made again"
