@@ -234,6 +234,34 @@ def test_bad_records_are_dead_letters_and_good_ones_do_not_wait(
     assert [(p.records, p.rejected) for p in result.progress] == [(2, 4)]
 
 
+def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
+    name = topic(message_timestamp_after_max_ms=str(2**63 - 1), message_timestamp_before_max_ms=str(2**63 - 1))
+    year_10000_ms = 253_402_300_800_000
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for value, stamp_ms in [
+        (event(0), 1),
+        (event(1), year_10000_ms),
+        (b"{", 2**62),
+        (b'{"id":3,"at":"9999-12-31T23:59:59-05:00"}', 1),
+        (event(4), year_10000_ms - 1),
+    ]:
+        producer.produce(name, value, partition=0, timestamp=stamp_ms)
+    assert producer.flush(30) == 0
+    result = run(context, OffsetRange(name, 0, 0, 5))
+    assert ids(result) == [0, 4]
+    letters = landed(result, "dead-letters")
+    assert [(row["kafka_offset"], row["error_class"]) for row in letters] == [
+        (1, "OutOfRange"),
+        (2, "NotAnObject"),
+        (3, "OutOfRange"),
+    ]
+    assert [row["kafka_timestamp"] is None for row in letters] == [True, True, False]
+    assert f"kafka_timestamp: {2**62} milliseconds since 1970" in letters[1]["error"]
+    assert [(p.records, p.rejected) for p in result.progress] == [(2, 3)]
+
+
 def test_dead_letters_below_the_floor_are_counted_and_not_written_again(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import TruncateTransform
+from pyiceberg.types import DecimalType
 
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates
@@ -15,6 +19,7 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.kafka import Chunk
 from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
 from frazil.ingest.record_files import RowChunk
+from frazil.ingest.split import column_of
 
 
 class Shaper:
@@ -25,6 +30,8 @@ class Shaper:
     ) -> None:
         self._decode = decode
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates)
+        self._schema = schema
+        self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
 
@@ -40,12 +47,36 @@ class Shaper:
             times = self.event_times(rows)
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
             shaped = Decoded(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
-        wrong = {**self._coordinates.out_of_range(chunk, shaped.kept), **out_of_range(shaped.rows)}
+        wrong = {
+            **self._coordinates.out_of_range(chunk, shaped.kept),
+            **self._untruncatable(shaped.rows),
+            **out_of_range(shaped.rows),
+        }
         return _without(shaped, wrong) if wrong else shaped
+
+    def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for field, least in self._least:
+            values = column_of(rows, self._schema, field.source_id)
+            below = pc.less(values, pa.scalar(least, values.type)).fill_null(False)
+            name = self._schema.find_column_name(field.source_id)
+            for row in np.flatnonzero(below.to_numpy(zero_copy_only=False)).tolist():
+                found[row] = f"{name}: {values[row].as_py()} is too low for the partition field {field.name}"
+        return found
 
     def event_times(self, rows: pa.Table) -> pa.Array:
         """Microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
+
+
+def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, Decimal]]:
+    """Decimals that are partitioned by `truncate`, and the least of each that its type can hold truncated."""
+    for field in spec.fields:
+        kind = schema.find_type(field.source_id)
+        if isinstance(kind, DecimalType) and isinstance(field.transform, TruncateTransform):
+            width = field.transform.width
+            with localcontext(prec=2 * kind.precision):
+                yield field, Decimal(-((10**kind.precision - 1) // width * width)).scaleb(-kind.scale)
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:

@@ -294,15 +294,25 @@ def test_what_is_required_inside_of_what_is_missing_is_not_missed(
     assert pq.read_schema(file.path).field("x").nullable
 
 
-def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(make_world: MakeWorld) -> None:
-    world = make_world({"n": "decimal(38,0)"}, partition_by=["truncate(10, n)"])
-    nines = b"9" * 38
-    records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % n) for n in (b"1", b"-" + nines, nines, b"null")]
+@pytest.mark.parametrize(("kind", "scale", "width"), [("decimal(38,0)", 0, 10), ("decimal(5,2)", 2, 7)])
+def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
+    kind: str, scale: int, width: int, make_world: MakeWorld
+) -> None:
+    world = make_world({"n": kind}, partition_by=[f"truncate({width}, n)"])
+    digits = int(kind[8:-3])
+    most = 10**digits - 1
+    least = -(most // width * width)
+
+    unscaled = [0, -most, least - 1, least, most]
+    values = [f"{n}".encode() if not scale else f"{n / 10**scale:.{scale}f}".encode() for n in unscaled]
+    records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % value) for value in [*values, b"null"]]
     main, dead = check(world, records, world.stage(records))
-    assert list(dead) == [RANGE_START + 1]
-    assert dead[RANGE_START + 1]["error_class"] == "Unwritable"
-    assert "precision" in dead[RANGE_START + 1]["error"]
-    assert main[RANGE_START + 2]["n"] == Decimal("9" * 38)
+    assert [offset - RANGE_START for offset in dead] == [1, 2]
+    assert {letter["error_class"] for letter in dead.values()} == {"OutOfRange"}
+    assert dead[RANGE_START + 1]["error"].endswith("is too low for the partition field n_trunc")
+    assert main[RANGE_START + 3]["n"] == Decimal(values[3].decode())
+    assert world.reader is not None
+    assert world.reader.readings == 1
 
 
 # What nobody knows of yet
