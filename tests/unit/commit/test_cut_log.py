@@ -1,0 +1,80 @@
+"""A log that was cut below the marker, as a writer's start finds it: refused, or gone on with where it was cut."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil.commit.marker import Marker
+from frazil.errors import Fenced, OffsetGap
+from frazil.stream.kafka import Topics
+from frazil.stream.truncation import LogEnd
+from frazil.stream.writer import Epoch
+
+P0, P1 = ("events", 0), ("events", 1)
+
+
+class StandInKafka:
+    """Partition 0 ends at 6, whatever was there before."""
+
+    def earliest(self, partitions: Any) -> dict[Any, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def log_ends(self, partitions: Any) -> dict[Any, LogEnd]:
+        return {tp: LogEnd(6, 6) if tp == P0 else LogEnd(0, 0) for tp in partitions}
+
+    def cut(self, positions: Any) -> dict[Any, int]:
+        raise AssertionError(f"no leader epoch is known: {positions}")
+
+
+def start(world: Any, committer: Any, *, on_gap: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Epoch, Any]:
+    """What a writer does between its take-over and its query."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    spec = SimpleNamespace(name="events", source=SimpleNamespace(topics=("events",), on_gap=on_gap))
+    parts: Any = SimpleNamespace(spec=spec, kafka=StandInKafka(), tables=world.tables, store=world.store, reporter=None)
+    epoch = Epoch(parts, goal=None, stopping=threading.Event())
+
+    def go() -> Marker:
+        return epoch._after_gaps(committer, world.marker(), Topics(world.source, (P0, P1)))
+
+    return epoch, go
+
+
+def test_it_is_refused_with_the_range_and_the_way_out(world: Any, monkeypatch: pytest.MonkeyPatch):
+    committer = world.begin()
+    before = world.run(committer, {0: (0, 10)})
+    _, go = start(world, committer, on_gap="fail", monkeypatch=monkeypatch)
+    with pytest.raises(OffsetGap, match=r"events-0 offsets 6 to 9.*frazil reset events --to marker"):
+        go()
+    assert world.marker() == before
+
+
+def test_a_stream_that_skips_gaps_goes_on_where_it_was_cut_and_loses_no_new_record(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+):
+    committer = world.begin()
+    world.run(committer, {0: (0, 10)}, rejected={0: [8]})
+    epoch, go = start(world, committer, on_gap="skip", monkeypatch=monkeypatch)
+    with pytest.raises(OffsetGap):
+        go()
+    moved = world.marker()
+    assert (moved.offsets[P0], moved.rewritten) == (6, {P0: ((6, 10),)})
+    assert epoch.number == moved.at.epoch > committer.epoch
+    # The next epoch of this very writer is fenced by nobody; another letter at an offset that has one is kept.
+    world.run(world.take_over(after=epoch.number), {0: (6, 12)}, rejected={0: [8]})
+    assert world.rows() == sorted([(0, o) for o in range(10) if o != 8] + [(0, o) for o in range(6, 12) if o != 8])
+    assert world.dead_letters() == [(0, 8), (0, 8)]
+
+
+def test_a_writer_that_was_replaced_moves_nothing(world: Any, monkeypatch: pytest.MonkeyPatch):
+    committer = world.begin()
+    world.run(committer, {0: (0, 10)})
+    world.begin()
+    before = world.marker()
+    _, go = start(world, committer, on_gap="skip", monkeypatch=monkeypatch)
+    with pytest.raises(Fenced):
+        go()
+    assert world.marker() == before
