@@ -20,10 +20,8 @@ def home() -> Path:
 
 
 def run_folder(stream: str) -> Path:
-    """The run folder of one stream's writer on this machine, made if missing."""
-    folder = home() / "streams" / stream
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """The run folder of one stream's writer on this machine; made by whoever writes into it, not here."""
+    return home() / "streams" / stream
 
 
 def cache_folder() -> Path:

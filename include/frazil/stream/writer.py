@@ -82,6 +82,7 @@ class Writer:
         Returns the last marker. Raises the error that no restart of the query mends.
         """
         folder = run_folder(self.spec.name)
+        folder.mkdir(parents=True, exist_ok=True)
         with Reporter(
             stream=self.spec.name,
             fingerprint=self.spec.fingerprint(),

@@ -77,6 +77,7 @@ class Heartbeat:
 
     def write(self, folder: Path) -> None:
         """Replace the status file whole: a reader sees the old one or the new one."""
+        folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{FILE_NAME}.{os.getpid()}"
         temporary.write_text(json.dumps(dataclasses.asdict(self)))
         temporary.replace(folder / FILE_NAME)

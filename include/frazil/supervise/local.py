@@ -40,6 +40,7 @@ class LocalLauncher(Launcher):
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer, and return once it runs; see `Launcher.launch` for the errors."""
         launch_id = uuid.uuid4().hex
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
             answer = subprocess.run(
                 self._parent_command(launch_id, request),

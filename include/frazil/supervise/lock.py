@@ -45,6 +45,7 @@ class WriterLock:
         if (inherited := self._inherited()) is not None:
             self._fd = inherited
             return inherited
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -160,7 +160,8 @@ def write_notes(folder: Path, notes: Notes) -> None:
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Replace a file whole: a reader sees the old one or the new one."""
+    """Replace a file whole, in a folder that is made if missing: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(value))
     temporary.replace(path)

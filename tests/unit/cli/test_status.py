@@ -56,6 +56,12 @@ def status(streams: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+def test_a_look_makes_no_folder(streams: Path, frazil_home: Path):
+    status(streams)
+    status(streams, "ticks")
+    assert not (frazil_home / "streams").exists()
+
+
 def test_a_stream_that_never_ran_has_no_table_and_no_writer(streams: Path):
     (found,) = status(streams)["streams"]
     assert found["writer"]["state"] == "never launched"

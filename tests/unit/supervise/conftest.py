@@ -34,6 +34,7 @@ class WriterAtHand:
         self.home, self.streams = home, streams
         self.launcher = LocalLauncher("ticks")
         self.folder = run_folder("ticks")
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def request(self, *command: str, **changes: Any) -> LaunchRequest:
         default = (sys.executable, str(FAKE_WRITER), "ticks", "--streams", str(self.streams))
