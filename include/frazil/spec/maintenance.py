@@ -121,6 +121,15 @@ class Maintenance(Model):
     orphans: Orphans = Field(default=Orphans(), description="No files that nobody knows.")
     alerts: Alerts = Field(default=Alerts(), description="When somebody should look.")
 
+    @property
+    def kept(self) -> tuple[int | None, int | None, timedelta]:
+        """What it leaves of snapshots and of manifests, None where it leaves them alone, and how often it runs."""
+        return (
+            self.expiry.at_most if self.expiry.enabled else None,
+            self.manifests.most if self.manifests.enabled else None,
+            self.every,
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _switch_alone(cls, value: object) -> object:

@@ -273,8 +273,15 @@ class StreamSpec(Model):
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
     def fingerprint(self) -> str:
-        """A digest of what a writer acts on: it changes exactly when a running writer must be restarted."""
-        return hashlib.sha256(self.model_dump_json(exclude={"maintenance"}).encode()).hexdigest()[:16]
+        """A digest of what a writer acts on: it changes exactly when a running writer must be restarted.
+
+        Of the maintenance a writer reads what its throttle is judged by, where that is not the default.
+        """
+        digest = hashlib.sha256(self.model_dump_json(exclude={"maintenance"}).encode())
+        kept = self.maintenance.kept
+        if self.commit.throttle != "off" and kept != Maintenance().kept:
+            digest.update(repr(kept).encode())
+        return digest.hexdigest()[:16]
 
 
 def column_of(name: str, declared: object) -> object:

@@ -58,14 +58,9 @@ class Bounds:
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Bounds:
-        kept = spec.maintenance
+        snapshots, manifests, every = spec.maintenance.kept
         return cls(
-            spec.table.identifier,
-            kept.expiry.at_most if kept.expiry.enabled else None,
-            kept.manifests.most if kept.manifests.enabled else None,
-            kept.every,
-            spec.commit.interval,
-            spec.commit.longest_interval,
+            spec.table.identifier, snapshots, manifests, every, spec.commit.interval, spec.commit.longest_interval
         )
 
     def pressure(self, low: Low) -> float:

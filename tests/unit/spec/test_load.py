@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream, load_stream, load_streams
 from frazil.spec.model import StreamSpec
+from frazil.stream.throttle import Bounds
 from tests.unit.spec.conftest import SMALLEST
 
 Declare = Callable[..., Path]
@@ -467,8 +468,24 @@ def test_maintenance_is_switched_off_as_a_whole_or_in_part(declare: Declare, swi
     assert part.compaction.enabled
 
 
-def test_the_fingerprint_of_a_writer_leaves_maintenance_out(declare: Declare) -> None:
-    assert load_stream(declare(maintenance="off")).fingerprint() == load_stream(declare()).fingerprint()
+@pytest.mark.parametrize("throttle", ["off", "warn", "stretch"])
+@pytest.mark.parametrize(
+    ("maintenance", "read"),
+    [
+        ({"compaction": "off", "orphans": {"older-than": "9d"}, "alerts": {"manifests": 7}}, False),
+        ({"expiry": {"at-most": 900}}, True),
+        ({"manifests": {"most": 7}}, True),
+        ({"every": "2h"}, True),
+        ("off", True),
+    ],
+)
+def test_the_fingerprint_of_a_writer_has_of_maintenance_what_its_throttle_reads(
+    declare: Declare, maintenance: object, read: bool, throttle: str
+) -> None:
+    before = load_stream(declare(commit={"throttle": throttle}))
+    after = load_stream(declare(commit={"throttle": throttle}, maintenance=maintenance))
+    assert (before.fingerprint() != after.fingerprint()) is (read and throttle != "off")
+    assert (Bounds.for_stream(before) != Bounds.for_stream(after)) is read
 
 
 def test_a_stream_survives_its_own_json(declare: Declare) -> None:

@@ -261,6 +261,7 @@ def test_a_disk_that_takes_nothing_does_not_fail_a_batch_that_landed(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ):
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     writer = Writer(declared("stretch"), tmp_path / "gone")
     writer.land(1)
     assert "was not told" in caplog.text
