@@ -55,13 +55,20 @@ class Terminal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._live = sys.stdout.isatty()
+        self._notes: list[str] = []
         self.complained = False
+
+    def note(self, line: str) -> None:
+        """Show a line soon; for signal handlers, which may come in the middle of another line."""
+        self._notes.append(line)
 
     def listen(self, fd: int, *, writer: int) -> None:
         """Show what the writer says until it says no more."""
         rest = b""
         while True:
             ready, _, _ = select.select([fd], [], [], LIVE_EVERY_S)
+            while self._notes:
+                self.say(self._notes.pop(0))
             if not ready:
                 self._show_live(writer)
                 continue

@@ -98,10 +98,10 @@ class Follower:
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
-            self.terminal.complain("Ended at once; the next start goes on where the table stands.")
+            self.terminal.note("Ended at once; the next start goes on where the table stands.")
             end_group(self._writer, within_s=0)
         else:
-            self.terminal.say("The batch at hand commits, then the writer ends. Ctrl-C again ends it at once.")
+            self.terminal.note("The batch at hand commits, then the writer ends. Ctrl-C again ends it at once.")
             os.kill(self._writer, signal.SIGTERM)
 
 
@@ -141,5 +141,9 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
 
         logging.getLogger("frazil").addHandler(voice)
         totals = Totals(spec)
-        stopped = write(spec, until_caught_up=until_caught_up, on_batch=lambda batch: voice.say(totals.add(batch)))
+        try:
+            stopped = write(spec, until_caught_up=until_caught_up, on_batch=lambda batch: voice.say(totals.add(batch)))
+        except FrazilError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)  # the last line of the log as well
+            raise
         voice.say(totals.end(stopped=stopped))

@@ -91,10 +91,11 @@ def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Pat
     voice.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": "%d brokers are silent", "args": (2,)}))
     os.close(tell)
     terminal = Terminal(tmp_path)
+    terminal.note("a signal came")
     terminal.listen(hear, writer=1)
     os.close(hear)
     out, err = capsys.readouterr()
-    assert (out, err) == ("ünïcode\nand a line break\n", "warning: 2 brokers are silent\n")
+    assert (out, err) == ("a signal came\nünïcode\nand a line break\n", "warning: 2 brokers are silent\n")
     assert terminal.complained
 
 
