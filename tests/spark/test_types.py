@@ -1,0 +1,131 @@
+"""What is staged is read by each engine, whatever its type: Spark, before and after compaction, PyIceberg, DuckDB."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import duckdb
+import pytest
+from pyiceberg.table import Table
+from pyiceberg.types import TimeType
+
+from frazil.commit.target import target_table
+from frazil.ingest.decode import decoder
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.spec import types
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_table
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+
+LAST = datetime(9999, 12, 31, 23, 59, 59, 999999)  # noqa: DTZ001 - a wall clock
+TYPES: dict[str, tuple[Any, Any]] = {
+    # a type, its value in JSON, and that value in Python
+    "boolean": (True, True),
+    "int": (-(2**31), -(2**31)),
+    "long": (2**63 - 1, 2**63 - 1),
+    "float": (1.5, 1.5),
+    "double": (-1e300, -1e300),
+    "decimal(38, 2)": ("9" * 36 + ".99", Decimal("9" * 36 + ".99")),
+    "date": ("9999-12-31", date(9999, 12, 31)),
+    "timestamp": (LAST.isoformat(), LAST),
+    "timestamptz": ("2024-01-02T03:04:05Z", datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)),
+    "string": ("\U0010ffff" * 20, "\U0010ffff" * 20),
+    "uuid": (str(UUID(int=1)), UUID(int=1)),
+    "binary": ("/wA=", b"\xff\x00"),
+    "fixed[2]": ("/wA=", b"\xff\x00"),
+    "list<int>": ([1, None], [1, None]),
+    "list<struct<a: long not null>>": ([{"a": 1}, None], [{"a": 1}, None]),
+    "map<string, int>": ({"k": 1}, {"k": 1}),
+    "map<string, struct<a: long not null>>": ({"k": {"a": 1}}, {"k": {"a": 1}}),
+    "struct<a: long not null, s: struct<b: string not null>>": ({"a": 1}, {"a": 1, "s": None}),
+}
+READ_AS_EMPTY = {kind for kind in TYPES if kind.startswith(("list<struct", "map<string, struct"))}
+"""PyIceberg 0.12 reads a missing list or map of structs as an empty one (`ArrowProjectionVisitor`)."""
+
+
+def declared(name: str, schema: dict[str, str]) -> StreamSpec:
+    return StreamSpec.model_validate(
+        {
+            "name": name,
+            "source": {"bootstrap-servers": "127.0.0.1:9092", "topics": name},
+            "table": f"demo.{name}",
+            "schema": {"ts": "timestamptz not null", **schema},
+            "event-time": "ts",
+            "coordinates": False,
+        }
+    )
+
+
+def staged(table: Table, records: list[dict[str, Any]]) -> str:
+    """One file of these records, in no table yet."""
+    decoded = decoder("json", table.schema(), {})([json.dumps(record).encode() for record in records])
+    assert decoded.rejections == []
+    writer = TableWriter(
+        target_table(table, folder=f"{table.location()}/data/here"), "main", io=table.io, file_name=file_namer(0, 0)
+    )
+    writer.add(decoded.rows)
+    (file,) = writer.finish()
+    return file.path
+
+
+def test_every_type_but_time_is_read_by_every_engine(spark: Any) -> None:
+    names = {f"c{i}": kind for i, kind in enumerate(TYPES)}
+    table = ensure_table(load_catalog(None), declared("every_type", names))
+    record = {"ts": "2024-01-01T00:00:00Z", **{name: TYPES[kind][0] for name, kind in names.items()}}
+    path = staged(table, [record, {"ts": "2024-01-01T00:00:01Z"}])
+    table.add_files([path])
+    expected = [TYPES[kind][1] for kind in names.values()]
+    nothing = [None] * len(names)
+
+    def by_spark() -> list[list[Any]]:
+        # Python's rows have local times and no UUIDs: these come as text.
+        columns = [
+            f"cast({name} as string)" if kind in {"timestamp", "timestamptz", "uuid"} else name
+            for name, kind in names.items()
+        ]
+        rows = spark.sql(f"SELECT {', '.join(columns)} FROM default.demo.every_type ORDER BY ts").collect()
+        return [list(row) for row in rows]
+
+    texts = [str(v).removesuffix("+00:00") if isinstance(v, datetime | UUID) else v for v in expected]
+    assert plain(by_spark()) == [texts, nothing]
+    spark.sql(
+        "CALL default.system.rewrite_data_files(table => 'demo.every_type', options => map('rewrite-all', 'true'))"
+    )
+    assert plain(by_spark()) == [texts, nothing]
+
+    read = table.scan().to_arrow().sort_by("ts").select(list(names)).to_pylist(maps_as_pydicts="strict")
+    assert [list(row.values()) for row in read] == [
+        expected,
+        [([] if kind.startswith("list") else {}) if kind in READ_AS_EMPTY else None for kind in TYPES],
+    ]
+
+    columns = [f"epoch_us({name})" if kind == "timestamptz" else name for name, kind in names.items()]
+    rows = duckdb.sql(f"SELECT {', '.join(columns)} FROM read_parquet('{path}') ORDER BY ts").fetchall()
+    micros = [v.timestamp() * 1_000_000 if isinstance(v, datetime) and v.tzinfo else v for v in expected]
+    assert [list(row) for row in rows] == [micros, nothing]
+
+
+def plain(value: Any) -> Any:
+    """Spark's rows and bytes as dicts and bytes."""
+    if hasattr(value, "asDict"):
+        return {name: plain(part) for name, part in value.asDict().items()}
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def test_spark_still_reads_no_table_with_a_time_column(spark: Any) -> None:
+    table = ensure_table(load_catalog(None), declared("with_time", {"x": "string"}))
+    with table.update_schema() as update:
+        update.add_column("opens", TimeType())
+    with pytest.raises(Exception, match="does not support time fields"):
+        spark.sql("SELECT x FROM default.demo.with_time").collect()
+    assert set(types.UNREADABLE) == {"time"}
