@@ -1,0 +1,224 @@
+"""`frazil` commands as processes of their own, forked from one that has imported everything: a start costs 50 ms.
+
+A process may be killed, stopped and left alone as a user's is; only its imports and, with a writer, the JVM are spared.
+Run as a program this is the server: a line of JSON on standard input is a `Request`, its answer the pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tests.polling import eventually
+
+IMPORTED = (
+    "pyspark.sql",
+    "pyarrow.parquet",
+    "pyiceberg.catalog.sql",
+    "frazil.cli.main",
+    "frazil.cli.run",
+    "frazil.cli.status",
+    "frazil.cli.audit",
+    "frazil.cli.backfill",
+    "frazil.cli.marker",
+    "frazil.cli.partitions",
+    "frazil.cli.validate",
+    "frazil.stream.main",
+    "frazil.stream.planner",
+    "frazil.stream.backfill_stage",
+    "frazil.stream.stage_rows",
+    "tests.acceptance.without_jvm",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One command. `clock_ms` is by how much its wall clock is ahead; `dies_after` names where it kills itself."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    out: str
+    clock_ms: int = 0
+    dies_after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended: a negative code is the signal that ended it."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Running:
+    """A command that was started."""
+
+    def __init__(self, pid: int, out: Path) -> None:
+        self.pid, self._out = pid, out
+
+    @property
+    def runs(self) -> bool:
+        return not Path(f"{self._out}.code").exists()
+
+    @property
+    def said(self) -> str:
+        return Path(f"{self._out}.err").read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self, *, within_s: float = 120) -> Done:
+        """Wait for its end."""
+        eventually(lambda: not self.runs, within_s=within_s)
+        code = int(Path(f"{self._out}.code").read_text())
+        return Done(code, Path(f"{self._out}.out").read_text(), self.said)
+
+
+class CommandServer:
+    """Starts the server, and asks it. `environment` is every command's; their output goes to files in `folder`."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder, self.environment = folder, environment
+        self._count = 0
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def start(
+        self, *arguments: str, environment: Mapping[str, str], clock_ms: int = 0, dies_after: str | None = None
+    ) -> Running:
+        self._count += 1
+        out = self._folder / f"{self._count:05d}-{arguments[0]}"
+        request = Request(arguments, {**self.environment, **environment}, str(out), clock_ms, dies_after)
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(asdict(request)) + "\n")
+        self._server.stdin.flush()
+        return Running(int(self._answer()), out)
+
+    def stop(self) -> None:
+        self._server.terminate()
+        self._server.communicate()
+
+    def _answer(self) -> str:
+        assert self._server.stdout is not None
+        return self._server.stdout.readline().strip()
+
+
+def _serve() -> None:
+    for module in IMPORTED:
+        import_module(module)
+    children: dict[int, str] = {}
+
+    def reap(*_: object) -> None:
+        for pid, out in list(children.items()):
+            with suppress(ChildProcessError):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    del children[pid]
+                    half = Path(f"{out}.half")
+                    half.write_text(str(os.waitstatus_to_exitcode(status)))
+                    half.rename(f"{out}.code")
+
+    signal.signal(signal.SIGCHLD, reap)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = Request(**json.loads(line))
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            _become(request)
+        children[pid] = request.out
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        print(pid, flush=True)
+
+
+def _become(request: Request) -> None:
+    """In the child: run the command, and end as `frazil` does."""
+    code = 1
+    try:
+        os.setsid()
+        for number, end in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{request.out}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.update(request.environment)
+        if request.clock_ms:
+            _shift_clock(request.clock_ms)
+        _spare_the_jvm()
+        if request.dies_after:
+            _die_after(request.dies_after)
+        sys.argv = ["frazil", *request.arguments]
+        from frazil.cli.main import main  # noqa: PLC0415 - imported before the fork
+
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _spare_the_jvm() -> None:
+    from frazil.stream import session, writer  # noqa: PLC0415 - imported before the fork
+    from tests.acceptance.without_jvm import Session  # noqa: PLC0415 - only children need it
+
+    for owner in (session, writer):
+        owner.start_session = lambda *_, **__: Session()  # type: ignore[attr-defined]
+
+
+def _shift_clock(by_ms: int) -> None:
+    """A host whose wall clock is off; its monotonic one is not."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + by_ms / 1000
+    time.time_ns = lambda: now_ns() + by_ms * 1_000_000
+
+
+def _die_after(point: str) -> None:
+    """SIGKILL where the work at a point of a batch is done."""
+    from frazil.commit.committer import Committer  # noqa: PLC0415 - imported before the fork
+    from frazil.commit.journal import JournalStore  # noqa: PLC0415
+    from frazil.stream.batch import BatchRunner  # noqa: PLC0415
+
+    owner: type
+    owner, name = {
+        "stage": (BatchRunner, "_stage"),
+        "journal": (JournalStore, "put"),
+        "dead letters": (Committer, "_commit_dead_letters"),
+        "commit": (Committer, "commit"),
+    }[point]
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, dying)
+
+
+if __name__ == "__main__":
+    _serve()

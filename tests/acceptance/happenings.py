@@ -1,0 +1,162 @@
+"""What happens to a stream's writer and table, whatever is so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from frazil.errors import Fenced, SpecError, WriterBusy
+from tests.acceptance.command_server import Running
+from tests.acceptance.situations import Situation
+from tests.acceptance.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    name: str
+    to: Callable[[World, Situation], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def writer(world: World, situation: Situation) -> Running | None:
+    """The writer that runs, or a new one, with nothing left to do; None where it ended as the situation says."""
+    already = world.running is not None
+    running = world.running or world.run()
+    if situation.red is None or (already and not situation.meets_a_running_writer):
+        assert world.quiet(running), running.said[-3000:]
+        return running
+    done = running.end()
+    world.running = None
+    assert done.code == situation.red, done.err[-3000:]
+    return None
+
+
+def stop(world: World, situation: Situation) -> None:
+    """SIGTERM: the batch at hand commits."""
+    if writer(world, situation):
+        world.stop()
+
+
+def kill(world: World, situation: Situation) -> None:
+    if running := writer(world, situation):
+        os.kill(world.writer_pid(), signal.SIGKILL)
+        running.end()
+        world.running = None
+
+
+def die_after(point: str) -> Callable[[World, Situation], None]:
+    """A start that kills itself at a point of its first batch, if it comes to one."""
+
+    def to(world: World, situation: Situation) -> None:
+        if world.running is not None:
+            stop(world, situation)
+        world.produce(3)
+        done = world.start("run", world.name, "--until-caught-up", dies_after=point).end()
+        assert done.code in ({situation.red} if situation.red else {0, 128 + signal.SIGKILL}), done.err[-3000:]
+
+    return to
+
+
+def start_twice(world: World, situation: Situation) -> None:
+    """The second on the same host is refused, and the first goes on."""
+    if running := writer(world, situation):
+        second = world.frazil("run", world.name)
+        assert second.code == (SpecError if situation.red == SpecError.exit_code else WriterBusy).exit_code, second.err
+        assert running.runs
+
+
+def take_over(world: World, situation: Situation) -> None:
+    """A writer of another host takes the stream; the first finds that out at its next commit, and ends."""
+    if first := writer(world, situation):
+        second = world.run(host="two")
+        if situation.red is None:
+            _replaced(world, first, second)
+        else:
+            assert second.end().code == situation.red
+            world.running = first
+
+
+def zombie(world: World, situation: Situation) -> None:
+    """A writer that stood still while it was replaced ends; its successor goes on."""
+    if situation.red is not None:
+        stop(world, situation)
+    elif first := writer(world, situation):
+        pid = world.writer_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            second = world.run(host="two")
+            assert world.quiet(second, "two")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        _replaced(world, first, second)
+
+
+def _replaced(world: World, first: Running, second: Running) -> None:
+    assert world.quiet(second, "two")
+    world.mend()
+    world.produce(2 * world.shape.partitions)
+    assert first.end().code == Fenced.exit_code, first.said[-3000:]
+    assert world.quiet(second, "two"), second.said[-3000:]
+
+
+def new_column(world: World, situation: Situation) -> None:
+    """The declaration gets a column, and the writer is started again."""
+    stop(world, situation)
+    world.extra_columns = "  surge: double\n"
+    if situation.red != SpecError.exit_code:
+        world.declare()
+
+
+def expire(world: World, situation: Situation) -> None:
+    """Somebody keeps none but the newest snapshots."""
+    if writer(world, situation) and situation.red is None:
+        table = world.table()
+        kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        gone = [s.snapshot_id for s in table.snapshots() if s.snapshot_id not in kept]
+        if gone:
+            table.maintenance.expire_snapshots().by_ids(gone).commit()
+
+
+def compact(world: World, situation: Situation) -> None:
+    """Somebody rewrites all files."""
+    if writer(world, situation):
+        options = "options => map('rewrite-all', 'true')"
+        world.spark().sql(
+            f"CALL `default`.system.rewrite_data_files(table => '{world.identifier}', {options})"
+        ).collect()
+
+
+def backfill(world: World, situation: Situation) -> None:
+    """All that Kafka has is asked for again: nothing is missing, and nothing lands twice."""
+    if writer(world, situation) and situation.red is None:
+        done = world.frazil("backfill", world.name)
+        assert done.code == 0, done.err
+        assert "nothing that is asked for is missing" in done.out
+
+
+def audit(world: World, situation: Situation) -> None:
+    if writer(world, situation) and situation.red is None:
+        done = world.frazil("audit", world.name, "--source")
+        assert done.code == 0, done.out + done.err
+
+
+HAPPENINGS = (
+    Happening("it is stopped", stop),
+    Happening("it is killed", kill),
+    *(
+        Happening(f"it dies after the {point}", die_after(point))
+        for point in ("stage", "journal", "dead letters", "commit")
+    ),
+    Happening("it is started twice", start_twice),
+    Happening("another host takes over", take_over),
+    Happening("it stands still, is replaced, and goes on", zombie),
+    Happening("its declaration gets a column", new_column),
+    Happening("snapshots are expired", expire),
+    Happening("files are compacted", compact),
+    Happening("a backfill is asked for", backfill),
+    Happening("it is audited", audit),
+)

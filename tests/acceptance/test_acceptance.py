@@ -1,0 +1,131 @@
+"""Whatever is so and whatever happens: every record is in the table or in the dead letters once, and people can tell.
+
+A cell is what is so, what happens, the stream's shape, and whether a writer ran before it became so. `make soak` runs
+every situation with every happening; `make test` forty of them, in which each pair of any two other factors occurs as
+often as forty allow. `FRAZIL_ACCEPTANCE_SEED` chooses another forty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.table.catalogs import catalog_config
+from tests.acceptance.command_server import CommandServer
+from tests.acceptance.happenings import HAPPENINGS, Happening
+from tests.acceptance.situations import SITUATIONS, Situation
+from tests.acceptance.world import SHAPES, Shape, World
+
+IN_TEST = 40
+SEED = int(os.environ.get("FRAZIL_ACCEPTANCE_SEED", "1"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    situation: Situation
+    happening: Happening
+    shape: Shape
+    runs_already: bool
+
+    def __str__(self) -> str:
+        when = "while it runs" if self.runs_already else "before it starts"
+        return f"{self.situation}, {when}, {self.happening}, {self.shape}"
+
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        factors = (str(self.situation), str(self.happening), str(self.shape), str(self.runs_already))
+        return set(itertools.combinations(factors, 2))
+
+
+def table_of_cells(seed: int) -> list[Cell]:
+    """Each situation with each happening once, with those other factors that leave the most pairs covered.
+
+    The order is that in which the cells cover most: any beginning of it is a good choice.
+    """
+    chance = random.Random(seed)
+    wanted = [(s, h) for s in SITUATIONS for h in HAPPENINGS]
+    chance.shuffle(wanted)
+    covered: Counter[tuple[str, str]] = Counter()
+    used: Counter[str] = Counter()
+    cells: list[Cell] = []
+    while wanted:
+        fewest = min(used[str(s)] + used[str(h)] for s, h in wanted)
+        first = next((s, h) for s, h in wanted if used[str(s)] + used[str(h)] == fewest)
+        wanted.remove(first)
+        others = [Cell(*first, shape, runs) for shape in SHAPES for runs in (False, True)]
+        cell = min(others, key=lambda c: sum(covered[pair] for pair in c.pairs))
+        covered.update(cell.pairs)
+        used.update((str(cell.situation), str(cell.happening)))
+        cells.append(cell)
+    return cells
+
+
+CELLS = table_of_cells(SEED)
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory, spark_home: Path) -> Iterator[CommandServer]:
+    """The command, on hosts that share the catalog of the session's Spark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FRAZIL_HOME", str(spark_home))
+        catalog = catalog_config(None).properties
+    (spark_home / "warehouse").mkdir(exist_ok=True)
+    environment = {f"PYICEBERG_CATALOG__DEFAULT__{key.upper()}": value for key, value in catalog.items()}
+    server = CommandServer(tmp_path_factory.mktemp("acceptance"), environment)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path,
+    kafka: EmbeddedKafka,
+    commands: CommandServer,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[World]:
+    for key, value in commands.environment.items():
+        monkeypatch.setenv(key, value)
+    name = f"rides_{os.urandom(4).hex()}"
+    made = World(tmp_path, kafka, commands, request.param, name, spark=partial(request.getfixturevalue, "spark"))
+    made.begin()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("cell", "world"),
+    [
+        pytest.param(cell, cell.shape, id=str(cell), marks=[pytest.mark.soak] if n >= IN_TEST else [])
+        for n, cell in enumerate(CELLS)
+    ],
+    indirect=["world"],
+)
+def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
+    situation = cell.situation
+    situation.before(world)
+    if cell.runs_already:
+        world.quiet(world.run())
+    if situation.mend:
+        world.mending = partial(situation.mend, world)
+    situation.arise(world)
+    cell.happening.to(world, situation)
+    world.stop()
+    if situation.red is not None:
+        world.catch_up(code=situation.red)
+        world.check_red(situation.word)
+    world.mend()
+    world.produce(2 * world.shape.partitions)
+    world.catch_up()
+    world.check()
+    world.check_green()

@@ -1,0 +1,372 @@
+"""One stream as its users have it: YAML, a topic, the `frazil` command on one or two hosts, and readers of its table.
+
+A `World` also keeps account of what Kafka has held, so that at any moment it can say what the tables must hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from confluent_kafka import Producer
+from pyiceberg.table import Table
+
+from frazil.commit import completion
+from frazil.commit.signal import Signal
+from frazil.commit.signals import TableSignals
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.partitions.windows import Window
+from frazil.spec.load import load_stream, streams_of
+from frazil.table.catalogs import load_catalog
+from tests.acceptance.command_server import CommandServer, Done, Running
+from tests.acceptance.truth import Fields, Record, read_topic, read_value, watermark
+from tests.polling import eventually
+
+BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
+STEP = timedelta(minutes=20)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+BEGIN_US = (BEGIN - EPOCH) // MICROSECOND
+TIMESTAMP_MS_MOST = "9223372036854775807"
+
+Coordinates = tuple[int, int]
+Landed = tuple[Coordinates, Fields]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a stream and its table are laid out."""
+
+    name: str
+    partitions: int
+    yaml: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SHAPES = (
+    Shape("by day", 4, "partition-by: [day(at)]\ncommit: {interval: 1s}\n"),
+    Shape("one partition, sorted", 1, "partition-by: [hour(at)]\nsort-by: [note, id desc]\ncommit: {interval: 1s}\n"),
+    Shape("buckets and small batches", 3, "partition-by: [bucket(2, id)]\ncommit: {interval: 1s, max-records: 40}\n"),
+    Shape("whole windows", 2, "partition-by: [hour(at)]\ncommit: {interval: 1s, align: watermark}\n"),
+)
+
+
+@dataclass
+class World:
+    """Everything about one stream. `folder` is this world's alone."""
+
+    folder: Path
+    kafka: EmbeddedKafka
+    commands: CommandServer
+    shape: Shape
+    name: str
+    spark: Callable[[], Any]
+    """A Spark with Iceberg's runtime on the same catalog."""
+    table_name: str = ""
+    topic: str = ""
+    generation: int = 0
+    extra_columns: str = ""
+    idle_timeout: str = "1h"
+    clock_ms: int = 0
+    running: Running | None = None
+    produced: int = 0
+    seen: dict[tuple[int, int, int], Record] = field(default_factory=dict)
+    """Every record that a reader could have had, by (topic generation, partition, offset)."""
+    lost: set[tuple[int, int, int]] = field(default_factory=set)
+    """Those that Kafka deleted before the stream had them, and a person accepted that."""
+    cleanups: list[Callable[[], None]] = field(default_factory=list)
+    neighbour: World | None = None
+    """Another stream of the same table, with a topic of its own."""
+    signalled_to: datetime = BEGIN
+    """Windows that end at or before were signalled."""
+    mending: Callable[[], None] | None = None
+    """How a person puts right what is so; see `mend`."""
+
+    def begin(self) -> None:
+        """A topic, and a sound file."""
+        self.new_topic()
+        self.declare()
+
+    def new_topic(self) -> None:
+        self.topic = self.topic or self.name
+        settings = {
+            "message.timestamp.after.max.ms": TIMESTAMP_MS_MOST,
+            "message.timestamp.before.max.ms": TIMESTAMP_MS_MOST,
+        }
+        self.kafka.create_topic(self.topic, self.shape.partitions, settings)
+
+    def add_neighbour(self) -> World:
+        """Another stream of the same table, whose events begin where this one's began."""
+        made = World(self.folder, self.kafka, self.commands, self.shape, f"{self.name}_b", self.spark, self.name)
+        made.begin()
+        self.neighbour = made
+        return made
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "streams" / f"{self.name}.yaml"
+
+    @property
+    def identifier(self) -> str:
+        return f"acceptance.{self.table_name or self.name}"
+
+    def declare(self) -> None:
+        self.file.parent.mkdir(exist_ok=True)
+        self.file.write_text(
+            f"name: {self.name}\n"
+            f"source: {{topics: [{self.topic}], format: json, bootstrap-servers: '{self.kafka.bootstrap}'}}\n"
+            f"table: {self.identifier}\n"
+            "schema:\n"
+            "  id: long not null\n"
+            "  at: timestamptz not null\n"
+            "  note: string\n"
+            "  fare: decimal(9, 2)\n"
+            "  tags: list<string>\n"
+            "  place: 'struct<city: string, zip: int>'\n"
+            f"{self.extra_columns}"
+            "event-time: at\n"
+            "lateness: 0s\n"
+            f"complete-from: {BEGIN.isoformat()}\n"
+            f"watermark: {{idle-timeout: {self.idle_timeout}}}\n{self.shape.yaml}"
+        )
+
+    # Kafka
+
+    def value(self) -> bytes:
+        """The next good record, each with other fields absent, null or odd to look at."""
+        number = self.produced
+        self.produced += 1
+        record: dict[str, Any] = {"id": number, "at": (BEGIN + number * STEP).isoformat().replace("+00:00", "Z")}
+        optional = {
+            "note": ("x", "", None, "naïve ☃", 'a "quoted"\nline', "\u0000")[number % 6],
+            "fare": (1, -12.5, None, 9999999.99, 0.1)[number % 5],
+            "tags": ([], ["a", None], None, ["b", "b"])[number % 4],
+            "place": (None, {"city": "Ur"}, {"zip": 1, "more": [{}]}, {})[number % 4],
+            "ignored": {"deep": [[number]]},
+        }
+        record |= {key: field for n, (key, field) in enumerate(optional.items()) if (number + n) % 3}
+        return json.dumps(record, indent=None if number % 7 else 1).encode()
+
+    def produce(self, count: int = 0, *, odd: Iterable[bytes | None] = (), timestamp_ms: int | None = None) -> None:
+        """Good records and then the odd ones, round robin over the partitions; known to the account once sent."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 1})
+        values = itertools.chain((self.value() for _ in range(count)), odd)
+        for number, value in enumerate(values):
+            stamped = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
+            producer.produce(self.topic, value=value, partition=number % self.shape.partitions, **stamped)
+        assert producer.flush(30) == 0
+
+    def witness(self) -> list[Record]:
+        """Take down what Kafka has now."""
+        found = read_topic(self.kafka.bootstrap, self.topic, self.shape.partitions)
+        self.seen |= {(self.generation, r.partition, r.offset): r for r in found}
+        return found
+
+    # The command
+
+    def start(self, *arguments: str, host: str = "one", dies_after: str | None = None) -> Running:
+        home = self.folder / host
+        environment = {"FRAZIL_HOME": str(home), "FRAZIL_STREAMS": str(self.file.parent)}
+        return self.commands.start(*arguments, environment=environment, clock_ms=self.clock_ms, dies_after=dies_after)
+
+    def frazil(self, *arguments: str, host: str = "one") -> Done:
+        """Run a command to its end."""
+        return self.start(*arguments, host=host).end()
+
+    def catch_up(self, *, code: int = 0) -> Done:
+        done = self.frazil("run", self.name, "--until-caught-up")
+        assert done.code == code, f"exit {done.code}, not {code}:\n{done.err[-3000:]}"
+        assert "Traceback" not in done.err, done.err[-3000:]
+        return done
+
+    def run(self, *, host: str = "one", dies_after: str | None = None) -> Running:
+        """A writer that goes on; `quiet` waits until it has nothing to do."""
+        self.running = self.start("run", self.name, host=host, dies_after=dies_after)
+        return self.running
+
+    def stop(self) -> None:
+        """Ask the writer that runs, if one does, to end: the batch at hand commits."""
+        running, self.running = self.running, None
+        if running is not None:
+            running.signal(signal.SIGTERM)
+            done = running.end()
+            assert done.code == 0, done.err[-3000:]
+
+    def status(self, host: str = "one") -> dict[str, Any]:
+        """What `frazil status` says of the stream, and of files that it cannot read."""
+        done = self.frazil("status", "--json", host=host)
+        found = done.json
+        mine = [s for s in found["streams"] if s["name"] == self.name]
+        return {**(mine[0] if mine else {"problems": []}), "errors": found["errors"], "code": done.code}
+
+    def quiet(self, running: Running, host: str = "one") -> bool:
+        """Wait until a writer has committed all there is, or has ended; whether it still runs."""
+
+        def look() -> bool:
+            seen = self.status(host)
+            mine = seen.get("writer", {}).get("pid") is not None
+            return not running.runs or (mine and seen["lag"] == 0 and seen["writer"]["phase"] == "waiting")
+
+        try:
+            eventually(look)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.status(host)}\n{running.said[-3000:]}") from error
+        return running.runs
+
+    def writer_pid(self, host: str = "one") -> int:
+        return int(eventually(lambda: (self.status(host).get("writer") or {}).get("pid")))
+
+    # The tables
+
+    def table(self, suffix: str = "") -> Table:
+        return load_catalog(None).load_table(f"{self.identifier}{suffix}")
+
+    def heads(self) -> list[int]:
+        """The snapshots that hold all rows: main's, and of windows that are open the branch's."""
+        refs = self.table().metadata.refs
+        return [ref.snapshot_id for name, ref in refs.items() if name in {"main", f"frazil-open-{self.name}"}]
+
+    def landed(self) -> Counter[Landed]:
+        """All rows, by DuckDB from the Parquet files that the snapshots list."""
+        table = self.table()
+        files = [re.sub("^file:(//)?", "", f) for head in self.heads() for f in _files(table, head)]
+        if not files:
+            return Counter()
+        rows = duckdb.sql(
+            'select kafka_partition, kafka_offset, id, epoch_us("at"), note, fare, tags, place.city, place.zip,'
+            f" place is null from read_parquet({files!r}, hive_partitioning = false)"
+            f" where kafka_topic = '{self.topic}'"
+        ).fetchall()
+        return Counter(
+            (
+                (p, o),
+                (
+                    n,
+                    EPOCH + timedelta(microseconds=at),
+                    note,
+                    fare,
+                    None if tags is None else tuple(tags),
+                    None if absent else (city, code),
+                ),
+            )
+            for p, o, n, at, note, fare, tags, city, code, absent in rows
+        )
+
+    def rejected(self) -> Counter[tuple[Coordinates, bytes | None]]:
+        letters = self.table("_dead_letters").scan(f"kafka_topic = '{self.topic}'").to_arrow().to_pylist()
+        assert all(x["error_class"] and x["error"] for x in letters)
+        return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in letters)
+
+    # The law
+
+    def check(self) -> None:
+        """Every record of Kafka is in the table or in the dead letters once, by value; and the signals are right."""
+        good = self._check_records()
+        self._check_order_of_metadata()
+        if self.generation or self.lost or self.idle_timeout != "1h":
+            return
+        passed = self._check_watermark()
+        if self.neighbour is not None:
+            good += self.neighbour._check_records()
+            passed = min(passed, self.neighbour._check_watermark())
+        self._check_signals(passed, good)
+
+    def _check_records(self) -> Counter[Landed]:
+        """Those that must be in the table, and are."""
+        self.witness()
+        good: Counter[Landed] = Counter()
+        bad: Counter[tuple[Coordinates, bytes | None]] = Counter()
+        for at, record in self.seen.items():
+            row, coordinates = read_value(record.value), (record.partition, record.offset)
+            if at in self.lost:
+                continue
+            if row is None or not _has_a_date(record.timestamp_ms):
+                bad[coordinates, record.value] += 1
+            else:
+                good[coordinates, row] += 1
+        for found, due in ((self.landed(), good), (self.rejected(), bad)):
+            assert found == due, f"too many: {[*(found - due)][:3]}, missing: {[*(due - found)][:3]}"
+        self._check_pyiceberg(good)
+        return good
+
+    def _check_pyiceberg(self, good: Counter[Landed]) -> None:
+        table = self.table()
+        rows = [row for head in self.heads() for row in table.scan(snapshot_id=head).to_arrow().to_pylist()]
+        mine = [r for r in rows if r["kafka_topic"] == self.topic]
+        assert Counter((r["kafka_partition"], r["kafka_offset"], r["id"]) for r in mine) == Counter(
+            (*at, row[0]) for at, row in good.elements()
+        )
+
+    def _check_order_of_metadata(self) -> None:
+        """Java's rules: no time goes back in the metadata log, nor in the snapshot log, and the last is the newest."""
+        for suffix in ("", "_dead_letters"):
+            metadata = self.table(suffix).metadata
+            for log in (metadata.metadata_log, metadata.snapshot_log):
+                times = [entry.timestamp_ms for entry in log]
+                assert times == sorted(times)
+                assert not times or times[-1] <= metadata.last_updated_ms
+
+    def _check_watermark(self) -> datetime:
+        expected = watermark(list(self.seen.values()), self.shape.partitions)
+        assert self.status()["watermark-ms"] == (None if expected is None else int(expected.timestamp() * 1000))
+        return expected or BEGIN
+
+    def signal(self) -> Mapping[Window, Signal]:
+        """What the table's partition Dag does; the newest signal of each window."""
+        catalog, specs = load_catalog(None), streams_of(self.file.parent, self.identifier)
+        seen = completion.look(catalog, specs)
+        if seen is not None:
+            completion.signal(catalog, seen, clock_ms=seen.table.metadata.last_updated_ms)
+        return TableSignals.load(catalog, self.identifier).newest(from_us=0, to_us=2**62)
+
+    def _check_signals(self, passed: datetime, good: Counter[Landed]) -> None:
+        """Each window that all watermarks have passed is signalled, with the rows that it has; no other is."""
+        said = self.signal()
+        window = load_stream(self.file).window
+        if window is None:
+            assert not said
+            return
+        length = timedelta(days=1) if window == "day" else timedelta(hours=1)
+        self.signalled_to = max(self.signalled_to, passed)
+        rows = Counter((row[1] - BEGIN) // length for _, row in good.elements())
+        complete = {number: rows[number] for number in range((self.signalled_to - BEGIN) // length)}
+        assert {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in said.items()} == complete
+
+    def mend(self) -> None:
+        """Put right what is so, unless somebody did."""
+        mending, self.mending = self.mending, None
+        if mending:
+            mending()
+
+    def check_green(self) -> None:
+        seen = self.status()
+        assert (seen["problems"], seen["errors"], seen["code"]) == ([], [], 0)
+
+    def check_red(self, word: str) -> None:
+        """What is wrong shows where people look."""
+        seen = self.status()
+        assert any(word in problem for problem in (*seen["problems"], *seen["errors"])), seen
+
+    def close(self) -> None:
+        for clean in reversed(self.cleanups):
+            clean()
+
+
+def _files(table: Table, snapshot_id: int) -> list[str]:
+    return [task.file.file_path for task in table.scan(snapshot_id=snapshot_id).plan_files()]
+
+
+def _has_a_date(timestamp_ms: int) -> bool:
+    """Whether a Kafka timestamp can be written into the column `kafka_timestamp`."""
+    return timestamp_ms <= datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp() * 1000
