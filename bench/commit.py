@@ -76,7 +76,7 @@ def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
         source=SOURCE,
         progress=tuple(RangeProgress(*tp, start, end, RECORDS, 0, 1_388_000_000_000_000 + number) for tp in PARTITIONS),
         files=(file,),
-        dead_letter_floor={},
+        letters_seen=None,
         idle=frozenset(),
         offsets_after=dict.fromkeys(PARTITIONS, end),
     )

@@ -81,7 +81,7 @@ def commit(stream: MadeStream, number: int, files: list[StagedFile]) -> None:
         source=stream.source,
         progress=progress,
         files=(),
-        dead_letter_floor={},
+        letters_seen=None,
         idle=frozenset(),
         offsets_after={(stream.topic, 0): number + 1},
     )

@@ -20,6 +20,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import DayTransform
+from pyroaring import BitMap64
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap
@@ -262,14 +263,17 @@ def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
     assert [(p.records, p.rejected) for p in result.progress] == [(2, 3)]
 
 
-def test_dead_letters_below_the_floor_are_counted_and_not_written_again(
+def test_records_that_are_dead_letters_already_are_counted_and_go_nowhere_good_or_not(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:
     name = topic()
-    produce(kafka, name, [b"1", b"2", event(2), b"3"])
-    again = dataclasses.replace(context, dead_letter_floor={(name, 0): 2}, topic_ids={name: "the-id"})
+    produce(kafka, name, [b"1", event(1), event(2), b"3"])
+    held = {(name, 0): BitMap64([0, 1]).serialize(), (name, 1): BitMap64([3]).serialize()}
+    again = dataclasses.replace(context, dead_letters_held=held, topic_ids={name: "the-id"})
     result = run(again, OffsetRange(name, 0, 0, 4))
-    assert [(row["kafka_offset"], row["topic_id"]) for row in landed(result, "dead-letters")] == [(3, "the-id")]
+    assert ids(result) == [2]
+    (letter,) = landed(result, "dead-letters")
+    assert (letter["kafka_offset"], letter["topic_id"], letter["stream"]) == (3, "the-id", context.stream)
     assert [(p.records, p.rejected) for p in result.progress] == [(1, 3)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from frazil.commit.marker import SourceIdentity
 from frazil.errors import KafkaUnavailable
@@ -18,11 +19,20 @@ Record = tuple[int, int]
 """Partition and offset."""
 
 
+Good = Literal["always", "never", "until a column is required", "once a column is required"]
+"""To which schemas a record is good."""
+
+
+def is_good(good: Good, *, strict: bool) -> bool:
+    """`strict` is a schema with a column that is required."""
+    return good in {"always", "once a column is required" if strict else "until a column is required"}
+
+
 @dataclass
 class Topic:
     """Records of some partitions, good and bad ones, with gaps in their offsets."""
 
-    records: dict[Record, bool] = field(default_factory=dict)
+    records: dict[Record, Good] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
     first: dict[int, int] = field(default_factory=dict)
     """Where retention has come to."""
@@ -38,12 +48,13 @@ class Topic:
     def identity(self) -> SourceIdentity:
         return SourceIdentity("cluster", {TOPIC: self.topic_id})
 
-    def produce(self, partition: int, goods: Iterable[bool | None]) -> None:
-        """A record for each good or bad, a gap for each None; a partition that is not there yet is added.
+    def produce(self, partition: int, goods: Iterable[Good | None]) -> None:
+        """A record for each, a gap for each None; a partition that is not there yet is added.
 
         A transaction that is open there commits first.
         """
-        goods = [True] * self.pending.pop(partition, 0) + list(goods)
+        committed: list[Good | None] = ["always"] * self.pending.pop(partition, 0)
+        goods = [*committed, *goods]
         offset = self.ends.get(partition, 0)
         for good in goods:
             if good is not None:
@@ -73,7 +84,7 @@ class Topic:
         later = [start for e, start in self.leaders.get(partition, [(0, 0)]) if e > epoch]
         return min(later, default=self.ends.get(partition, 0))
 
-    def read(self, partition: int, start: int, end: int) -> list[tuple[Record, bool]]:
+    def read(self, partition: int, start: int, end: int) -> list[tuple[Record, Good]]:
         wanted = ((partition, offset) for offset in range(start, end))
         return [(record, self.records[record]) for record in wanted if record in self.records]
 

@@ -6,6 +6,7 @@ and the world knows which records each stands for: so a step takes milliseconds.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
@@ -35,18 +37,20 @@ from pyiceberg.types import LongType, NestedField
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.journal import JournalStore
+from frazil.commit.landed import Wanted
 from frazil.commit.marker import Marker, read_marker
+from frazil.commit.offset_tally import OffsetTally
 from frazil.commit.rules import head_of
 from frazil.commit.settle import bare_path
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Patience, TableHandle
-from frazil.ingest.contract import StagedFile, Target
+from frazil.ingest.contract import StagedFile, Target, TopicPartition
 from frazil.table.local_storage import LocalStore
 from frazil.table.metadata_times import in_order
 from frazil.table.tables import state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
-from .protocol_kafka import Record, Topic
+from .protocol_kafka import TOPIC, Record, Topic
 
 STREAM, MAIN, DEAD = "events", "demo.events", "demo.events_dead_letters"
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False))
@@ -64,6 +68,7 @@ class SharedCatalog:
             for name in (MAIN, DEAD)
         }
         self.versions = 0
+        self.rows_at: Callable[[Snapshot | None], Iterable[Record]] = lambda _: ()
         self.late: list[Callable[[], Any]] = []
         self.positions: dict[int, dict[tuple[str, int], int]] = {}
         """Where the stream stood with each snapshot of the main table, kept beside what frazil keeps."""
@@ -123,12 +128,26 @@ class ProcessCatalog:
         return answer
 
 
+def tally_of_the_world(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
+    """`frazil.commit.landed.tally`, where files are empty and the world knows which records each stands for."""
+    process = table.catalog
+    assert isinstance(process, ProcessCatalog)
+    rows = process.faults.meet("load", lambda: process.shared.rows_at(head_of(table.metadata)))
+    found: dict[TopicPartition, OffsetTally] = {}
+    for (partition, offset), each in itertools.product(rows, wanted):
+        tp = (TOPIC, partition)
+        if each.within is None or any(start <= offset < end for start, end in each.within.get(tp, ())):
+            found.setdefault(tp, OffsetTally()).add([offset])
+    return found
+
+
 class World:
     """Everything that outlives a process, and what each data file stands for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.catalog = SharedCatalog(folder)
+        self.catalog.rows_at = self.rows_at
         self.topic = Topic()
         self.clock = Clock()
         self.skew_ms = 0
@@ -169,8 +188,10 @@ class World:
     # What stands in the tables
 
     def rows(self, name: str) -> Counter[Record]:
-        head = head_of(self.catalog.metadata[name])
-        return Counter(r for path in self.live_files(head) for r in self.contents[path]) if head else Counter()
+        return Counter(self.rows_at(head_of(self.catalog.metadata[name])))
+
+    def rows_at(self, head: Snapshot | None) -> list[Record]:
+        return [r for path in self.live_files(head) for r in self.contents[path]] if head else []
 
     def manifests(self, snapshot: Any) -> list[ManifestFile]:
         """Read once: what a committed snapshot lists never changes."""

@@ -14,6 +14,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, of_topics
 from frazil.commit.settle import Settled, highest_epoch, settle, sweep_batch
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
+from frazil.ingest.dead_letters import HeldLetters
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.log_watch import find_cut
@@ -23,7 +24,7 @@ from frazil.stream.source import RangeReader
 from frazil.stream.truncation import check_not_cut
 
 from .protocol_faults import Faults, ProcessStore
-from .protocol_kafka import OLD, TOPIC, ProcessKafka, Record
+from .protocol_kafka import OLD, TOPIC, ProcessKafka, Record, is_good
 from .protocol_world import MAIN, STREAM, World
 
 IDLE_S = 30.0
@@ -59,12 +60,14 @@ class ModelRunner(BatchRunner):
         good: list[Record] = []
         bad: list[Record] = []
         progress = []
+        strict = any(f.required for f in Schema.model_validate_json(context.main.schema_json).fields)
         for r in task.ranges:
             read = self.world.topic.read(r.partition, r.start, r.end) if r.topic == TOPIC else []
-            floor = context.dead_letter_floor.get((r.topic, r.partition), 0)
-            good += [record for record, fine in read if fine]
-            bad += [record for record, fine in read if not fine and record[1] >= floor]
-            fine = sum(fine for _, fine in read)
+            held = HeldLetters((r,), context.dead_letters_held).offsets(0)
+            new = [(record, is_good(kind, strict=strict)) for record, kind in read if record[1] not in held]
+            good += [record for record, fine in new if fine]
+            bad += [record for record, fine in new if not fine]
+            fine = sum(fine for _, fine in new)
             newest = r.end if fine else None
             progress.append(RangeProgress(r.topic, r.partition, r.start, r.end, fine, len(read) - fine, newest))
         for _ in range(2 if self.leftover else 1):

@@ -53,7 +53,7 @@ def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path)
         source=SOURCE,
         progress=tuple(RangeProgress(*tp, 0, LIVE, 0, 0, None) for tp in PARTITIONS),
         files=(),
-        dead_letter_floor={},
+        letters_seen=None,
         idle=frozenset(),
         offsets_after=dict.fromkeys(PARTITIONS, LIVE),
     )

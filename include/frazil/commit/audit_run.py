@@ -95,7 +95,7 @@ class _Run:
                 Wanted(topics, within),
                 Wanted(topics, within, branch=open_branch(self.marker.stream)),
             ),
-            dead_letters=tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids)),
+            dead_letters=tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids, self.marker.stream)),
             kafka=kafka,
             whole=self.window is None,
         )

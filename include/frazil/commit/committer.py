@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from pyiceberg.table import Table
+from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
-from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.held_letters import held_letters, reach
+from frazil.commit.journal import NO_LETTERS, Journal, JournalStore
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import (
     BatchKey,
-    Fate,
     Marker,
     SourceIdentity,
     first_marker,
@@ -98,6 +99,7 @@ class Committer:
     def __init__(self, tables: StreamTables, epoch: int) -> None:
         self._tables = tables
         self.epoch = epoch
+        self._held: dict[TopicPartition, BitMap64] | None = None
 
     @classmethod
     def take_over(
@@ -140,7 +142,8 @@ class Committer:
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
-                return first_marker(self._tables.stream, epoch=self.epoch, offsets={}, source=source)
+                offsets = reach(table, self._tables.stream, source)
+                return first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
             if marker.at.epoch == self.epoch:  # and only the answer was lost
                 return Done(marker)
             if marker.at.epoch > self.epoch:
@@ -189,20 +192,27 @@ class Committer:
         prospect = look(self._tables, main, decide)
         if isinstance(prospect, Done):
             return prospect.result
-        if journal.dead_letter_files:
-            self._commit_dead_letters(journal)
+        self._commit_dead_letters(journal)
         return append(self._tables, main, decide, files=files, summary=self._history(journal), part=part)
 
     def _commit_dead_letters(self, journal: Journal) -> None:
+        """Also of a batch without any it is asked whether those that it leaves out are all."""
+        files = journal.dead_letter_files
+
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
-            if marker.fate(journal.key) is Fate.COMMITTED:
+            verdict = dead_letter_continuity(marker, journal)
+            if verdict is Verdict.STALE:
+                raise StaleBatch(
+                    f"dead letters landed since batch {journal.key} of stream {journal.stream!r} was staged: its own "
+                    "may be among them; it is staged anew"
+                )
+            if verdict is Verdict.COMMITTED or not files:
                 return Done(marker)
+            _check_stageable(table, journal, verdict, files, at=marker)
+            # What it holds lies below these, also after a reset: records below them are read again.
             offsets = of_same_topics(marker.offsets, marker.source, journal.source)
-            verdict = dead_letter_continuity(offsets, journal)
-            _check_stageable(table, journal, verdict, journal.dead_letter_files, at=marker)
-            # The floor never goes back: after a reset, records below it are read again.
             ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
             return dataclasses.replace(
                 marker.with_batch(journal.key),
@@ -210,13 +220,7 @@ class Committer:
                 source=joined(marker.source, journal.source),
             )
 
-        append(
-            self._tables,
-            self._tables.dead_letters,
-            decide,
-            files=journal.dead_letter_files,
-            summary=self._history(journal),
-        )
+        append(self._tables, self._tables.dead_letters, decide, files=files, summary=self._history(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
         """Go on at the first offsets that Kafka has left, where the marker is short of them.
@@ -238,10 +242,27 @@ class Committer:
         summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:TEXT_MOST]}
         return append(self._tables, self._tables.main, decide, files=(), summary=summary)
 
-    def dead_letter_floor(self) -> Mapping[TopicPartition, int]:
-        """Offsets below which dead letters are in their table already."""
-        marker = read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
-        return {} if marker is None else marker.offsets
+    def held_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
+        """Offsets at or past the position whose records are dead letters already, a serialised `BitMap64` each.
+
+        The table is asked once: from the take-over on it changes by this epoch's own commits, behind the position.
+        """
+        if self._held is None:
+            table = self._tables.dead_letters.current()
+            self._held = held_letters(table, self._letters_marker(), marker)
+        return {
+            tp: offsets.serialize()
+            for tp, offsets in self._held.items()
+            if offsets and offsets.max() >= marker.offsets.get(tp, 0)
+        }
+
+    def letters_seen(self) -> BatchKey:
+        """The batch whose dead letters are the newest in their table."""
+        marker = self._letters_marker()
+        return (marker and marker.settled) or NO_LETTERS
+
+    def _letters_marker(self) -> Marker | None:
+        return read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
 
     def _history(self, journal: Journal) -> dict[str, str]:
         return {

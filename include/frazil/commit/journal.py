@@ -32,6 +32,9 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """What stands at the key of a batch that must never be committed: its files are, or will be, deleted."""
 
 
+NO_LETTERS = BatchKey(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Journal:
     """Everything the commit of one batch needs."""
@@ -44,7 +47,9 @@ class Journal:
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
     """Of both tables: `StagedFile.target` says which."""
-    dead_letter_floor: Mapping[TopicPartition, int]
+    letters_seen: BatchKey | None
+    """The batch whose dead letters were the newest in their table when this one was staged, `NO_LETTERS` where none
+    were; None in a journal of a frazil that did not ask what the table holds."""
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
     """Where the whole stream stands once this batch is committed."""
@@ -87,7 +92,7 @@ class Journal:
                 "topic-ids": dict(self.source.topic_ids),
                 "progress": [dataclasses.asdict(p) for p in self.progress],
                 "files": [f.to_json() for f in self.files],
-                "dead-letter-floor": nested(self.dead_letter_floor),
+                "letters-seen": self.letters_seen,
                 "idle": nested(dict.fromkeys(self.idle, 1)),
                 "offsets-after": nested(self.offsets_after),
                 "leader-epochs": nested(self.leader_epochs),
@@ -117,7 +122,7 @@ class Journal:
             source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),
             progress=tuple(RangeProgress(**p) for p in raw["progress"]),
             files=tuple(StagedFile.from_json(f) for f in raw["files"]),
-            dead_letter_floor=flat(raw["dead-letter-floor"]),
+            letters_seen=BatchKey(*raw["letters-seen"]) if raw.get("letters-seen") else None,
             idle=frozenset(flat(raw["idle"])),
             offsets_after=flat(raw["offsets-after"]),
             leader_epochs=flat(raw.get("leader-epochs", {})),

@@ -36,8 +36,18 @@ class Wanted:
     within: Within | None = None
     topic_ids: Mapping[str, str] | None = None
     """Of dead letters: those of the topics with these ids. Letters of topics that are gone are another's."""
+    stream: str | None = None
+    """Of dead letters: those that this stream rejected. Streams may share a table."""
+    unnamed: bool = True
+    """And those that say of no stream: an earlier frazil did not."""
     branch: str | None = None
     """None for what the table's current snapshot has."""
+
+    def beside(self, table: Table) -> tuple[str, ...]:
+        """The columns beside the coordinates that it is told by; a table may be older than the last."""
+        names = {field.name for field in table.schema().fields}
+        asked = {"topic_id": self.topic_ids, "stream": self.stream}
+        return tuple(name for name, value in asked.items() if value is not None and name in names)
 
 
 def has_coordinates(table: Table) -> bool:
@@ -59,7 +69,7 @@ def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, Offs
         return
     scan = table.scan(
         row_filter=of_topics(wanted.topics) if wanted.within is None else box(wanted.within),
-        selected_fields=COORDINATES if wanted.topic_ids is None else (*COORDINATES, "topic_id"),
+        selected_fields=(*COORDINATES, *wanted.beside(table)),
         snapshot_id=head.snapshot_id,
     )
     read = partial(_read, table, scan, wanted)
@@ -95,6 +105,7 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
     pieces = []
     for batch in arrow.to_record_batches([task]):
         rows = batch if wanted.topic_ids is None else _of_current_topics(batch, wanted.topic_ids)
+        rows = rows if wanted.stream is None else _of_stream(rows, wanted.stream, unnamed=wanted.unnamed)
         for tp, offsets in by_partition(rows.select(COORDINATES).drop_null()):
             if tp[0] in wanted.topics:
                 pieces += [(tp, piece) for piece in _inside(offsets, tp, wanted.within) if len(piece)]
@@ -107,6 +118,12 @@ def _of_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> p
     ids, values = _coded(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
     return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
+
+
+def _of_stream(batch: pa.RecordBatch, stream: str, *, unnamed: bool) -> pa.RecordBatch:
+    if "stream" not in batch.schema.names:
+        return batch if unnamed else batch.slice(0, 0)
+    return batch.filter(pc.fill_null(pc.equal(batch.column("stream"), stream), unnamed))
 
 
 def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Offsets]]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from functools import cache
 
 from pyiceberg.table import Table
 
 from frazil.commit.adoption import rows_of
 from frazil.commit.committer import StreamTables
-from frazil.commit.history import ancestors, table_position
+from frazil.commit.held_letters import reach
+from frazil.commit.history import ancestors
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import (
     Marker,
@@ -33,13 +33,12 @@ from frazil.commit.reset import (
     NO_OFFSETS,
     Offsets,
     Standing,
-    floor_after,
     is_rolled_back,
     moved,
 )
 from frazil.commit.settle import bare_path, batch_folders, highest_epoch, referenced
 from frazil.commit.swap import Change, Done, TableHandle
-from frazil.errors import MarkerUnreadable, RolledBack, WriterBusy
+from frazil.errors import MarkerUnreadable, WriterBusy
 from frazil.ingest.contract import TopicPartition
 from frazil.table.storage import ObjectStore
 from frazil.table.tables import may_delete_files
@@ -81,7 +80,7 @@ def reset(  # noqa: PLR0913 - what is moved, where to, and what was seen
 
     change_marker(tables, tables.main, move, operation="reset", part=open_windows)
     _delete_dropped(tables, store, dropped)
-    _reset_dead_letters(tables, epoch=epoch, target=target, source=source, cut=cut)
+    _reset_dead_letters(tables, seen, epoch=epoch, source=source)
     return marker
 
 
@@ -93,58 +92,34 @@ def _delete_dropped(tables: StreamTables, store: ObjectStore, files: list[str]) 
         store.delete([path for path in files if bare_path(path) not in needed])
 
 
-def _reset_dead_letters(
-    tables: StreamTables, *, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets
-) -> None:
-    """The dead-letter table gets the epoch, and a floor above which every re-read dead letter is written again.
+def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, source: SourceIdentity) -> None:
+    """The dead-letter table gets the epoch, and says that it may hold dead letters of all that was ever read.
 
-    Where a log was cut, the letters that the table has from there on are of other records.
+    A rollback of it is accepted, and so is a marker that cannot be read.
     """
-
-    @cache
-    def committed() -> dict[TopicPartition, list[tuple[int, int]]]:
-        return _committed_ranges(tables, source)
+    read = [(seen.held, seen.source)] if seen.source else []
+    read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
     def move(table: Table) -> Marker:
-        before, floor = _dead_letters_held(tables, table, source)
-        floor = floor_after(floor, target, lambda tp: [] if tp in cut else committed().get(tp, []))
+        try:
+            before = read_marker(table.metadata.properties, tables.stream)
+        except MarkerUnreadable:
+            before = None
+        known = (before.offsets, before.source) if before else (reach(table, tables.stream, source), source)
+        offsets: dict[TopicPartition, int] = {}
+        for ends, of in (*read, known):
+            for tp, end in of_same_topics(ends, of, source).items():
+                offsets[tp] = max(end, offsets.get(tp, end))
         if before is None:
-            return first_marker(tables.stream, epoch=epoch, offsets=floor, source=source)
-        return dataclasses.replace(before.owned_by(epoch), offsets=floor, source=joined(before.source, source))
+            return first_marker(tables.stream, epoch=epoch, offsets=offsets, source=source)
+        # A batch that was staged before a rollback left out what the table does not hold any more.
+        rolled_back = is_rolled_back(table, before, name=tables.dead_letters.identifier)
+        settled = None if rolled_back else before.settled
+        return dataclasses.replace(
+            before.owned_by(epoch), offsets=offsets, source=joined(before.source, source), settled=settled
+        )
 
     change_marker(tables, tables.dead_letters, move, operation="reset")
-
-
-def _dead_letters_held(tables: StreamTables, table: Table, source: SourceIdentity) -> tuple[Marker | None, Offsets]:
-    """The dead-letter table's marker, and the offsets below which it holds all dead letters.
-
-    A rollback of it is accepted, and so is a marker that cannot be read: then what is left in the branch tells.
-    """
-    name = tables.dead_letters.identifier
-    text = table.metadata.properties.get(property_name(tables.stream))
-    try:
-        marker = read_marker(table.metadata.properties, tables.stream)
-    except MarkerUnreadable:
-        marker = None
-    if marker is not None and not is_rolled_back(table, marker, name=name):
-        return marker, of_same_topics(marker.offsets, marker.source, source)
-    if text is None:
-        return None, {}
-    try:
-        record = table_position(table.metadata, tables.journals, stream=tables.stream, table=name)
-    except RolledBack as error:
-        log.warning("dead letters that are read again may be in their table twice: %s", error)
-        return marker, {}
-    return marker, of_same_topics(record.offsets_after, record.source, source) if record else {}
-
-
-def _committed_ranges(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, list[tuple[int, int]]]:
-    found: dict[TopicPartition, list[tuple[int, int]]] = {}
-    for record in tables.journals.records():
-        for p in record.progress:
-            if record.source.topic_ids.get(p.topic) == source.topic_ids.get(p.topic):
-                found.setdefault(p.topic_partition, []).append((p.start, p.end))
-    return found
 
 
 def adopt(tables: StreamTables, store: ObjectStore, *, offsets: Offsets, source: SourceIdentity) -> Marker:

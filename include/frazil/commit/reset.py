@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -216,27 +216,3 @@ def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
         else:
             whole.append((start, end))
     return tuple(whole)
-
-
-def floor_after(
-    floor: Offsets, target: Offsets, ranges: Callable[[TopicPartition], Iterable[tuple[int, int]]]
-) -> dict[TopicPartition, int]:
-    """The dead-letter floor once the stream goes on at `target`. Pure but for `ranges`, what was committed once.
-
-    Where the stream goes back, dead letters below the floor are in their table only as far as batches without a hole
-    lead up from the target: beyond a hole (an earlier reset skipped it) they are written, be it again.
-    """
-    return {
-        tp: min(offset, contiguous_end(target[tp], ranges(tp))) if target.get(tp, offset) < offset else offset
-        for tp, offset in floor.items()
-    }
-
-
-def contiguous_end(start: int, ranges: Iterable[tuple[int, int]]) -> int:
-    """How far ranges `[start, end)` lead from an offset without a hole."""
-    reached = start
-    for begin, end in sorted(ranges):
-        if begin > reached:
-            break
-        reached = max(reached, end)
-    return reached

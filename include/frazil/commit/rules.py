@@ -5,7 +5,7 @@ Each is a function of its own, pure, and either returns a verdict or raises the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum
 
 from pyiceberg.partitioning import PartitionSpec
@@ -13,10 +13,10 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.journal import Journal
-from frazil.commit.marker import Marker, SourceIdentity, open_branch
+from frazil.commit.journal import NO_LETTERS, Journal
+from frazil.commit.marker import Fate, Marker, SourceIdentity, of_same_topics, open_branch
 from frazil.errors import Fenced, RolledBack, TopicRecreated
-from frazil.ingest.contract import StagedFile, TopicPartition
+from frazil.ingest.contract import StagedFile
 
 MAIN = "main"
 
@@ -121,16 +121,19 @@ def continuity(marker: Marker, journal: Journal) -> Verdict:
     return Verdict.STALE
 
 
-def dead_letter_continuity(offsets: Mapping[TopicPartition, int], journal: Journal) -> Verdict:
-    """The dead-letter table's rule is `≤`: most batches have none, so its marker trails the main one's.
+def dead_letter_continuity(marker: Marker, journal: Journal) -> Verdict:
+    """Whether the dead-letter table still holds what it held when a batch was staged.
 
-    Rows of a range begin at its start or at the floor that staging respected, whichever is later. Rows that the table
-    has by now came in another batch's files, and are staged anew without them.
+    Staging leaves out what the table holds, so that what landed since may be in the batch once more: as a dead letter,
+    or as a row. A journal that does not say what it knew is of a frazil that took all below the table's offsets for
+    held: it is taken only where it lies beyond them.
     """
-    begins = {
-        p.topic_partition: max(p.start, journal.dead_letter_floor.get(p.topic_partition, 0)) for p in journal.progress
-    }
-    fits = all(offsets.get(tp, -1) <= begin for tp, begin in begins.items())
+    if marker.fate(journal.key) is Fate.COMMITTED:
+        return Verdict.COMMITTED
+    if journal.letters_seen is not None:
+        return Verdict.COMMIT if journal.letters_seen == (marker.settled or NO_LETTERS) else Verdict.STALE
+    offsets = of_same_topics(marker.offsets, marker.source, journal.source)
+    fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
     return Verdict.COMMIT if fits else Verdict.STALE
 
 

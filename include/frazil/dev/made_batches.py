@@ -141,7 +141,7 @@ class MadeStream:
                 *self.write(main, key, "main", rows),
                 *self.write(self.tables.dead_letters.refresh(), key, "dead-letters", dead_letters),
             ),
-            dead_letter_floor=committer.dead_letter_floor(),
+            letters_seen=committer.letters_seen(),
             idle=frozenset(),
             offsets_after={p.topic_partition: p.end for p in progress},
             windows=windows,

@@ -92,8 +92,9 @@ class StageContext:
     """How far an event time may be ahead of its record's Kafka timestamp and still push the watermark."""
     window_us: int | None = None
     """How long a window of event time is; None where no window is ever complete, and rows are not counted by window."""
-    dead_letter_floor: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Dead letters below these offsets are in their table already, and are counted but not written again."""
+    dead_letters_held: Mapping[TopicPartition, bytes] = field(default_factory=dict)
+    """Offsets of records that are dead letters already, a serialised `pyroaring.BitMap64` each: whatever the schema
+    says of them now, they are counted as rejected, and go to neither table."""
     event_times_us: tuple[int, int] | None = None
     """A backfill's: only rows of `[from, to)` are kept, and no dead letters, for those have no event time."""
     files: tuple[RecordFile, ...] = ()
@@ -139,7 +140,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """What became of one range: `records` landed rows, `rejected` dead letters (those below the floor included)."""
+    """What became of one range: `records` landed rows, `rejected` dead letters (those held already included)."""
 
     topic: str
     partition: int

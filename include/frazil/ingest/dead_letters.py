@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
+from pyroaring import BitMap64
 
 from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, TopicPartition
@@ -28,7 +30,29 @@ COLUMNS = (
     "error_class",
     "error",
     "rejected_at",
+    "stream",
 )
+
+
+class HeldLetters:
+    """Which records of a chunk are dead letters already: by their coordinates, whatever they would be today."""
+
+    def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
+        """`held`: offsets of topic-partitions, a serialised `BitMap64` each."""
+        found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
+        self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
+
+    def offsets(self, index: int) -> BitMap64:
+        """Those of a range, by its place."""
+        return self._held.get(index, BitMap64())
+
+    def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
+        """For each record of the chunk."""
+        there = np.zeros(len(chunk), np.bool_)
+        for index, held in self._held.items():
+            places = np.flatnonzero(chunk.range_index == index)
+            there[places] = [offset in held for offset in chunk.offsets[places].tolist()]
+        return there
 
 
 class DeadLetterTable:
@@ -39,13 +63,10 @@ class DeadLetterTable:
         schema: Schema,
         ranges: Sequence[OffsetRange],
         *,
+        stream: str,
         topic_ids: Mapping[str, str],
-        floors: Mapping[TopicPartition, int],
     ) -> None:
-        """`floors`: dead letters below these offsets are in the table already, and are not written again.
-
-        Raises SpecError where the table has a required column that frazil has nothing for.
-        """
+        """Raises SpecError where the table has a required column that frazil has nothing for."""
         strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
         if strange:
             raise SpecError(
@@ -54,28 +75,28 @@ class DeadLetterTable:
             )
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._ranges = ranges
+        self._stream = stream
         self._topic_ids = topic_ids
-        self._floors = np.array([floors.get((r.topic, r.partition), 0) for r in ranges], np.int64)
 
     def rows(self, chunk: Chunk, rejections: Sequence[Rejection], rejected_at_us: int) -> pa.Table:
-        """The chunk's rejections at or above their floors; columns that the table has beside ours are null."""
-        new = [r for r in rejections if chunk.offsets[r.index] >= self._floors[chunk.range_index[r.index]]]
-        ranges = [self._ranges[chunk.range_index[r.index]] for r in new]
-        stamps = [int(chunk.timestamps_ms[r.index]) for r in new]
+        """The chunk's rejections; columns that the table has beside ours are null."""
+        ranges = [self._ranges[chunk.range_index[r.index]] for r in rejections]
+        stamps = [int(chunk.timestamps_ms[r.index]) for r in rejections]
         values = (
             [r.topic for r in ranges],
             [r.partition for r in ranges],
-            [int(chunk.offsets[r.index]) for r in new],
+            [int(chunk.offsets[r.index]) for r in rejections],
             [self._topic_ids.get(r.topic) for r in ranges],
             [s * 1000 if 0 <= s <= MILLISECONDS[1] else None for s in stamps],
-            [chunk.keys[r.index] for r in new],
-            [chunk.values[r.index] for r in new],
-            [_text(r.error_class) for r in new],
-            [_text(r.error) + _unheld(r, stamp) for r, stamp in zip(new, stamps, strict=True)],
-            [rejected_at_us] * len(new),
+            [chunk.keys[r.index] for r in rejections],
+            [chunk.values[r.index] for r in rejections],
+            [_text(r.error_class) for r in rejections],
+            [_text(r.error) + _unheld(r, stamp) for r, stamp in zip(rejections, stamps, strict=True)],
+            [rejected_at_us] * len(rejections),
+            [self._stream] * len(rejections),
         )
         columns: dict[str, list[Any]] = dict(zip(COLUMNS, values, strict=True))
-        absent = [None] * len(new)
+        absent = [None] * len(rejections)
         arrays = [pa.array(columns.get(field.name, absent), field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 

@@ -38,6 +38,12 @@ class Decoded:
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return Decoded(self.rows, places[self.kept], rejections)
 
+    def without(self, taken: NDArray[np.bool_]) -> Decoded:
+        """The same, but for the values of the chunk that are `taken`."""
+        stays = ~taken[self.kept]
+        rejections = [r for r in self.rejections if not taken[r.index]]
+        return Decoded(self.rows.filter(pa.array(stays)), self.kept[stays], rejections)
+
 
 Decoder = Callable[[Sequence[bytes | None]], Decoded]
 

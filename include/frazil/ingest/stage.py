@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from frazil.errors import SpecError
 from frazil.ingest.contract import StageContext, StageResult, StageTask
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.dead_letters import DeadLetterTable
+from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
 from frazil.ingest.decode import Decoded, Decoder, Rejection, decoder, joined
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import Chunk, RangeReader
@@ -165,9 +165,10 @@ class _Stage:
         self._dead_letters = DeadLetterTable(
             Schema.model_validate_json(context.dead_letters.schema_json),
             task.ranges,
+            stream=context.stream,
             topic_ids=context.topic_ids,
-            floors=context.dead_letter_floor,
         )
+        self._held = HeldLetters(task.ranges, context.dead_letters_held)
         self.progress = ProgressCounter(
             task.ranges,
             max_future_us=context.max_future_us,
@@ -201,6 +202,10 @@ class _Stage:
     def _land(self, chunk: Chunk, shaped: Decoded) -> None:
         if shaped.rejections and isinstance(chunk, RowChunk):
             raise self._refused(chunk, shaped.rejections[0])
+        held = self._held(chunk)
+        if held.any():
+            self.progress.rejected(chunk.range_index[held])
+            shaped = shaped.without(held)
         self.progress.landed(
             chunk.range_index[shaped.kept],
             self._shape.event_times(shaped.rows),

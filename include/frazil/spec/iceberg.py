@@ -168,6 +168,7 @@ DEAD_LETTER_SCHEMA = Schema(
     NestedField(8, "error_class", StringType(), required=True, doc="Why it could not be decoded, for counting"),
     NestedField(9, "error", StringType(), required=True, doc="Why it could not be decoded, for reading"),
     NestedField(10, "rejected_at", TimestamptzType(), required=True, doc="When frazil set it aside"),
+    NestedField(11, "stream", StringType(), required=False, doc="Stream that rejected it: several may share the table"),
     schema_id=0,
 )
 

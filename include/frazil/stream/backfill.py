@@ -168,7 +168,7 @@ class Backfill:
     def _tallies(self, table: Table, spans: Spans, source: SourceIdentity) -> tuple[Tallies, Tallies, Tallies]:
         """What the tables hold: rows of main, rows of windows that are still open, dead letters."""
         wanted = Wanted({topic for topic, _ in spans}, spans)
-        letters = dataclasses.replace(wanted, topic_ids=source.topic_ids)
+        letters = dataclasses.replace(wanted, topic_ids=source.topic_ids, stream=self.spec.name)
         return (
             tally(table, wanted),
             tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),

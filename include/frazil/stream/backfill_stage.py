@@ -90,7 +90,7 @@ def _chunk(backfill: Backfill, session: SparkSession, committer: LaneCommitter, 
         source=source,
         progress=tuple(p for result in results for p in result.progress),
         files=tuple(f for result in results for f in result.files),
-        dead_letter_floor={},
+        letters_seen=None,
         idle=frozenset(),
         offsets_after={},
     )

@@ -132,9 +132,9 @@ class BatchRunner:
         context = stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self.marker.source.topic_ids
         )
-        floor = dict(self.committer.dead_letter_floor())
+        held = self.committer.held_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
-        return dataclasses.replace(context, dead_letter_floor=floor, window_us=window_us)
+        return dataclasses.replace(context, dead_letters_held=held, window_us=window_us)
 
     def _journal(self, context: StageContext, answers: list[dict[str, Any]]) -> Journal:
         """Kafka is asked once more which topics these are: a topic made again while it was read is refused."""
@@ -150,7 +150,7 @@ class BatchRunner:
             source=source,
             progress=joined(p for result in results for p in result.progress),
             files=tuple(f for result in results for f in result.files),
-            dead_letter_floor=context.dead_letter_floor,
+            letters_seen=self.committer.letters_seen(),
             idle=position.idle,
             offsets_after=position.offsets,
             leader_epochs=position.leader_epochs,

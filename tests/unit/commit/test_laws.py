@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from frazil.commit.journal import Journal
+from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.marker import EPOCHS_REMEMBERED, BatchKey, Fate, Marker, SourceIdentity, read_marker
 from frazil.commit.rules import Verdict, check_same_source, continuity, dead_letter_continuity
 from frazil.errors import MarkerUnreadable, TopicRecreated
@@ -82,7 +82,7 @@ journals = st.builds(
     source=sources,
     progress=st.lists(ranges, max_size=3).map(tuple),
     files=st.lists(files, max_size=3).map(tuple),
-    dead_letter_floor=st.dictionaries(topic_partitions, offsets, max_size=3),
+    letters_seen=st.none() | keys,
     idle=st.frozensets(topic_partitions, max_size=3),
     offsets_after=st.dictionaries(topic_partitions, offsets, max_size=3),
     leader_epochs=st.dictionaries(topic_partitions, st.integers(0, 9), max_size=3),
@@ -124,16 +124,18 @@ def test_a_marker_of_a_newer_frazil_is_refused():
 PARTITIONS = [("t", p) for p in range(3)]
 
 
-def journal_of(progress: dict[int, tuple[int, int]], *, key: BatchKey = BatchKey(1, 1), floor=None) -> Journal:  # noqa: B008
+def journal_of(
+    progress: dict[int, tuple[int, int]], *, key: BatchKey | None = None, seen: BatchKey | None = None
+) -> Journal:
     return Journal(
         stream="s",
-        key=key,
+        key=key or BatchKey(1, 1),
         table_uuid="u",
         created_at_ms=0,
         source=SourceIdentity("c", {"t": "1"}),
         progress=tuple(RangeProgress("t", p, start, end, end - start, 0, None) for p, (start, end) in progress.items()),
         files=(),
-        dead_letter_floor=floor or {},
+        letters_seen=seen,
         idle=frozenset(),
         offsets_after={},
     )
@@ -176,25 +178,31 @@ def test_a_tick_is_committed_once(at):
     assert continuity(marker_at(at, settled=BatchKey(1, 4)), tick) is Verdict.COMMITTED
 
 
-@given(positions, spans, positions)
-def test_dead_letters_below_the_floor_are_never_written_twice(at, progress, floor):
-    """Staging writes no dead letter below its floor: what is committed must not reach below the table's offsets."""
-    where = {("t", p): offset for p, offset in at.items()}
-    respected = {("t", p): offset for p, offset in floor.items()}
-    verdict = dead_letter_continuity(where, journal_of(progress, floor=respected))
-    written = {(p, o) for p, (start, end) in progress.items() for o in range(max(start, floor.get(p, 0)), end)}
-    held = {(p, o) for p, offset in at.items() for o in range(offset)}
-    assert verdict is Verdict.STALE or not written & held
+@given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_LETTERS, BatchKey(1, 3)]))
+def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_beside(at, progress, settled, seen):
+    """Wherever it lies: after a reset it lies below what the table holds."""
+    verdict = dead_letter_continuity(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
+    assert (verdict is Verdict.COMMIT) == (seen == (settled or NO_LETTERS))
 
 
 @given(positions, spans)
-def test_the_floor_that_the_table_gives_always_lets_its_batch_in(at, progress):
-    where = {("t", p): offset for p, offset in at.items()}
-    assert dead_letter_continuity(where, journal_of(progress, floor=where)) is Verdict.COMMIT
+def test_a_journal_that_says_nothing_of_dead_letters_is_taken_beyond_them_only(at, progress):
+    """Of an earlier frazil, which left out what it rejected below the table's offsets."""
+    verdict = dead_letter_continuity(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
+    assert (verdict is Verdict.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
 
 
-def test_dead_letter_offsets_may_trail_because_most_batches_have_none():
-    assert dead_letter_continuity({("t", 0): 3}, journal_of({0: (90, 95)})) is Verdict.COMMIT
+def test_dead_letters_that_landed_are_not_committed_twice():
+    journal = journal_of({0: (0, 5)}, key=BatchKey(1, 4), seen=NO_LETTERS)
+    assert dead_letter_continuity(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Verdict.COMMITTED
+
+
+def test_a_journal_of_an_earlier_frazil_is_read():
+    journal = journal_of({0: (0, 5)}, seen=NO_LETTERS)
+    raw = json.loads(journal.to_bytes())
+    del raw["letters-seen"]
+    raw["dead-letter-floor"] = {"t": {"0": 3}}
+    assert Journal.from_bytes(json.dumps(raw).encode()) == dataclasses.replace(journal, letters_seen=None)
 
 
 # Epochs and batches

@@ -1,4 +1,4 @@
-"""What a new position costs, and where the dead letters' floor may stay: plans, without a table."""
+"""What a new position costs: plans, without a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity, first_marker, of_same_topics
-from frazil.commit.reset import Available, Standing, clamped, contiguous_end, floor_after, moved, moves
+from frazil.commit.reset import Available, Standing, clamped, moved, moves
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
 PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]
@@ -43,23 +43,6 @@ def test_a_move_either_skips_or_repeats_and_says_how_much(held, now: Available, 
         assert move.skipped == 0 or move.repeated == 0
         assert 0 <= move.gone <= move.skipped
         assert move.gone == len([o for o in range(known, move.target) if o < move.first])
-
-
-@given(st.integers(0, 40), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40))))
-def test_a_contiguous_end_is_the_first_offset_that_no_range_covers(start: int, ranges: list[tuple[int, int]]):
-    covered = {o for a, b in ranges for o in range(a, b)}
-    expected = start
-    while expected in covered:
-        expected += 1
-    assert contiguous_end(start, ranges) == expected
-
-
-def test_the_dead_letter_floor_stays_where_batches_lead_up_to_it_and_falls_to_a_hole():
-    tp = ("t", 0)
-    ranges = {tp: [(0, 50), (80, 100)]}
-    assert floor_after({tp: 50}, {tp: 10}, lambda tp: ranges[tp]) == {tp: 50}
-    assert floor_after({tp: 100}, {tp: 10}, lambda tp: ranges[tp]) == {tp: 50}
-    assert floor_after({tp: 100}, {tp: 120}, lambda _: []) == {tp: 100}
 
 
 def test_a_reset_takes_the_epoch_and_keeps_the_watermark():

@@ -225,7 +225,7 @@ def staged_chunk(world: World, lane: LaneCommitter, start: int) -> Journal:
         source=made.source,
         progress=progress(start, start + 2, partition=5),
         files=files,
-        dead_letter_floor={},
+        letters_seen=None,
         idle=frozenset(),
         offsets_after={},
     )

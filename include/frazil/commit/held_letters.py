@@ -1,0 +1,66 @@
+"""What the dead-letter table holds of records that are read again: asked of the table, never assumed.
+
+A record is rejected by one reading and good in another, as the schema is at hand. What is a dead letter stays one:
+staging takes such records for neither table, whatever it thinks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.commit.landed import Wanted, tally
+from frazil.commit.marker import Marker, SourceIdentity, of_same_topics, read_markers
+from frazil.commit.rules import head_of
+from frazil.errors import MarkerUnreadable
+from frazil.ingest.contract import TopicPartition
+
+
+def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
+    """Offsets at or past a stream's position whose records are dead letters already.
+
+    Reads the table only where its own marker, `letters`, is ahead: after a reset, and where only the main table's
+    commit of a batch is missing. Where a log was cut, an offset is of two records, and none is held.
+    """
+    ends = of_same_topics(letters.offsets, letters.source, marker.source) if letters else {}
+    ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
+    if not ahead:
+        return {}
+    wanted = Wanted(
+        {topic for topic, _ in ahead},
+        ahead,
+        marker.source.topic_ids,
+        stream=marker.stream,
+        unnamed=not _shared(table, marker.stream, {topic for topic, _ in ahead}),
+    )
+    return {tp: found.seen - _rewritten(marker, tp) for tp, found in tally(table, wanted).items()}
+
+
+def reach(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
+    """Offsets below which all dead letters of these topics lie: for a stream without a marker that tells.
+
+    Reads the coordinates of the whole table.
+    """
+    head = head_of(table.metadata)
+    if head is None or (head.summary and head.summary.get("total-records") == "0"):
+        return {}
+    found = tally(table, Wanted(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
+    return {tp: int(tally_.seen.max()) + 1 for tp, tally_ in found.items() if tally_.seen}
+
+
+def _rewritten(marker: Marker, tp: TopicPartition) -> BitMap64:
+    offsets = BitMap64()
+    for start, end in marker.rewritten.get(tp, ()):
+        offsets.add_range(start, end)
+    return offsets
+
+
+def _shared(table: Table, stream: str, topics: Collection[str]) -> bool:
+    """Whether a letter of these topics that says of no stream may be another one's."""
+    try:
+        others = read_markers(table.metadata.properties)
+    except MarkerUnreadable:
+        return True
+    return any(name != stream and topic in topics for name, m in others.items() for topic in m.source.topic_ids)
