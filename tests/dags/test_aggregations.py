@@ -57,7 +57,9 @@ made, dags = dagrun.get_or_create_dagrun, DagBag(sys.argv[1]).dags
 def run(dag_id, key):
     def with_key(*arguments, **named):  # dag.test() has no argument for it
         found = made(*arguments, **named)
-        found.partition_key = key
+        found.partition_key, _, events = key.partition("@")
+        if events:  # that started it
+            found.run_type = "asset_triggered"
         named["session"].commit()
         return found
 
@@ -199,7 +201,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
         snapshot_id = sell()
         days = [f"2013-12-{day}" for day in (29, 30, 31)]
-        asked = [("frazil_daily_sales", day) for day in days[:2]]
+        asked = [("frazil_daily_sales", day) for day in (*days[:2], f"{days[2]}@events")]
         asked += [("frazil_reconcile_sales", number) for number in ("1", "2", "3")]
         asked += [("frazil_reopened_sales", day) for day in days]
         told = airflow(folder, RUN, json.dumps(asked))
@@ -265,6 +267,13 @@ def test_a_day_that_a_gate_holds_is_skipped(ran: dict[str, Any]) -> None:
         "events": [],
     }
     assert ran["frazil_reopened_sales 2013-12-29"] == {"tasks": {"again": "skipped"}, "events": []}
+
+
+def test_events_of_others_start_no_day_that_is_not_complete(ran: dict[str, Any]) -> None:
+    assert ran["frazil_daily_sales 2013-12-31@events"] == {
+        "tasks": {"inputs": "skipped", "aggregate": "skipped"},
+        "events": [],
+    }
 
 
 def test_only_a_day_that_was_complete_is_asked_for_again(ran: dict[str, Any]) -> None:
