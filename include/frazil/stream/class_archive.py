@@ -16,6 +16,7 @@ from pathlib import Path
 import pyspark
 
 from frazil.home import cache_folder
+from frazil.stream.java import find_java
 
 LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The JVM moves no records, it schedules: compiling it hot would cost more CPU than it ever saves."""
@@ -23,9 +24,11 @@ QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_path() -> Path:
-    """Of this Spark and this Java; the file may not be there. An archive fits no other JVM, class path or version."""
-    java_home = os.environ.get("JAVA_HOME")
-    java = str(Path(java_home) / "bin" / "java") if java_home else "java"
+    """Of this Spark and this Java; the file may not be there. An archive fits no other JVM, class path or version.
+
+    Raises EnvironmentUnusable where there is no Java.
+    """
+    java, _ = find_java(os.environ)
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "([^"]+)"', said)
     place = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]

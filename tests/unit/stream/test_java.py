@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.model import StreamSpec
+from frazil.stream.class_archive import java_options
 from frazil.stream.java import java_needed, parse_major, require_java
 from frazil.stream.main import run_writer
 
@@ -86,3 +87,10 @@ def test_a_jvm_that_does_not_start_is_explained(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(EnvironmentUnusable, match="is Java 11"), java_needed():
         raise RuntimeError("Java gateway process exited before sending its port number")
+
+
+def test_a_session_without_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(EnvironmentUnusable, match="Java 17 is missing"):
+        java_options()
