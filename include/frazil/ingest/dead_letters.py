@@ -16,7 +16,7 @@ from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, TopicPartition
 from frazil.ingest.decode import Rejection
 from frazil.ingest.kafka import Chunk
-from frazil.ingest.ranges import MILLISECONDS, OUT_OF_RANGE, said
+from frazil.ingest.ranges import MILLISECONDS, said
 
 MAX_ERROR_CHARACTERS = 1000
 COLUMNS = (
@@ -103,7 +103,7 @@ class DeadLetterTable:
 
 def _unheld(rejection: Rejection, stamp_ms: int) -> str:
     """A Kafka timestamp that its column cannot hold, said beside the reason: it would be nowhere otherwise."""
-    if stamp_ms <= MILLISECONDS[1] or rejection.error_class == OUT_OF_RANGE:
+    if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
     return f"; {said('kafka_timestamp', stamp_ms, 'milliseconds')}"
 

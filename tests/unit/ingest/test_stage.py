@@ -251,10 +251,11 @@ def test_a_kafka_timestamp_that_no_calendar_has_is_a_dead_letter_that_says_it(
     stamp_ms: int, make_world: MakeWorld
 ) -> None:
     world = make_world({})
-    records = [Record(GOOD["iso"]), Record(GOOD["iso"], stamp_ms=stamp_ms), Record(b"?", stamp_ms=stamp_ms)]
+    odd_twice = Record(b'{"ts":"0000-01-01T00:00:00Z"}', stamp_ms=stamp_ms)
+    records = [Record(GOOD["iso"]), Record(GOOD["iso"], stamp_ms=stamp_ms), Record(b"?", stamp_ms=stamp_ms), odd_twice]
     main, dead = check(world, records, world.stage(records))
     assert list(main) == [RANGE_START]
-    assert [letter["kafka_timestamp"] for letter in dead.values()] == [None, None]
+    assert [letter["kafka_timestamp"] for letter in dead.values()] == [None, None, None]
     assert {letter["error_class"] for letter in dead.values()} == {"OutOfRange", "NotAnObject"}
     assert all(f"kafka_timestamp: {stamp_ms} milliseconds" in letter["error"] for letter in dead.values())
 
