@@ -1,34 +1,79 @@
-"""The bytes of JSON messages, made safe to parse many at once.
+"""The bytes of JSON messages: what is refused before any parser sees it, and what can be parsed many at once.
 
 Messages are joined by newlines and parsed as one text. Row i is message i provided that every message starts with
-`{`, ends with `}` and holds no newline, and that there are as many rows as messages: a message then cannot end inside
-another (a newline inside a string is an error, and after a nested `}` a `{` is), and one that holds two objects makes
-a row too many.
+`{`, ends with `}` and holds no newline and no NUL (which ends the text for Arrow's reader), and that there are as many
+rows as messages: a message then cannot end inside another (a newline inside a string is an error, and after a nested
+`}` a `{` is), and one that holds two objects makes a row too many.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 WHITE_SPACE = b" \t\r\n"
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+MAX_DEPTH = 500
+"""Deeper objects and arrays are refused, ignored ones too: parsers that recurse have an end somewhere."""
+
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 
+class Refused(Exception):
+    """One record that makes no row, and why."""
+
+    def __init__(self, error_class: str, error: str) -> None:
+        super().__init__(error_class, error)
+        self.error_class, self.error = error_class, error
+
+
+def stripped(value: bytes | None) -> bytes:
+    """One message without the white space around it: an object of UTF-8, to all appearance. Raises Refused."""
+    if value is None:
+        raise Refused("Tombstone", "the message has no value")
+    text = value.strip(WHITE_SPACE)
+    if not text:
+        raise Refused("Empty", "the message's value is empty")
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        raise Refused("NotAnObject", "a JSON object is needed: the value does not start with { and end with }")
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise Refused("InvalidUtf8", f"the value is not UTF-8 (byte {error.start})") from None
+    if too_deep(text):
+        raise Refused("TooDeep", f"objects and arrays are nested more than {MAX_DEPTH} deep")
+    return text
+
+
+def too_deep(text: bytes) -> bool:
+    """Whether objects and arrays are nested more than MAX_DEPTH deep, strings apart."""
+    if len(text) <= MAX_DEPTH or text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return False
+    octets = np.frombuffer(STRING.sub(b"", text), np.uint8)
+    opened = (octets == ord("[")) | (octets == ord("{"))
+    closed = (octets == ord("]")) | (octets == ord("}"))
+    return int(np.cumsum(opened.astype(np.int8) - closed.astype(np.int8), dtype=np.int64).max()) > MAX_DEPTH
+
+
 def join_if_safe(values: Sequence[bytes | None]) -> bytes | None:
-    """The messages joined by newlines, or None where any of them needs the slower look of `normalise`."""
+    """The messages joined by newlines, or None where any of them needs a look of its own."""
     try:
         text = b"\n".join(values)  # type: ignore[arg-type]  # a tombstone is the TypeError
     except TypeError:
         return None
-    if not (text.startswith(b"{") and text.endswith(b"}")):
+    if not (text.startswith(b"{") and text.endswith(b"}")) or b"\x00" in text:
         return None
     octets = np.frombuffer(text, np.uint8)
     newlines = np.flatnonzero(octets == _NEWLINE)
     alone = len(newlines) == len(values) - 1
     if not (alone and (octets[newlines - 1] == _CLOSE).all() and (octets[newlines + 1] == _OPEN).all()):
+        return None
+    lengths = np.diff(newlines, prepend=-1, append=len(text)) - 1
+    if any(too_deep(values[i]) for i in np.flatnonzero(lengths > MAX_DEPTH).tolist()):  # type: ignore[arg-type]  # as above
         return None
     return text if is_utf8(text) else None
 
@@ -44,19 +89,13 @@ def is_utf8(text: bytes) -> bool:
     return True
 
 
-def normalise(value: bytes | None) -> bytes | tuple[str, str]:
-    """One message in the form that can be joined and means the same, or (error class, text).
+def joinable(value: bytes | None) -> bytes | None:
+    """One message in the form that can be joined and means the same, or None where it has none.
 
-    White space around it goes, and newlines inside become carriage returns: between tokens both are white space, and
-    inside a string both are errors.
+    Newlines inside become carriage returns: between tokens both are white space, and inside a string both are errors.
     """
-    if value is None:
-        return "Tombstone", "the message has no value"
-    text = value.strip(WHITE_SPACE)
-    if not text:
-        return "Empty", "the message's value is empty"
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        return "NotAnObject", "a JSON object is needed: the value does not start with { and end with }"
-    if not is_utf8(text):
-        return "InvalidUtf8", "the value is not UTF-8"
-    return text.replace(b"\n", b"\r")
+    try:
+        text = stripped(value)
+    except Refused:
+        return None
+    return None if b"\x00" in text else text.replace(b"\n", b"\r")

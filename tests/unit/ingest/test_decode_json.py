@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
+from bench import decode as bench
 from frazil.errors import SpecError
-from frazil.ingest import decode_json
+from frazil.ingest import decode_json, json_bulk, json_record
 from frazil.ingest.decode import Decoded, decoder
 
 SCHEMA = Schema(
@@ -182,9 +184,6 @@ def test_the_slow_look_and_the_fast_path_agree_on_every_type(cells: list[tuple[s
     alone = [decoder("json", LOOSE, {})([value]) for value in values]
     expected = [repr(d.rows.to_pylist()[0]) if d.rows.num_rows else "'rejected'" for d in alone]
     assert [repr(fate) for fate in fates([*values, b'{"i":"poison"}'], LOOSE)] == [*expected, "'rejected'"]
-    reader_alone = decode_json.JsonDecoder(LOOSE, {})
-    reader_alone._check = lambda _: None
-    assert [reader_alone([value]).rows.num_rows for value in values] == [d.rows.num_rows for d in alone]
 
 
 def test_a_missing_required_column_is_a_dead_letter() -> None:
@@ -331,19 +330,51 @@ def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
     assert decoded.rows.column_names == [field.name for field in SCHEMA.fields]
 
 
-def test_few_bad_records_cost_few_parses(monkeypatch: pytest.MonkeyPatch) -> None:
-    parses = []
-    whole = decode_json.JsonDecoder._parse_text
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Records that were given to the bulk parser, its calls, and records that were read singly."""
+    done: Counter[str] = Counter()
+    whole, single = json_bulk.BulkReader.__call__, json_record.RecordReader.__call__
 
-    def counting(self: decode_json.JsonDecoder, text: bytes, count: int) -> Any:
-        parses.append(count)
+    def counting_bulk(self: json_bulk.BulkReader, text: bytes, count: int) -> Any:
+        done["parses"] += 1
+        done["parsed"] += count
         return whole(self, text, count)
 
-    monkeypatch.setattr(decode_json.JsonDecoder, "_parse_text", counting)
+    def counting_single(self: json_record.RecordReader, value: bytes | None) -> Any:
+        done["single"] += 1
+        return single(self, value)
+
+    monkeypatch.setattr(json_bulk.BulkReader, "__call__", counting_bulk)
+    monkeypatch.setattr(json_record.RecordReader, "__call__", counting_single)
+    return done
+
+
+def test_few_bad_records_cost_few_parses(work: Counter[str]) -> None:
     values: list[bytes | None] = [b'{"id":%d}' % i for i in range(100_000)]
     values[77_777] = b'{"id":"not a number"}'
     decoded = decoder("json", SCHEMA, {})(values)
     assert [r.index for r in decoded.rejections] == [77_777]
     assert decoded.rows.column("id").to_pylist() == [i for i in range(100_000) if i != 77_777]
-    assert sum(parses) < 4 * len(values)
-    assert len(parses) < 30
+    assert work["parsed"] < 4 * len(values)
+    assert work["parses"] < 120
+    assert work["single"] == 1
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.5, 1])
+@pytest.mark.parametrize("kind", bench.BAD)
+def test_bad_records_of_any_kind_and_share_cost_a_bounded_amount_of_work(
+    kind: str, share: float, work: Counter[str]
+) -> None:
+    """Each record is parsed in bulk three times at most, and read by itself once; calls of the parser are few."""
+    count = 2_500
+    chosen = {int(i / share) for i in range(int(count * share))}
+    to = bench.BAD[kind]
+    values = [bench.record(i) for i in range(count)]
+    mixed = [bench.changed(v, to) if i in chosen else v for i, v in enumerate(values)]
+    decoded = decoder("json", bench.SCHEMA, {})(mixed)
+    if kind != "year 0":  # a moment that only the table's writer refuses
+        assert {r.index for r in decoded.rejections} == chosen
+    assert work["parsed"] <= 3 * count
+    assert work["parses"] <= 1 + 2 * (count // decode_json.PIECE + 1)
+    assert work["single"] <= len(chosen)

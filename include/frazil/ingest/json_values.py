@@ -1,0 +1,267 @@
+"""Single JSON values that stand for a type which JSON has not: decimals, times, UUIDs, bytes.
+
+Each function takes a value as it was parsed and returns what Arrow builds the column from, or raises `Wrong`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from pyiceberg import types as iceberg
+
+MISSING = "required, and missing or null"
+INT64 = range(-(2**63), 2**63)
+
+NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
+"""What `json_record` writes for NaN, Infinity and -Infinity, which strict JSON has not."""
+
+_NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)\.?([0-9]*)|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
+_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_CLOCK = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
+_TIME = re.compile(_CLOCK % 2)
+_TIMESTAMP = re.compile(rf"(.{{10}})(?:[Tt ]{_CLOCK % 3}(Z|z|[+-][0-9]{{2}}(?::?[0-9]{{2}})?)?)?")
+_UUID = re.compile("(?:-*[0-9a-fA-F]){32}-*")
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+class Wrong(Exception):
+    """What is wrong with a value; `path` leads to it from the value that is looked at (empty: that value itself)."""
+
+    def __init__(self, text: str, path: str = "") -> None:
+        super().__init__(text, path)
+        self.text, self.path = text, path
+
+    def within(self, name: str) -> Wrong:
+        self.path = f"{name}.{self.path}" if self.path else name
+        return self
+
+
+def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
+    """The conversion of one type's parsed values; None where they are what Arrow needs already."""
+    match kind:
+        case iceberg.DoubleType():
+            return raw_double if raw_floats else None
+        case iceberg.FloatType():
+            return (lambda value: single(raw_double(value))) if raw_floats else single
+        case iceberg.DecimalType(precision=precision, scale=scale):
+            return decimal(precision, scale)
+        case iceberg.TimestampType() | iceberg.TimestamptzType():
+            return epoch(unit) if unit is not None else lambda text: timestamp(text, kind)
+        case iceberg.DateType():
+            return days
+        case iceberg.TimeType():
+            return time_of_day
+        case iceberg.UUIDType():
+            return uuid
+        case iceberg.FixedType(root=length):
+            return lambda text: octets(text, length)
+        case iceberg.BinaryType():
+            return octets
+    return None
+
+
+def named(value: Any) -> str:
+    """A parsed value as a person is told of it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case str():
+            return f"the string {value[:64]!r}"
+        case dict():
+            return "an object"
+        case list():
+            return "an array"
+    return f"the number {str(value)[:64]}"
+
+
+def raw_double(raw: msgspec.Raw) -> float:
+    text = bytes(raw).strip()
+    if (special := NOT_A_NUMBER.get(text)) is not None:
+        return special
+    _require_number(text)
+    value = float(text)
+    if math.isinf(value):
+        raise Wrong(f"{text[:64].decode()} is too big for double")
+    return value
+
+
+def single(value: float) -> float:
+    """A finite number that would become infinite in single precision is refused."""
+    try:
+        struct.pack("<f", value)
+    except OverflowError:
+        raise Wrong(f"{value} is too big for float") from None
+    return value
+
+
+def _require_number(text: bytes) -> None:
+    if text == b"null":
+        raise Wrong(MISSING)
+    if text[0] not in b"-0123456789":
+        # No value inside is looked at: it may be a number that is too big for the parser.
+        empty = {b"{": {}, b"[": [], b"t": True, b"f": False}.get(text[:1])
+        raise Wrong(f"a number is needed, this is {named(msgspec.json.decode(text) if empty is None else empty)}")
+
+
+def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
+    """A number, or a string that holds one, as sign, digits without zeros around them, exponent; and its text."""
+    text = bytes(raw)
+    if text.startswith(b'"'):
+        content = msgspec.json.decode(text)
+        text = content.encode()
+        if (found := _NUMBER.fullmatch(text)) is None:
+            raise Wrong(f"a number is needed, this is {named(content)}")
+    else:
+        _require_number(text)
+        found = _NUMBER.fullmatch(text)
+        assert found is not None
+    sign, whole, fraction, alone, exponent = found.groups(b"")
+    fraction += alone
+    digits = (whole + fraction).lstrip(b"0")
+    significant = digits.rstrip(b"0")
+    if not significant:
+        return b"", b"0", 0, text
+    shift = exponent.lstrip(b"+-0") or b"0"
+    far = 10**9 if len(shift) > 9 else int(shift)
+    power = (-far if exponent.startswith(b"-") else far) - len(fraction) + len(digits) - len(significant)
+    return sign, significant, power, text
+
+
+def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
+    """Numbers that fit as they are written, zeros at the end apart: nothing is rounded."""
+    usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (max(1, precision - scale), max(1, scale)))
+    has_usual = scale > 0 and precision > scale
+
+    def converted(raw: msgspec.Raw) -> Decimal:
+        if has_usual and usual.fullmatch(text := bytes(raw)):
+            return Decimal(text.decode())
+        sign, digits, power, text = _scientific(raw)
+        if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
+            raise Wrong(f"{text[:64].decode()} does not fit decimal({precision}, {scale})")
+        return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
+
+    return converted
+
+
+def epoch(unit: str) -> Callable[[Any], int]:
+    """Numbers since the epoch to microseconds; finer ones are cut off (toward zero)."""
+    match unit:
+        case "s":
+            return _seconds
+        case "ms":
+            return _milliseconds
+        case "us":
+            return int
+    return lambda value: value // 1000 if value >= 0 else -(-value // 1000)
+
+
+def _seconds(raw: msgspec.Raw) -> int:
+    sign, digits, power, text = _scientific(raw)
+    if len(digits) + power > 20:
+        raise Wrong(f"{text[:64].decode()} is too big for a time in s")
+    places = power + 6
+    micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
+    return _in_int64(-micros if sign == b"-" else micros, text.decode(), "s")
+
+
+def _milliseconds(value: int) -> int:
+    return _in_int64(value * 1000, str(value), "ms")
+
+
+def _in_int64(micros: int, text: str, unit: str) -> int:
+    if micros not in INT64:
+        raise Wrong(f"{text[:64]} is too big for a time in {unit}")
+    return micros
+
+
+def days(text: str) -> int:
+    """Days since the epoch; there is a year 0."""
+    if (found := _days(text)) is None:
+        raise _no(text, "date")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _days(text: str) -> int | None:
+    found = _DATE.fullmatch(text)
+    if found is None:
+        return None
+    year, month, day = map(int, found.groups())
+    try:
+        if year == 0:  # Python's calendar begins with year 1; 400 years are always 146,097 days
+            return date(400, month, day).toordinal() - 146_097 - _EPOCH
+        return date(year, month, day).toordinal() - _EPOCH
+    except ValueError:
+        return None
+
+
+def time_of_day(text: str) -> int:
+    """Microseconds since midnight; a finer fraction is cut off."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise _no(text, "time")
+    hour, _, minute, second, fraction = found.groups()
+    return _micros(text, "time", hour, minute, second, fraction)
+
+
+def timestamp(text: str, kind: iceberg.IcebergType) -> int:
+    """ISO 8601 to microseconds since the epoch, UTC: with `Z`, an offset, or neither (which is taken as UTC).
+
+    A fraction finer than microseconds is cut off. A `timestamp` without zone keeps the UTC wall clock.
+    """
+    found = _TIMESTAMP.fullmatch(text)
+    if found is None:
+        raise _no(text, kind)
+    day, hour, _, minute, second, fraction, zone = found.groups()
+    if (since := _days(day)) is None:
+        raise _no(text, kind)
+    micros = since * 86_400_000_000
+    if hour is not None:
+        micros += _micros(text, kind, hour, minute, second, fraction)
+    if zone is not None and zone not in "Zz":
+        ahead = _micros(text, kind, zone[1:3], zone[3:].lstrip(":"), None, None)
+        micros += ahead if zone[0] == "-" else -ahead
+    return micros
+
+
+def _micros(text: str, kind: object, *clock: str | None) -> int:
+    """Microseconds of hour, minute, second and fraction, of which the last may be missing."""
+    hour, minute, second, fraction = clock
+    h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
+    if h > 23 or m > 59 or s > 59:
+        raise _no(text, kind)
+    return ((h * 60 + m) * 60 + s) * 1_000_000 + (int(fraction[:6].ljust(6, "0")) if fraction else 0)
+
+
+def uuid(text: str) -> bytes:
+    """Text with or without hyphens to the 16 bytes of a UUID."""
+    if _UUID.fullmatch(text) is None:
+        raise _no(text, "uuid")
+    return bytes.fromhex(text.replace("-", ""))
+
+
+def octets(text: str, length: int | None = None) -> bytes:
+    """Base64 (RFC 4648, with padding) to bytes; a fixed column's must have its length."""
+    try:
+        found = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise _no(text, "base64") from None
+    if length is not None and len(found) != length:
+        raise Wrong(f"{len(found)} bytes are not fixed[{length}]")
+    return found
+
+
+def _no(text: str, kind: object) -> Wrong:
+    return Wrong(f"{text[:64]!r} is no {kind}")
