@@ -12,7 +12,8 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, of_topics
-from frazil.commit.settle import Settled, highest_epoch, settle, sweep_batch
+from frazil.commit.settle import Settled, give_back, highest_epoch, settle, sweep_batch
+from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import HeldLetters
 from frazil.spec.model import StreamSpec
@@ -212,12 +213,18 @@ class Writer:
     def journal(self) -> bool:
         assert self.staged is not None
         self.journaled = self.tables.journals.put(self.staged)
+        if not self.journaled:
+            give_back(self.tables, self.store, self.staged.key)
         return self.journaled
 
     def commit(self) -> Marker:
         assert self.runner is not None
         assert self.staged is not None
-        self.runner.marker = self.runner.committer.commit(self.staged)
+        try:
+            self.runner.marker = self.runner.committer.commit(self.staged)
+        except Fenced:
+            give_back(self.tables, self.store, self.staged.key)
+            raise
         sweep_batch(self.tables, self.store, self.staged)
         self.staged, self.journaled = None, False
         return self.runner.marker

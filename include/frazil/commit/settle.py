@@ -228,6 +228,27 @@ def discard_batch(tables: StreamTables, store: ObjectStore, key: BatchKey) -> in
     return _sweep_folders(tables, store, key, kept=frozenset())
 
 
+def give_back(tables: StreamTables, store: ObjectStore, key: BatchKey) -> int:
+    """Delete what a fenced writer staged for its last batch, with its journal; the number of files deleted.
+
+    Only where a later epoch has closed the batch's key, or has committed a batch that comes after it: then nobody will
+    ever commit this one, whatever has become of the stream since the marker was read. Else the next start decides.
+    """
+    marker = tables.marker()
+    if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
+        return 0
+    view = _View(tables, marker, decided_after=False, keys=(key,))
+    if not view.passed(key) and view.look(key) is not Unusable.VOID:
+        return 0
+    _drop_dead_journals(view, below_epoch=marker.at.epoch)
+    deleted = 0
+    for target, handle in (("main", tables.main), ("dead-letters", tables.dead_letters)):
+        side = _Side("main" if target == "main" else "dead-letters", handle.refresh(), tables.stream)
+        kept = _landed_alone(side, key)
+        deleted += _delete_others(store, batch_folder(side.table, tables.stream, key), kept)
+    return deleted
+
+
 def _sweep_folders(tables: StreamTables, store: ObjectStore, key: BatchKey, *, kept: Set[str]) -> int:
     return sum(
         _delete_others(store, batch_folder(handle.current(), tables.stream, key), kept)

@@ -22,7 +22,7 @@ from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_same_source
-from frazil.commit.settle import discard_batch, sweep_batch
+from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress, StageContext, StageResult
 from frazil.partitions.windows import Grain
@@ -88,14 +88,11 @@ class BatchRunner:
         answers, journal = batch
         staged = time.monotonic()
         self.reporter.phase(Phase.JOURNALING)
-        if not self.tables.journals.put(journal):
-            raise Fenced(
-                f"batch {key} of stream {self.spec.name!r} is journaled already: another writer has this epoch"
-            )
-        self.reporter.phase(Phase.COMMITTING)
-        committing = time.monotonic()
-        self.marker = self.committer.commit(journal)
-        commit_s = time.monotonic() - committing
+        try:
+            commit_s = self._journal_and_commit(journal)
+        except Fenced:
+            self._give_back(key)
+            raise
         now_ms = self.tables.clock_ms()
         self.reporter.committed(self.marker, at_ms=now_ms)
         self.reporter.phase(Phase.WAITING)
@@ -111,6 +108,25 @@ class BatchRunner:
             log.warning("batch %s: %s", key, _ahead(journal, self.spec.watermark.max_future))
         sweep_batch(self.tables, self.store, journal)
         return True
+
+    def _journal_and_commit(self, journal: Journal) -> float:
+        """How many seconds the commit took."""
+        if not self.tables.journals.put(journal):
+            raise Fenced(
+                f"batch {journal.key} of stream {self.spec.name!r} is journaled, or closed, already: another writer "
+                "took over"
+            )
+        self.reporter.phase(Phase.COMMITTING)
+        committing = time.monotonic()
+        self.marker = self.committer.commit(journal)
+        return time.monotonic() - committing
+
+    def _give_back(self, key: BatchKey) -> None:
+        """What a fenced writer staged and nobody will commit goes at once; the rest is the next start's to decide."""
+        try:
+            give_back(self.tables, self.store, key)
+        except Exception as error:
+            log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
     def _staged(self, ranges: DataFrame, key: BatchKey) -> tuple[list[dict[str, Any]], Journal] | None:
         """What the tasks answer, and the journal of it; None for a batch without a task."""

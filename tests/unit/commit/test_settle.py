@@ -11,7 +11,7 @@ from pyiceberg.types import StringType
 from frazil.commit.journal import VOID
 from frazil.commit.marker import BatchKey, Fate, SourceIdentity
 from frazil.commit.marker_change import change_marker, forget
-from frazil.commit.settle import bare_path, batch_folder, highest_epoch, sweep, sweep_batch
+from frazil.commit.settle import bare_path, batch_folder, give_back, highest_epoch, sweep, sweep_batch
 from frazil.errors import Fenced, StaleBatch
 from frazil.table.tables import state_location
 
@@ -274,6 +274,58 @@ def test_a_journal_that_a_paused_writer_writes_late_is_removed_with_its_files(wo
     assert world.rows() == [(0, 0), (0, 1)]
     assert world.tables.journals.get(journal.key) is None
     assert not world.store.list_files(batch_folder(world.load(), "events", journal.key))
+
+
+@pytest.mark.parametrize("closed", ["not yet", "by its successor's start", "by a batch after it"])
+def test_a_fenced_writer_gives_back_what_nobody_will_commit_any_more(world, closed):
+    paused = world.begin()
+    world.run(paused, {0: (0, 2)})
+    journal = world.stage(paused, {0: (2, 5)}, rejected={0: [3]})
+    own = world.view()
+    successor = world.begin() if closed == "by its successor's start" else world.take_over()
+    # The sweep of that start took them, and the paused writer goes on staging.
+    files = world.write(journal.key, [(0, 2), (0, 4)]) + world.write_dead_letters(journal.key, [(0, 3)])
+    journal = dataclasses.replace(journal, files=files)
+    if closed == "by a batch after it":
+        world.run(successor, {0: (2, 3)})
+    journaled = own.journals.put(journal)
+    assert journaled == (closed != "by its successor's start")
+
+    others = {path for path in world.all_parquet_files() if "00000001/00000002" not in path}
+
+    deleted = give_back(own, world.store, journal.key)
+
+    if closed == "not yet":
+        assert deleted == 0
+        assert world.settle(successor).committed == (journal.key,)
+        assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 4)]
+    else:
+        assert deleted >= 2
+        assert world.all_parquet_files() == others
+        world.begin()
+        assert world.tables.journals.get(journal.key) is None
+
+
+def test_a_fenced_writer_keeps_its_dead_letters_that_landed(world):
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 4)}, rejected={0: [1]})
+    first._commit_dead_letters(journal)
+    own = world.view()
+    successor = world.take_over()
+    world.run(successor, {0: (0, 1)})
+
+    assert give_back(own, world.store, journal.key) == 1
+    assert (world.rows(), world.dead_letters()) == ([(0, 0)], [(0, 1)])
+
+
+def test_nothing_is_given_back_of_a_batch_that_was_committed_or_of_the_epoch_that_runs(world):
+    first = world.begin()
+    journal = journaled(world, first, {0: (0, 3)})
+    assert give_back(world.view(), world.store, journal.key) == 0
+    second = world.begin()
+    world.run(second, {0: (3, 4)})
+    assert give_back(world.view(), world.store, journal.key) == 0
+    assert len(world.rows()) == 4
 
 
 def test_a_settling_epoch_that_was_replaced_deletes_nothing(world):
