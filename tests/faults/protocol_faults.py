@@ -33,6 +33,13 @@ class Faults:
     planned: dict[str, list[str]] = field(default_factory=dict)
     dead: bool = False
 
+    def stale(self, operation: str) -> int:
+        """How many changes the answer of the next such operation is behind."""
+        queue = self.planned.get(operation)
+        if self.dead or not queue or not queue[0].startswith("stale"):
+            return 0
+        return int(queue.pop(0).removeprefix("stale-"))
+
     def torn(self, operation: str) -> bool:
         """Whether the next such operation is to stop half-way, as the process's last."""
         queue = self.planned.get(operation)

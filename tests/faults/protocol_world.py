@@ -7,7 +7,7 @@ and the world knows which records each stands for: so a step takes milliseconds.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,8 @@ class SharedCatalog:
             )
             for name in (MAIN, DEAD)
         }
+        self.past: dict[str, deque[TableMetadata]] = {name: deque(maxlen=3) for name in (MAIN, DEAD)}
+        """What each table was like before its last changes."""
         self.versions = 0
         self.rows_at: Callable[[Snapshot | None], Iterable[Record]] = lambda _: ()
         self.late: list[Callable[[], Any]] = []
@@ -75,8 +77,10 @@ class SharedCatalog:
         self.marker_moves: list[tuple[str, Marker | None, Marker | None, Faults | None]] = []
         """Each with the process that moved it, which its faults stand for."""
 
-    def load(self, name: str) -> Table:
-        metadata = self.metadata[name]
+    def load(self, name: str, *, behind: int = 0) -> Table:
+        """As it is, or as a cache has it that is so many changes behind."""
+        past = self.past[name]
+        metadata = past[-behind] if 0 < behind <= len(past) else self.metadata[name]
         return Table(tuple(name.split(".")), metadata, "", self.io, self, {})  # type: ignore[arg-type]
 
     def commit(
@@ -88,6 +92,7 @@ class SharedCatalog:
         self.versions += 1
         made = update_table_metadata(before, tuple(updates), metadata_location=str(self.versions))
         after = in_order(before, made)  # as the catalogs that `load_catalog` opens
+        self.past[name].append(before)
         self.metadata[name] = after
         markers = (read_marker(before.properties, STREAM), read_marker(after.properties, STREAM))
         if markers[0] != markers[1]:
@@ -115,7 +120,8 @@ class ProcessCatalog:
     faults: Faults
 
     def load_table(self, name: str) -> Table:
-        table: Table = self.faults.meet("load", lambda: self.shared.load(name))
+        stale = self.faults.stale("load")
+        table: Table = self.faults.meet("load", lambda: self.shared.load(name, behind=stale))
         return Table(table.name(), table.metadata, "", ProcessIO(self.faults), self, {})  # type: ignore[arg-type]
 
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:

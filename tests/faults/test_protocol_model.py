@@ -60,7 +60,7 @@ STEPS_AT_LEAST = 34 * EXAMPLES
 MOST_PROCESSES = 3
 FAULTS = {
     "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],
-    "load": ["fail-before", "kill-before"],
+    "load": ["fail-before", "kill-before", "stale-1", "stale-2", "stale-3"],
     "put": ["fail-before", "fail-after", "kill-before", "kill-after", "torn"],
     "get": ["fail-before", "kill-before"],
     "delete": ["fail-before", "kill-before", "kill-after"],

@@ -7,6 +7,7 @@ are deleted only once the key of their batch is closed (`JournalStore.void`), or
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -15,7 +16,7 @@ from functools import cached_property
 
 from pyiceberg.table import Table
 
-from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.committer import Committer, StreamTables, append
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import check_fence
@@ -64,10 +65,24 @@ def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Se
         else:
             committed.append(journal.key)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
-    # Whoever read a journal before it was closed took over before that, and would be seen here.
-    check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
+    if discarded:
+        _hold(tables, epoch=committer.epoch)
     deleted = sweep(tables, store, below_epoch=committer.epoch, undecided=True, keys=keys)
     return Settled(tuple(committed), tuple(discarded), deleted)
+
+
+def _hold(tables: StreamTables, *, epoch: int) -> None:
+    """Commit nothing but the next batch number: proof that no later epoch has begun.
+
+    Whoever read a journal before it was closed here took over before that, and may commit it still. A load would show
+    that too, but for a catalog that caches. Raises what `Committer.commit` raises.
+    """
+
+    def decide(_: Table, found: Marker | None) -> Marker:
+        marker = check_fence(found, stream=tables.stream, epoch=epoch)
+        return dataclasses.replace(marker, at=BatchKey(epoch, marker.at.batch + 1))
+
+    append(tables, tables.main, decide, files=(), summary={"frazil.operation": "settle"})
 
 
 def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
@@ -196,7 +211,8 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
         return None
     if view.oldest is not None and key < view.oldest:
         return None
-    return side.referenced
+    # Without its record a load tells what the batch brought: only a process that has just taken over knows it is new.
+    return side.referenced if view.decided_after else None
 
 
 def _closed(view: _View, key: BatchKey) -> bool:

@@ -43,6 +43,8 @@ class TableHandle:
 
     The metadata is kept between commits: a commit that another one overtook fails on the snapshot it asserts, and
     only then is the table read again. That halves the time of a commit on a table with a long history.
+
+    It never goes back: a catalog that caches may answer with a state of before what this process has seen, or made.
     """
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
@@ -50,6 +52,7 @@ class TableHandle:
         self.identifier = identifier
         self._table: Table | None = None
         self._loaded: Table | None = None
+        self._newest: Table | None = None
 
     @classmethod
     def of(cls, table: Table) -> TableHandle:
@@ -68,8 +71,19 @@ class TableHandle:
 
     def refresh(self) -> Table:
         self.forget()
-        self._table = self._loaded = self._catalog.load_table(self.identifier)
+        self._loaded = self._catalog.load_table(self.identifier)
+        self._newest = self._table = self._newer(self._loaded)
         return self._table
+
+    def _newer(self, found: Table) -> Table:
+        """Of what was found and what is known; a table that was made again is another one."""
+        known = self._newest
+        if known is None or known.metadata.table_uuid != found.metadata.table_uuid:
+            return found
+        if found.metadata.next_sequence_number() >= known.metadata.next_sequence_number():
+            return found
+        log.warning("the catalog answered with an older state of table %s than is known", self.identifier)
+        return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
     def forget(self) -> None:
         """Make the next look a load."""
@@ -81,7 +95,7 @@ class TableHandle:
         """A single attempt; whatever it raises, the next look loads the table anew."""
         self._table = None
         response = self._catalog.commit_table(table, requirements, updates)
-        self._table = Table(
+        self._newest = self._table = Table(
             table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
         )
 

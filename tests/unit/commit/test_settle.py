@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyiceberg.types import StringType
@@ -12,7 +14,8 @@ from frazil.commit.journal import VOID
 from frazil.commit.marker import BatchKey, Fate, SourceIdentity
 from frazil.commit.marker_change import change_marker, forget
 from frazil.commit.settle import bare_path, batch_folder, give_back, highest_epoch, sweep, sweep_batch
-from frazil.errors import Fenced, StaleBatch
+from frazil.commit.swap import TableHandle
+from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.table.tables import state_location
 
 
@@ -349,6 +352,67 @@ def test_a_settling_epoch_that_was_replaced_deletes_nothing(world):
     with pytest.raises(Fenced):
         world.settle(second, second_view)
 
+    assert world.rows() == [(0, 5), (0, 6), (0, 7)]
+
+
+@dataclass
+class CachedCatalog:
+    """Answers each load with the table as it first was; commits go through."""
+
+    inner: Any
+    first: dict[str, Any] = field(default_factory=dict)
+
+    def load_table(self, name: str) -> Any:
+        return self.first.setdefault(name, self.inner.load_table(name))
+
+    def commit_table(self, *commit: Any) -> Any:
+        return self.inner.commit_table(*commit)
+
+
+def cached(world):
+    catalog = CachedCatalog(world.catalog)
+    handles = [TableHandle(catalog, name) for name in (world.table, world.dead_letter_table)]
+    return dataclasses.replace(world.view(), main=handles[0], dead_letters=handles[1])
+
+
+def test_a_start_through_a_cache_that_is_behind_goes_by_what_it_has_committed_itself(world):
+    """It once saw the epoch of before, and took itself for replaced."""
+    first = world.begin()
+    world.run(first, {0: (0, 2)}, rejected={0: [1]})
+    journal = journaled(world, first, {0: (2, 4)})
+    view = cached(world)
+
+    second = world.take_over(view)
+    settled = world.settle(second, view)
+
+    assert settled.committed == (journal.key,)
+    assert view.marker() == world.marker()
+    assert (world.rows(), world.dead_letters()) == ([(0, 0), (0, 2), (0, 3)], [(0, 1)])
+
+
+def test_a_settling_epoch_that_does_not_see_its_successor_deletes_nothing(world):
+    """It judged a journal stale; a reset made it right, and the next epoch is about to commit it. The cache shows none
+    of that."""
+    first = world.begin()
+    waiting = journaled(world, first, {0: (5, 8)})
+    view = cached(world)
+    second = world.take_over(view)
+    original = second.commit
+
+    def commit(found):
+        try:
+            return original(found)
+        except StaleBatch:
+            moved = dataclasses.replace(world.marker().owned_by(3), offsets={("events", 0): 5, ("events", 1): 0})
+            write_marker(world, moved)
+            world.third = world.take_over()
+            raise
+
+    second.commit = commit
+    with pytest.raises(CommitUnavailable, match="lost every race"):
+        world.settle(second, view)
+
+    world.third.commit(waiting)
     assert world.rows() == [(0, 5), (0, 6), (0, 7)]
 
 

@@ -19,6 +19,21 @@ def test_a_handle_loads_once_until_it_is_told_to_look_again(world):
     assert world.catalog.loads == before + 2
 
 
+def test_a_handle_never_goes_back_to_an_older_state_and_takes_a_table_that_was_made_again(world, monkeypatch):
+    handle = TableHandle(world.catalog, "demo.events")
+    old = handle.current()
+    world.begin()
+    new = handle.refresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(world.catalog), "load_table", lambda *_: old)
+        assert handle.refresh().metadata == new.metadata
+        handle.forget()
+        assert handle.current().metadata_location == new.metadata_location
+    world.catalog.inner.drop_table("demo.events")
+    again = world.catalog.inner.create_table("demo.events", old.schema())
+    assert handle.refresh().metadata.table_uuid == again.metadata.table_uuid
+
+
 def test_a_commit_that_nobody_overtook_loads_no_table(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 1)})
