@@ -43,6 +43,8 @@ def day_by_day(rows: int) -> Mapping[str, pa.Array]:
 
 def land(stream: MadeStream, batches: int, *, rows: int = 2) -> None:
     """So many batches, a minute apart."""
+    if stream.committer is None:
+        stream.begin()  # a commit of its own, with a time of its own
     marker = stream.tables.marker()
     at = marker.offsets[stream.topic, 0] if marker else 0
     for start in range(at, at + batches * rows, rows):
