@@ -158,6 +158,43 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
 
 
+@dataclass(frozen=True, slots=True)
+class _Setback:
+    """Why a round did not end it: what the log says, and what the error says once patience is over."""
+
+    level: int
+    now: str
+    at_last: str
+
+
+def _setback(error: Exception, identifier: str, total_s: float) -> _Setback:
+    """Raises what no other round mends."""
+    match error:
+        case CommitFailedException():
+            return _Setback(
+                logging.INFO,
+                f"commit to {identifier} lost a race, trying again: {error}",
+                f"committing to table {identifier} lost every race for {total_s:.0f} s: "
+                "something commits to it without pause. The staged files and the journal are kept",
+            )
+        case ForbiddenError() | UnauthorizedError() | PermissionError():
+            if not has_expired(error):
+                raise AccessDenied(f"committing to table {identifier} is not permitted: {error}") from error
+            return _Setback(
+                logging.WARNING,
+                f"the credentials for table {identifier} have expired: loading it for newer ones",
+                f"the credentials for table {identifier} have expired: {error}",
+            )
+        case NoSuchTableError():
+            raise CommitUnavailable(f"table {identifier} does not exist any more: {error}") from error
+    return _Setback(
+        logging.WARNING,
+        f"the outcome of a commit to {identifier} is unknown ({error!r}): looking again",
+        f"committing to table {identifier} failed for {total_s:.0f} s; "
+        f"the last error was {error!r}. The staged files and the journal are kept",
+    )
+
+
 def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *, patience: Patience) -> T:
     """Ask `decide` what to do with the table as it is, do it, and repeat until it is done.
 
@@ -178,34 +215,14 @@ def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *,
             handle.commit(table, requirements=decision.requirements, updates=decision.updates)
         except FrazilError:
             raise
-        except CommitFailedException as conflict:
-            log.info("commit to %s lost a race, trying again: %s", handle.identifier, conflict)
-        except (ForbiddenError, UnauthorizedError, PermissionError) as error:
-            if not has_expired(error):
-                raise AccessDenied(f"committing to table {handle.identifier} is not permitted: {error}") from error
-            if patience.clock() >= deadline:
-                raise CommitUnavailable(
-                    f"the credentials for table {handle.identifier} have expired: {error}"
-                ) from error
-            log.warning("the credentials for table %s have expired: loading it for newer ones", handle.identifier)
-            handle.forget()
-        except NoSuchTableError as error:
-            raise CommitUnavailable(f"table {handle.identifier} does not exist any more: {error}") from error
-        except Exception as error:  # any other failure is an unknown outcome: the next round looks
+        except Exception as error:  # whatever is no certain answer is an unknown outcome: the next round looks
             refusals.met(error, table)
+            setback = _setback(error, handle.identifier, patience.total_s)
             if patience.clock() >= deadline:
-                raise CommitUnavailable(
-                    f"committing to table {handle.identifier} failed for {patience.total_s:.0f} s; "
-                    f"the last error was {error!r}. The staged files and the journal are kept"
-                ) from error
-            log.warning("the outcome of a commit to %s is unknown (%r): looking again", handle.identifier, error)
+                raise CommitUnavailable(setback.at_last) from error
+            log.log(setback.level, "%s", setback.now)
         else:
             return decision.result
-        if patience.clock() >= deadline:
-            raise CommitUnavailable(
-                f"committing to table {handle.identifier} lost every race for {patience.total_s:.0f} s: "
-                "something commits to it without pause. The staged files and the journal are kept"
-            )
         handle.forget()
         patience.wait(attempt)
         attempt += 1
