@@ -16,18 +16,20 @@ SETTLED_NS = 3_000_000_000
 """Two changes within one tick of a file system's clock look like one; the coarsest ticks are 2 s (FAT, some NFS)."""
 MOST_ENTRIES = 10_000
 
-Signature = tuple[tuple[int, int, int, int] | None, ...]
+Signature = tuple[int, int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry(Generic[T]):
-    signature: Signature
+    signature: tuple[Signature, ...]
     value: T | None
     problem: str | None
 
 
 class FileCache(Generic[T]):
-    """Answers of one reader by path. A SpecError is an answer too."""
+    """Answers of one reader by path. A SpecError is an answer too, but for one whose cause is an OSError: that may be
+    over although the file stays as it is.
+    """
 
     def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
         """`beside` names files of the same folder that the reader reads as well; they need not be there."""
@@ -37,12 +39,12 @@ class FileCache(Generic[T]):
     def get(self, path: Path) -> T:
         """What `read` returns, or raises, now. The value is shared: nobody may change it."""
         files = (path, *(path.parent / name for name in self._beside))
-        now_ns, signature = time.time_ns(), tuple(map(_signature, files))
+        now_ns, seen = time.time_ns(), tuple(map(signature, files))
         entry = self._entries.get(path)
-        if entry is None or entry.signature != signature:
-            entry = self._answer(path, signature)
+        if entry is None or entry.signature != seen:
+            entry = self._answer(path, seen)
             # A file that changed just now may change once more and look the same; so it is read until it has settled.
-            if all(one is None or one[0] < now_ns - SETTLED_NS for one in signature):
+            if all(one is None or one[0] < now_ns - SETTLED_NS for one in seen):
                 if len(self._entries) >= MOST_ENTRIES:
                     self._entries.clear()
                 self._entries[path] = entry
@@ -50,15 +52,20 @@ class FileCache(Generic[T]):
             raise SpecError(entry.problem)
         return entry.value  # type: ignore[return-value]  # there is one where there is no problem
 
-    def _answer(self, path: Path, signature: Signature) -> _Entry[T]:
+    def _answer(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
         try:
-            return _Entry(signature, self._read(path), None)
+            return _Entry(seen, self._read(path), None)
         except SpecError as error:
-            return _Entry(signature, None, str(error))
+            if isinstance(error.__cause__, OSError):
+                raise
+            return _Entry(seen, None, str(error))
 
 
-def _signature(path: Path) -> tuple[int, int, int, int] | None:
-    """Change time first: unlike the modification time, nobody can set it. None where there is no file."""
+def signature(path: Path) -> Signature:
+    """Another one where the file changed; None where there is none, or where it cannot be looked at.
+
+    Change time first: unlike the modification time, nobody can set it.
+    """
     try:
         seen = path.stat()
     except OSError:

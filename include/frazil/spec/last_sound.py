@@ -4,7 +4,8 @@
 
 Whoever reads a folder remembers what is sound in it, and finds there what a broken file said before. Any process may
 do so at once: a record is replaced whole, and only where it changed. A file that is gone is another matter than one
-that is broken: it is believed in for a moment, since files are replaced and mounts come late, and forgotten then.
+that is broken: it is believed in for a moment, since files are replaced and mounts come late, and forgotten then. So
+is a name that a file has given up for another: `<file>~<name>.json`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from frazil.errors import SpecError
 from frazil.home import home
+from frazil.spec.file_cache import Signature, signature
 from frazil.spec.load import load_stream, read_stream, stream_files, validate_stream
 from frazil.spec.model import StreamSpec
 
@@ -58,8 +60,9 @@ class Kind(Generic[T]):
 
 
 STREAMS: Kind[StreamSpec] = Kind(load_stream, read_stream, validate_stream)
-_kept: dict[Path, Declared] = {}
-"""By record, what this process knows to be kept there: a folder is looked at every few seconds."""
+_kept: dict[Path, tuple[Declared, Signature]] = {}
+"""By record, what this process knows to be kept there as long as the record stays the same: a folder is looked at every
+few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
         return
     removed = now_ms - since_ms >= moment_ms
     said = "was removed" if removed else f"is gone; it is taken for removed after {moment_ms // 1000} s"
-    yield Found(path, spec, f"{path}: {said}", removed)
+    file = str(path).removesuffix(f"~{spec.name}")
+    yield Found(path, spec, f"{file}: {spec.name} {said}", removed)
 
 
 def recall(folder: Path, name: str, kind: Kind[T]) -> T | None:
@@ -129,6 +133,10 @@ def _listed(folder: Path) -> tuple[str | None, list[Path]]:
         return f"{folder} cannot be read: {error.strerror}", []
 
 
+def _is_record(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")
+
+
 class Memory:
     """The records of one folder's files. What cannot be written or read counts as not remembered, with a warning."""
 
@@ -140,19 +148,32 @@ class Memory:
 
     def paths(self) -> list[Path]:
         """The files that are remembered."""
-        return sorted(self._folder / record.name.removesuffix(".json") for record in self._records.glob("*.json"))
+        try:
+            records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home that is closed to us
+        except FileNotFoundError:
+            records = []
+        except OSError as error:
+            log.warning("the last sound declarations of %s cannot be read: %s", self._folder, error)
+            records = []
+        return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
 
     def remember(self, path: Path, spec: T, kind: Kind[T]) -> None:
         """Raises SpecError where the file changed since, and is broken."""
         target = self._record(path)
-        if _kept.get(target) == spec and target.exists():
+        seen = signature(target)
+        if seen is not None and _kept.get(target) == (spec, seen):
             return
         said = kind.read(path)
         kind.validate(said, path)
         record = {"format": FORMAT_VERSION, "declared": said}
-        if self._read(path) != record:
+        before = self._read(path)
+        if before != record:
+            last = self.recall(path, kind)
+            if last is not None and last.name != spec.name:
+                renamed = path.with_name(f"{path.name}~{last.name}")
+                self._write(renamed, {"format": FORMAT_VERSION, "declared": before["declared"]})
             self._write(path, record)
-        _kept[target] = spec
+        _kept[target] = spec, signature(target)
 
     def recall(self, path: Path, kind: Kind[T]) -> T | None:
         try:
@@ -167,11 +188,13 @@ class Memory:
         if isinstance(since_ms, int) and since_ms <= now_ms:
             return since_ms
         self._write(path, {**record, "missing-since-ms": now_ms})
-        _kept.pop(self._record(path), None)
         return now_ms
 
     def forget(self, path: Path) -> None:
-        self._record(path).unlink(missing_ok=True)
+        try:
+            self._record(path).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the last declaration of %s, which is gone, cannot be forgotten: %s", path, error)
 
     def _record(self, path: Path) -> Path:
         return self._records / f"{path.name}.json"

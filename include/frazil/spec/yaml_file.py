@@ -81,8 +81,10 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise SpecError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+    except OSError as error:  # kept as the cause: `FileCache` remembers no such answer
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _check_depth(text: str) -> None:

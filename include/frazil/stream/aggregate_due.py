@@ -126,8 +126,9 @@ def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Ag
         if said.get("frazil.aggregation") == name and "frazil.day" in said:
             day = date.fromisoformat(said["frazil.day"])
             number = int(said.get("frazil.input-sequence-number", 0))
-            if stands(source, int(said.get("frazil.input-snapshot-id", -1)), number):
-                days.setdefault(day, (said.get("frazil.input-revisions", ""), number))
+            # Each look at the source's line costs as much as its history is long: one for each day.
+            if day not in days and stands(source, int(said.get("frazil.input-snapshot-id", -1)), number):
+                days[day] = (said.get("frazil.input-revisions", ""), number)
     return Aggregated(days, oldest_ms)
 
 

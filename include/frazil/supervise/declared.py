@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from frazil.errors import SpecError
-from frazil.spec.last_sound import STREAMS, recall
+from frazil.spec.last_sound import EMPTY_MS, STREAMS, recall
 from frazil.spec.load import find_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.yaml_file import read_mapping
@@ -24,8 +25,10 @@ class Declaration:
 
     def read(self) -> Declared | Unreadable | Removed:
         """What the folder says now. A folder or a file that cannot be read is not a removed stream."""
-        if not self._folder.is_dir():
-            return Unreadable(f"{self._folder} is not a folder")
+        try:
+            os.listdir(self._folder)  # noqa: PTH208 - glob() answers with nothing for a folder that cannot be read
+        except OSError as error:
+            return Unreadable(f"{self._folder} cannot be read: {error.strerror}")
         try:
             self.spec = find_stream(self._folder, self._stream)
         except SpecError as error:
@@ -34,6 +37,9 @@ class Declaration:
                 return Unreadable(str(error))
             now_ms = self._clock()
             self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
+            if not stream_files(self._folder) and now_ms - self._missing_since_ms < EMPTY_MS:
+                said = f"all streams are taken for removed after {EMPTY_MS // 1000} s"
+                return Unreadable(f"{self._folder} is empty, as a volume that is not mounted; {said}")
             return Removed(self._missing_since_ms)
         self._missing_since_ms = None
         return Declared(self.spec.fingerprint())

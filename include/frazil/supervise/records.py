@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -143,7 +144,10 @@ def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
 def append_exit(folder: Path, record: ExitRecord) -> None:
     """Add one exit, once: a launch ends only once, whoever writes it down."""
     known = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
-    replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*known, record)[-EXITS_KEPT:]])
+    exits = [*known, record]
+    # Whether access ever worked is asked after any number of refusals.
+    worked = [e for e in exits[:-EXITS_KEPT] if e.committed][-1:]
+    replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*worked, *exits[-EXITS_KEPT:])])
 
 
 def read_notes(folder: Path) -> Notes:
@@ -162,7 +166,8 @@ def write_notes(folder: Path, notes: Notes) -> None:
 def replace_json(path: Path, value: Any) -> None:
     """Replace a file whole, in a folder that is made if missing: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Of the thread as well: a step that Airflow has cancelled goes on beside another supervisor's.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     temporary.write_text(json.dumps(value))
     temporary.replace(path)
 

@@ -8,6 +8,7 @@ It knows nothing of Airflow.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 import threading
@@ -32,6 +33,8 @@ from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
 from frazil.supervise.policy import Policy
 from frazil.supervise.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.supervise.table_state import TableState
+
+log = logging.getLogger(__name__)
 
 GAP_MS = 30_000
 """A longer time between two looks proves nothing about the writer: this process, or the machine, slept."""
@@ -165,7 +168,10 @@ class Supervisor:
         """Airflow ends a supervisor and begins another without a gap: the folder remembers, as this object cannot."""
         self._watch = self._watch.looked(now_ms, gap_ms=GAP_MS)
         if write and (abs(now_ms - self._watch_written_ms) >= WATCH_EVERY_MS or self._watch.returned_at_ms == now_ms):
-            write_watch(self._folder, self._watch)
+            try:
+                write_watch(self._folder, self._watch)
+            except OSError as error:  # a disk that is full: a writer that runs is supervised all the same
+                log.warning("that somebody looks at %s cannot be written down: %s", self._program.stream, error)
             self._watch_written_ms = now_ms
 
     def _observe(self) -> Observed:

@@ -50,6 +50,20 @@ def test_supervisors_that_look_again_and_again_parse_each_file_once(
 
 
 @pytest.mark.usefixtures("settled")
+def test_a_read_that_fails_is_tried_again(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = declare()
+
+    def fails(*_: object, **__: object) -> str:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", fails)
+        with pytest.raises(SpecError, match=r"flights\.yaml: cannot be read: Too many open files"):
+            load_stream(path)
+    assert load_stream(path).commit.max_records == 20_000_000
+
+
+@pytest.mark.usefixtures("settled")
 def test_a_changed_file_and_changed_defaults_are_seen(declare: Declare, tmp_path: Path, parses: list[str]) -> None:
     path = declare()
     assert load_stream(path).commit.max_records == 20_000_000

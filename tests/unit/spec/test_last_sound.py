@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,6 +60,60 @@ def test_a_broken_file_says_what_it_said_when_it_was_sound_last(folder: Path, br
     (folder / "a.yaml").write_text(STREAM.format(name="a").replace("7m", "8m"))
     assert look(folder)["a"].problem is None
     assert look(folder)["a"].spec != sound
+
+
+def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Path) -> None:
+    def names(now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
+        return {one.spec.name: one for one in find_declared(folder, STREAMS, now_ms=now_ms) if one.spec}
+
+    before = names()["a"].spec
+    (folder / "a.yaml").write_text(STREAM.format(name="c"))
+    found = names()
+    assert (set(found), found["a"].spec, found["a"].removed) == ({"a", "b", "c"}, before, False)
+    assert (found["a"].problem or "").startswith(f"{folder / 'a.yaml'}: a is gone")
+    assert [name for name, one in names(NOW + MOMENT_MS).items() if one.removed] == ["a"]
+    assert set(names(NOW + MOMENT_MS + ENDING_MS)) == {"b", "c"}
+    (folder / "b.yaml").write_text(STREAM.format(name="c"))
+    (folder / "a.yaml").write_text(STREAM.format(name="b"))
+    assert set(names()) == {"b", "c"}, "two swapped their names"
+
+
+def test_what_another_process_wrote_down_meanwhile_is_seen(folder: Path, frazil_home: Path) -> None:
+    look(folder)
+    (record,) = (frazil_home / "declared").glob("*/a.yaml.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "missing-since-ms": 1}))
+    look(folder)
+    (folder / "a.yaml").unlink()
+    assert not look(folder)["a"].removed, "it was back since"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("mode", [0o700, 0o555])
+def test_a_home_that_is_closed_to_this_user_takes_no_declaration_away(
+    mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a process that looks twice, and where a record is to be forgotten."""
+    with tempfile.TemporaryDirectory() as made:  # pytest's own folders are closed to others
+        Path(made).chmod(0o755)
+        home, folder = Path(made) / "home", Path(made) / "streams"
+        monkeypatch.setenv("FRAZIL_HOME", str(home))
+        folder.mkdir(mode=0o755)
+        (folder / "a.yaml").write_text(STREAM.format(name="a"))
+        look(folder)
+        (folder / "a.yaml").rename(folder / "z.yaml")
+        for path in [home, *home.rglob("*")]:
+            path.chmod(mode)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                looks = [look(folder) for _ in range(2)]
+                code = 0 if all(set(found) == {"z"} for found in looks) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_broken_defaults_break_all_files_and_take_none(folder: Path) -> None:

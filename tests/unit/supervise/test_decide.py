@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,18 @@ from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.launcher import Observation, ProcessState
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
 from frazil.supervise.policy import ADVANCE_LIMITS_MS, Policy
-from frazil.supervise.records import ExitRecord, GivenUp, Launch, LaunchKind, Notes, ProcessMark, StopRequest
+from frazil.supervise.records import (
+    EXITS_KEPT,
+    ExitRecord,
+    GivenUp,
+    Launch,
+    LaunchKind,
+    Notes,
+    ProcessMark,
+    StopRequest,
+    append_exit,
+    read_exits,
+)
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000
@@ -374,3 +386,13 @@ def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: Observed) 
 def test_the_exit_codes_are_told_apart() -> None:
     assert not NO_RESTART & RESTARTABLE
     assert TABLE_WAYS_OUT < NO_RESTART
+
+
+def test_access_that_worked_once_is_asked_for_again_after_any_number_of_refusals(tmp_path: Path) -> None:
+    append_exit(tmp_path, exit_(1, ago=9 * DAY, launch_id="worked", committed=True))
+    for n in range(EXITS_KEPT + 10):
+        append_exit(tmp_path, exit_(16, ago=DAY - n * 15 * MINUTE, launch_id="L9" if n == EXITS_KEPT + 9 else f"R{n}"))
+    exits = read_exits(tmp_path)
+    assert len(exits) == EXITS_KEPT + 1
+    found = decide(ended(*exits), now_ms=NOW, policy=POLICY)
+    assert (found.cause, found.action in {Action.START, Action.HOLD}) == (Cause.DENIED, True), found.reason

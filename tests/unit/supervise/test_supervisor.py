@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from frazil.spec.last_sound import EMPTY_MS
 from frazil.supervise.decision import Action, Cause
 from frazil.supervise.desired import create_desired
 from frazil.supervise.given_up import confirm_given_up
@@ -228,12 +230,29 @@ def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Be
 def test_a_removed_stream_is_stopped_and_that_is_the_end(bench: Bench) -> None:
     supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
     bench.runs(supervisor)
-    (bench.streams / "ticks.yaml").unlink()
+    (bench.streams / "ticks.yaml").rename(aside := bench.streams / "ticks.aside")
     assert supervisor.step().decision.action is Action.KEEP
-    clock.ahead_ms = 11_000
+    clock.ahead_ms = EMPTY_MS - 1_000
+    assert supervisor.step().decision.action is Action.KEEP, "nothing at all is there: an unmounted volume"
+    (bench.streams / "other.yaml").write_text(aside.read_text().replace("ticks", "other"))
+    clock.ahead_ms += 500
     assert supervisor.step().decision.action is Action.STOP
     bench.until(supervisor, Action.END, Cause.REMOVED)
     assert bench.at_hand.launcher.observe().exits[-1].code == 0
+
+
+def test_a_run_folder_that_takes_no_more_bytes_ends_no_supervision(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
+    bench.runs(supervisor)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("frazil.supervise.supervisor.write_watch", full)
+    clock.ahead_ms = 11_000
+    assert supervisor.step().decision.action is Action.KEEP
 
 
 def test_two_supervisors_at_once_start_one_writer(bench: Bench) -> None:
