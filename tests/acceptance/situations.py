@@ -136,6 +136,17 @@ def _foreign_column(world: World) -> None:
         update.add_column("added_by_others", StringType())
 
 
+def _renamed(world: World) -> None:
+    """A declared column gets another name while records wait that have it."""
+    _rename(world, "note", "remark")
+    world.produce(2 * world.shape.partitions)
+
+
+def _rename(world: World, old: str, new: str) -> None:
+    with world.table().update_schema() as update:
+        update.rename_column(old, new)
+
+
 def _foreign_writes(world: World) -> None:
     """Others set properties, tag, append nothing, and delete no row."""
     table = world.table()
@@ -213,6 +224,9 @@ SITUATIONS = (
     Situation("a topic made again", _made_again, 14, "TopicRecreated", lambda w: _reset(w, "earliest")),
     Situation("a broken file", _broken_file, 10, "tabel", World.declare, meets_a_running_writer=False),
     Situation("a column that others added", _foreign_column),
+    Situation(
+        "a column that others renamed", _renamed, 15, "SchemaIncompatible", lambda w: _rename(w, "remark", "note"),
+    ),
     Situation("foreign writes", _foreign_writes),
     Situation("a table rolled back", _rolled_back, 12, "RolledBack", lambda w: _reset(w, "table")),
     Situation("a second stream in the table", _neighbour),

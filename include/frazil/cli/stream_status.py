@@ -26,7 +26,7 @@ from frazil.supervise.liveness import ago, beating
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.observed import error_name
 from frazil.table.storage import open_store
-from frazil.table.tables import state_location
+from frazil.table.tables import check_fits, state_location
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 
@@ -225,6 +225,10 @@ def _look_at_table(spec: StreamSpec) -> TableView:
 def _view(table: Table, spec: StreamSpec) -> TableView:
     problems: list[str] = []
     marker = None
+    try:
+        check_fits(table, spec)
+    except FrazilError as error:
+        problems.append(_words(error))
     try:
         marker = read_marker(table.properties, spec.name)
         if marker:

@@ -12,6 +12,7 @@ from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.table.storage import file_io_properties
+from frazil.table.tables import check_stageable
 
 
 def stage_context(
@@ -22,9 +23,13 @@ def stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """A context without dead-letter floor and windows; files go to folders of `tables.stream`."""
+    """A context without dead-letter floor and windows; files go to folders of `tables.stream`.
+
+    Raises SchemaIncompatible where others have changed a table so that the declared columns no longer fit it.
+    """
     # Afresh: what other people set on the table since the last commit must hold for the next one.
     main, dead = tables.main.refresh(), tables.dead_letters.refresh()
+    check_stageable(main, dead, spec)
     return StageContext(
         stream=spec.name,
         epoch=key.epoch,

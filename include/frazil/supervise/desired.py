@@ -17,6 +17,7 @@ from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.storage import ObjectStore, open_store
 from frazil.table.tables import ensure_table, state_location
 
@@ -96,9 +97,10 @@ def load_stream_table(spec: StreamSpec) -> Table | None:
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """What `frazil reset`, `adopt` and a schema change alter, and the commits of other streams do not."""
+    """What `frazil reset`, `adopt` and a schema change, or its acceptance, alter; other streams' commits do not."""
     marker = table.properties.get(f"frazil.stream.{stream}", "")
-    return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}/{marker}"
+    accepted = table.properties.get(ACCEPTED_SCHEMA, "")
+    return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"
 
 
 def _store(table: Table, spec: StreamSpec) -> DesiredStore:

@@ -26,7 +26,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.rules import COORDINATES
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors
-from frazil.table.evolution import Addition, Conflict, Promotion, differences
+from frazil.table.evolution import ACCEPTED_SCHEMA, Addition, Conflict, Promotion, differences
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ class Declared:
     order: SortOrder = field(default_factory=lambda: SortOrder(order_id=0))
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
+    declarable: frozenset[str] = frozenset()
+    """Columns that come from a person's declaration; all others are frazil's own."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
@@ -63,15 +65,7 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     Raises SpecError where a new column could not be read by an engine, SchemaIncompatible, AccessDenied,
     CommitUnavailable.
     """
-    schema = iceberg.schema(spec)
-    declared = Declared(
-        identifier=spec.table.identifier,
-        schema=schema,
-        partitioning=iceberg.partition_spec(spec, schema),
-        order=iceberg.sort_order(spec, schema),
-        properties=DEFAULT_PROPERTIES | spec.table.properties,
-        location=spec.table.location,
-    )
+    declared = _declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
     _warn_of_another_layout(table, declared, spec.name)
     return table
@@ -79,12 +73,50 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
     """The table of the stream's dead letters, made if missing. Raises as `ensure_table` does."""
-    declared = Declared(
+    return ensure_declared(catalog, _declared_dead_letters(spec), spec.name)
+
+
+def check_fits(table: Table, spec: StreamSpec) -> None:
+    """The stream's table does not contradict what is declared, though it may lack what the next start brings.
+
+    Raises SchemaIncompatible.
+    """
+    _evolutions(table, _declared_table(spec), spec.name)
+
+
+def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
+    """Rows of the declared schema fit both tables as they are now, whatever others did to them since the start.
+
+    Raises SchemaIncompatible.
+    """
+    for table, declared in ((main, _declared_table(spec)), (dead_letters, _declared_dead_letters(spec))):
+        if lacking := _evolutions(table, declared, spec.name):
+            columns = ", ".join(".".join(change.path) for change in lacking)
+            raise SchemaIncompatible(
+                f"stream {spec.name}: the table {_name(table)} does not have all that is declared yet ({columns}); the "
+                f"writer's next start brings it: `frazil restart {spec.name}`"
+            )
+
+
+def _declared_table(spec: StreamSpec) -> Declared:
+    schema = iceberg.schema(spec)
+    return Declared(
+        identifier=spec.table.identifier,
+        schema=schema,
+        partitioning=iceberg.partition_spec(spec, schema),
+        order=iceberg.sort_order(spec, schema),
+        properties=DEFAULT_PROPERTIES | spec.table.properties,
+        location=spec.table.location,
+        declarable=frozenset(column.name for column in spec.columns),
+    )
+
+
+def _declared_dead_letters(spec: StreamSpec) -> Declared:
+    return Declared(
         identifier=dead_letter_identifier(spec),
         schema=iceberg.DEAD_LETTER_SCHEMA,
         partitioning=iceberg.DEAD_LETTER_PARTITION_SPEC,
     )
-    return ensure_declared(catalog, declared, spec.name)
 
 
 def dead_letter_identifier(spec: StreamSpec) -> str:
@@ -121,7 +153,7 @@ def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:
         except NoSuchTableError:
             table = _create(catalog, declared)
         _check_format_version(table)
-        return _evolve(table, declared.schema, stream)
+        return _evolve(table, declared, stream)
 
 
 def _create(catalog: Catalog, declared: Declared) -> Table:
@@ -166,13 +198,10 @@ def _check_format_version(table: Table) -> None:
         )
 
 
-def _evolve(table: Table, declared: Schema, stream: str) -> Table:
+def _evolve(table: Table, declared: Declared, stream: str) -> Table:
     """Bring the table to the declared schema in one update; another process may be doing the same."""
     for _ in range(EVOLUTION_ATTEMPTS):
-        found = differences(_adoptable(declared, table.schema()), table.schema())
-        if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
-            raise SchemaIncompatible(_refusal(table, conflicts, stream))
-        changes = [difference for difference in found if not isinstance(difference, Conflict)]
+        changes = _evolutions(table, declared, stream)
         if not changes:
             return table
         try:
@@ -185,14 +214,36 @@ def _evolve(table: Table, declared: Schema, stream: str) -> Table:
     )
 
 
-def _adoptable(declared: Schema, existing: Schema) -> Schema:
-    """The Kafka coordinates of a table that began without them are optional: its older rows have none."""
-    optional = COORDINATES.keys() - {field.name for field in existing.fields if field.required}
+def _evolutions(table: Table, declared: Declared, stream: str) -> list[Addition | Promotion]:
+    """What the table lacks of the declared schema. Raises SchemaIncompatible where no safe evolution leads there."""
+    existing = table.schema()
+    wanted = _adoptable(declared, existing)
+    found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
+    if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
+        raise SchemaIncompatible(_refusal(table, conflicts, stream))
+    return [difference for difference in found if not isinstance(difference, Conflict)]
+
+
+def _former_schemas(table: Table) -> list[Schema]:
+    """From the oldest to the newest; none from before the one that a person accepted as it is."""
+    accepted = table.properties.get(ACCEPTED_SCHEMA, "")
+    first = int(accepted) if accepted.isdecimal() else 0
+    schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
+    return [schema for schema in schemas if schema.schema_id >= first]
+
+
+def _adoptable(declared: Declared, existing: Schema) -> Schema:
+    """frazil's own columns may be optional, for it always has a value: some tables began without Kafka coordinates, and
+    what others dropped and added again is optional.
+    """
+    there = {field.name: field.required for field in existing.fields}
     fields = [
-        field.model_copy(update={"required": field.required and field.name not in optional})
-        for field in declared.fields
+        field
+        if field.name in declared.declarable or there.get(field.name, field.name not in COORDINATES)
+        else field.model_copy(update={"required": False})
+        for field in declared.schema.fields
     ]
-    return Schema(*fields, schema_id=declared.schema_id)
+    return Schema(*fields, schema_id=declared.schema.schema_id)
 
 
 def _refuse_unreadable(coming: Schema, table: str) -> None:

@@ -13,12 +13,15 @@ from click.testing import CliRunner
 from frazil.cli.main import frazil
 from frazil.cli.stream_status import writer_status
 from frazil.home import run_folder
+from frazil.spec.load import load_stream
 from frazil.supervise.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.supervise.launcher import Observation, ProcessState
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.supervise.lock import WriterLock
 from frazil.supervise.processes import mark
 from frazil.supervise.records import ExitRecord, Launch, LaunchKind, append_exit, replace_json
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_table
 
 NOW_MS = 1_700_000_000_000
 YAML = """
@@ -102,6 +105,16 @@ def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams
         told = json.loads(done.stdout)
         assert told["streams"] == before
         assert "latenes" in told["errors"][0]
+
+
+def test_a_column_that_others_renamed_is_a_problem_before_any_writer_meets_it(streams: Path):
+    table = ensure_table(load_catalog(None), load_stream(streams / "ticks.yaml"))
+    assert "column" not in str(status(streams)["streams"][0]["problems"])
+    with table.update_schema() as update:
+        update.rename_column("ts", "at")
+    (problem,) = (p for p in status(streams)["streams"][0]["problems"] if "column" in p)
+    assert problem.startswith("SchemaIncompatible: stream ticks")
+    assert "column ts was renamed to at in the table" in problem
 
 
 def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):

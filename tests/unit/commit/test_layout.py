@@ -78,6 +78,18 @@ def test_a_required_column_that_the_files_may_lack_makes_the_batch_stale(world, 
     assert world.dead_letters() == []
 
 
+def test_what_was_staged_before_a_column_was_renamed_keeps_its_values(world):
+    committer = world.begin()
+    journal = world.stage(committer, {0: (0, 3)})
+    with world.load().update_schema() as update:
+        update.rename_column("name", "label").add_column("name", StringType())
+
+    committer.commit(journal)
+
+    rows = world.load().scan().to_arrow()
+    assert (rows["label"].null_count, rows["name"].null_count) == (0, 3)
+
+
 def test_a_column_dropped_while_a_batch_was_staged_is_fine(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})

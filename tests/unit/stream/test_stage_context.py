@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.types import LongType, StringType
 from pyspark.cloudpickle import dumps
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.marker import BatchKey
 from frazil.commit.swap import TableHandle
+from frazil.errors import SchemaIncompatible
 from frazil.ingest import stage as stage_module
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.spec.model import StreamSpec
@@ -33,7 +35,7 @@ SPEC = StreamSpec.model_validate(
             "properties": {"sasl.password": "${env:KAFKA_PASSWORD}"},
         },
         "table": "demo.flights",
-        "schema": {"at": "timestamptz"},
+        "schema": {"at": "timestamptz", "n": "int"},
         "event-time": "at",
     }
 )
@@ -78,3 +80,43 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     monkeypatch.setattr(stage_module, "RangeReader", lambda properties, _: opened.append(properties))
     stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
+
+
+def test_what_others_do_to_the_columns_is_looked_at_before_each_batch(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+) -> None:
+    catalog = load_catalog(None)
+    main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
+    tables = StreamTables.of("flights", main, dead, store=LocalStore(), clock_ms=lambda: 0)
+
+    def look() -> None:
+        stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
+
+    with main.update_schema() as update:
+        update.add_column("theirs", StringType()).update_column("n", LongType())
+    look()
+    for table, old, new in ((main, "at", "AT"), (main, "kafka_offset", "o"), (dead, "value", "bytes")):
+        with table.update_schema() as update:
+            update.rename_column(old, new)
+        with pytest.raises(SchemaIncompatible, match=f"column {old} was renamed to {new} in the table"):
+            look()
+        with table.update_schema() as update:
+            update.rename_column(new, old)
+        look()
+    with main.update_schema() as update:
+        update.delete_column("n")
+    with pytest.raises(SchemaIncompatible, match="column n was dropped"):
+        look()
+
+
+def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+) -> None:
+    """A backfill does not evolve the table: its rows would lack the new column's values for ever."""
+    catalog = load_catalog(None)
+    main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
+    tables = StreamTables.of("flights", main, dead, store=LocalStore(), clock_ms=lambda: 0)
+    columns = (*SPEC.columns, SPEC.columns[1].model_copy(update={"name": "more"}))
+    wider = SPEC.model_copy(update={"columns": columns})
+    with pytest.raises(SchemaIncompatible, match=r"not have all that is declared yet \(more\).*frazil restart flights"):
+        stage_context(wider, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})

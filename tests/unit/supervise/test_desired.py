@@ -12,6 +12,7 @@ from frazil.errors import SpecError
 from frazil.spec.load import find_stream
 from frazil.supervise.desired import DESIRED_FILE, create_desired, load_stream_table, open_desired, table_fingerprint
 from frazil.supervise.observed import Desired, DesiredMode
+from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.tables import state_location
 
 pytestmark = pytest.mark.usefixtures("frazil_home")
@@ -97,4 +98,8 @@ def test_the_tables_fingerprint_moves_with_its_own_marker_and_schema_only(stream
     before = now()
     with table.update_schema() as update:
         update.add_column("note", table.schema().find_type("ts"))
+    assert now() != before
+    before = now()
+    with table.transaction() as transaction:
+        transaction.set_properties({ACCEPTED_SCHEMA: "1"})
     assert now() != before

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.types import LongType, TimeType
+from pyiceberg.types import IntegerType, LongType, StringType, TimeType
 
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
+from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.tables import (
     data_location,
     dead_letter_identifier,
@@ -109,6 +110,61 @@ def test_a_required_column_that_is_not_declared_is_refused(catalog: Catalog, str
 def test_an_optional_column_of_the_table_need_not_be_declared(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream(schema=COLUMNS | {"other": "long"}))
     assert ensure_table(catalog, stream()).metadata_location == table.metadata_location
+
+
+def test_a_start_adds_no_column_again_that_others_renamed_or_dropped(catalog: Catalog, stream: Stream) -> None:
+    nested = COLUMNS | {"place": "struct<city: string, zip: int>"}
+    table = ensure_table(catalog, stream(schema=nested))
+    with table.update_schema() as update:
+        update.rename_column("departed", "left_at").rename_column("kafka_offset", "position")
+        update.rename_column(("place", "zip"), "code").delete_column("delay")
+    before = table.refresh().schema()
+    with pytest.raises(SchemaIncompatible) as refused:
+        ensure_table(catalog, stream(schema=nested | {"harmless": "int"}))
+    for words in (
+        "column departed was renamed to left_at in the table; rename it back, declare left_at if",
+        "column kafka_offset was renamed to position in the table; rename it back, or add a new",
+        "column place.zip was renamed to place.code in the table",
+        "column delay was dropped from the table; take it out of the declaration, or add it",
+    ):
+        assert words in str(refused.value)
+    assert table.refresh().schema() == before
+
+    with table.update_schema() as update:
+        update.rename_column("left_at", "departed").rename_column("position", "kafka_offset")
+        update.rename_column(("place", "code"), "zip").add_column("delay", IntegerType())
+    assert ensure_table(catalog, stream(schema=nested)).schema() == table.refresh().schema()
+
+
+def test_from_the_schema_that_a_person_accepted_names_are_new(catalog: Catalog, stream: Stream) -> None:
+    table = ensure_table(catalog, stream())
+    with table.update_schema() as update:
+        update.delete_column("delay")
+    with table.transaction() as change:
+        change.set_properties({ACCEPTED_SCHEMA: str(table.refresh().schema().schema_id)})
+    table = ensure_table(catalog, stream())
+    assert "delay" in table.schema().column_names
+    with table.update_schema() as update:
+        update.delete_column("delay")
+    with pytest.raises(SchemaIncompatible, match="column delay was dropped"):
+        ensure_table(catalog, stream())
+
+
+def test_dead_letters_are_not_written_past_a_column_that_others_renamed(catalog: Catalog, stream: Stream) -> None:
+    table = ensure_dead_letters(catalog, stream())
+    with table.update_schema() as update:
+        update.rename_column("error_class", "kind").rename_column("stream", "whose")
+    with pytest.raises(SchemaIncompatible) as refused:
+        ensure_dead_letters(catalog, stream())
+    for words in (
+        "demo.flights_dead_letters",
+        "column error_class was renamed to kind",
+        "column stream was renamed to",
+    ):
+        assert words in str(refused.value)
+    with table.update_schema() as update:
+        update.delete_column("kind").add_column("error_class", StringType()).rename_column("whose", "stream")
+    assert ensure_dead_letters(catalog, stream()).schema() == table.refresh().schema()
 
 
 @pytest.mark.parametrize("kind", ["time", "struct<at: time>", "list<time>", "map<string, time>"])
