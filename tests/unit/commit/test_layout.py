@@ -82,7 +82,9 @@ def test_what_was_staged_before_a_column_was_renamed_keeps_its_values(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})
     with world.load().update_schema() as update:
-        update.rename_column("name", "label").add_column("name", StringType())
+        update.rename_column("name", "label")
+    with world.load().update_schema() as update:
+        update.add_column("name", StringType())
 
     committer.commit(journal)
 
