@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,8 @@ _CONFLICT = "ConditionalRequestConflict"
 """S3's answer to a conditional put that met another one under way: it says nothing, ask again."""
 
 _PUT_ATTEMPTS = 5
+OPEN_MOST = 4
+"""Sets of properties that are kept for the next store: executors open one for each write."""
 
 
 class FsspecStore(ObjectStore):
@@ -35,16 +38,18 @@ class FsspecStore(ObjectStore):
         parts = urlsplit(location)
         self._scheme, self._host = parts.scheme, parts.hostname
         self._ask: Callable[[], Mapping[str, str]] = io_properties if callable(io_properties) else lambda: io_properties
-        self._opened: tuple[dict[str, str], FsspecFileIO] | None = None
+        self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
 
     @property
     def _files(self) -> Any:
         """PyIceberg keeps one file system a thread: fsspec's clients are not to be shared."""
-        properties, opened = file_io_properties(self._ask()), self._opened
+        properties, opened = frozenset(file_io_properties(self._ask()).items()), self._opened
         if opened is None or opened[0] != properties:
-            # A copy of its own: PyIceberg adds to what it is given.
-            self._opened = opened = (properties, FsspecFileIO(dict(properties)))
-        return opened[1].get_fs(self._scheme, self._host)
+            self._opened = opened = (properties, _file_io(properties))
+        files = opened[1].get_fs(self._scheme, self._host)
+        # fsspec would keep it for ever, and a catalog may vend new credentials with every load: 12 MiB each time.
+        type(files)._cache.pop(files._fs_token, None)
+        return files
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with _failures(path):
@@ -114,6 +119,11 @@ class FsspecStore(ObjectStore):
 
     def sync_files(self, paths: Iterable[str]) -> None:
         """Nothing to do: a file that its writer could close is durable."""
+
+
+@lru_cache(maxsize=OPEN_MOST)
+def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
+    return FsspecFileIO(dict(properties))
 
 
 def _error_code(error: OSError) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.table.local_storage import LocalStore
-from frazil.table.object_storage import _failures
+from frazil.table.object_storage import OPEN_MOST, _failures
 from frazil.table.storage import ObjectStore, file_io_properties, open_store
 
 
@@ -156,6 +158,18 @@ def test_a_store_takes_the_credentials_that_its_table_was_last_loaded_with() -> 
     assert store._files is client  # type: ignore[attr-defined] # a commit changes no credential
     vended["s3.session-token"] = "second"
     assert token() == "second"
+
+
+def test_clients_of_credentials_that_were_renewed_are_given_up() -> None:
+    vended = {"s3.endpoint": "http://127.0.0.1:1", "s3.session-token": "0"}
+    store = open_store("s3://bucket/table", lambda: dict(vended))
+    clients = []
+    for load in range(3 * OPEN_MOST):
+        vended["s3.session-token"] = f"renewed {load}"
+        clients.append(weakref.ref(store._files))  # type: ignore[attr-defined]
+        assert open_store("s3://bucket/table", dict(vended))._files is clients[-1]()  # type: ignore[attr-defined]
+    gc.collect()
+    assert sum(client() is not None for client in clients) <= OPEN_MOST
 
 
 @pytest.mark.parametrize(
