@@ -13,6 +13,9 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NEVER = np.iinfo(np.int64).min
 PLACES_MOST = 10_000
+WINDOWS_MOST = 1_000
+"""Rows of more windows than these are not counted by window: no commit's summary has room for so many, and event times
+that lie anywhere would fill memory and journals."""
 
 
 class ProgressCounter:
@@ -22,8 +25,8 @@ class ProgressCounter:
         self._ranges = ranges
         self._max_future_us = max_future_us
         self._window_us = window_us
-        self.windows: Counter[int] = Counter()
-        """Rows by their window's start, of all that have an event time."""
+        self.windows: Counter[int] | None = None if window_us is None else Counter()
+        """Rows by their window's start, of all that have an event time; None where they are not counted."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
@@ -46,8 +49,9 @@ class ProgressCounter:
             return
         self._records += np.bincount(range_index, minlength=len(self._ranges))
         times = (event_times.fill_null(NEVER) if event_times.null_count else event_times).to_numpy()
-        if self._window_us is not None:
+        if self.windows is not None and self._window_us is not None:
             self.windows.update(_by_window(times[times != NEVER] if event_times.null_count else times, self._window_us))
+            self.windows = self.windows if len(self.windows) <= WINDOWS_MOST else None
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us
         if ahead.any():

@@ -227,8 +227,7 @@ class _Stage:
 
     def finish(self) -> StageResult:
         files = (*self._main.finish(), *self._dead.finish())
-        windows = None if self._context.window_us is None else dict(self.progress.windows)
-        return StageResult(files, self.progress.result(), windows)
+        return StageResult(files, self.progress.result(), self.progress.windows)
 
     def close(self) -> None:
         if isinstance(self._decode, IsolatedDecoder):

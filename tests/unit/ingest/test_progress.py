@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.progress import ProgressCounter
+from frazil.ingest.progress import WINDOWS_MOST, ProgressCounter
 
 RANGES = (OffsetRange("t", 0, 0, 100), OffsetRange("t", 1, 0, 100))
 MOST_US = 600_000_000
@@ -84,3 +84,12 @@ def test_a_producer_whose_clock_is_ahead_sets_both_times_and_is_not_believed():
     ahead_ms = NOW_MS + 3_600_000
     found, _ = counted([(0, ahead_ms * 1000, ahead_ms)]).result()
     assert (found.max_event_time_us, found.future) == (None, 1)
+
+
+def test_rows_of_very_many_windows_are_not_counted_by_window():
+    """As where event times are dates of birth: a journal would name each of them, and no summary has room for any."""
+    many = [(0, -HOUR_US * place, NOW_MS) for place in range(WINDOWS_MOST + 1)]
+    assert len(counted(many[:-1]).windows or ()) == WINDOWS_MOST
+    found = counted(many[:600], many[600:], many[:1])
+    assert found.windows is None
+    assert found.records == WINDOWS_MOST + 2
