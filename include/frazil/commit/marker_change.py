@@ -112,12 +112,10 @@ def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, sou
                 offsets[tp] = max(end, offsets.get(tp, end))
         if before is None:
             return first_marker(tables.stream, epoch=epoch, offsets=offsets, source=source)
-        # A batch that was staged before a rollback left out what the table does not hold any more.
-        rolled_back = is_rolled_back(table, before, name=tables.dead_letters.identifier)
-        settled = None if rolled_back else before.settled
-        return dataclasses.replace(
-            before.owned_by(epoch), offsets=offsets, source=joined(before.source, source), settled=settled
-        )
+        if is_rolled_back(table, before, name=tables.dead_letters.identifier):
+            # What landed last did not, after all, and a batch that was staged since left out what is gone.
+            before = dataclasses.replace(before, settled=None, batches={})
+        return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=joined(before.source, source))
 
     change_marker(tables, tables.dead_letters, move, operation="reset")
 

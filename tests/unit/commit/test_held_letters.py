@@ -12,7 +12,7 @@ from frazil.commit.journal import NO_LETTERS
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import forget, reset
 from frazil.commit.reset import standing
-from frazil.errors import CommitUnavailable, StaleBatch
+from frazil.errors import CommitUnavailable, RolledBack, StaleBatch
 from tests.unit.commit.conftest import World
 
 P0, P1 = ("events", 0), ("events", 1)
@@ -102,6 +102,27 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: 
         with pytest.raises(StaleBatch, match="dead letters landed since"):
             writer.commit(late)
     assert world.dead_letters() == [(0, 3)]
+
+
+def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
+    """The writer died between the two commits, and somebody took back the first."""
+    writer = world.begin()
+    world.run(writer, {0: (0, 5)}, rejected={0: [1]})
+    journal = world.stage(writer, {0: (5, 10)}, rejected={0: [7]})
+    assert world.tables.journals.put(journal)
+    writer._commit_dead_letters(journal)
+    world.roll_back(1, world.load_dead_letters())
+    with pytest.raises(RolledBack):
+        world.take_over()
+    seen = standing(world.tables)
+    reset(world.tables, world.store, target=seen.held, source=world.source, seen=seen)
+
+    committer = world.begin()
+    if world.marker().offsets[P0] < 10:
+        world.run(committer, {0: (5, 10)}, rejected={0: [7]})
+
+    assert world.dead_letters() == [(0, 1), (0, 7)]
+    check_each_once(world, 10)
 
 
 def test_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World) -> None:
