@@ -141,8 +141,9 @@ def groups(
     group: Records = {}
     size = 0
     with ThreadPoolExecutor(READS_AT_ONCE, "fold") as pool:
-        for start in range(0, len(keys), most):
-            part = keys[start : start + most]
+        # No further ahead than one read each: records of many files, or of many windows, are megabytes.
+        for start in range(0, len(keys), READS_AT_ONCE):
+            part = keys[start : start + READS_AT_ONCE]
             for key, data in zip(part, pool.map(read, part), strict=True):
                 if data is None:
                     return

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from frazil.commit.claims import claims, window_claims
+from frazil.commit.folded_records import BYTES_MOST, READS_AT_ONCE, groups
 from frazil.commit.history import commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
@@ -133,6 +134,20 @@ def test_two_folds_at_once_lose_and_repeat_nothing(run):
         assert list(run.tables.journals.records()) == before["records"]
         assert list(run.tables.journals.records(newest_first=True)) == before["records"][::-1]
     assert seen(run) == before
+
+
+def test_no_more_is_read_ahead_than_is_read_at_once():
+    record, read = bytes(BYTES_MOST), []
+
+    def one(key: BatchKey) -> bytes:
+        read.append(key)
+        return record
+
+    keys = [BatchKey(1, n) for n in range(1, 200)]
+    for number, group in enumerate(groups(keys, one), 1):
+        assert list(group) == keys[number - 1 : number]
+        assert len(read) <= number + READS_AT_ONCE
+    assert sorted(read) == keys
 
 
 def test_what_is_no_record_of_the_stream_is_left_alone(run):
