@@ -331,16 +331,18 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
             newest[p.topic_partition] = max(p.max_event_time_us, newest.get(p.topic_partition, p.max_event_time_us))
     # Partitions that appeared and have no record yet are known from here on: they hold the watermark back.
     offsets = {**journal.offsets_after, **marker.offsets, **ends}
+    # What a reset moved since the batch was planned was neither idle nor any leader's there.
+    planned = {tp for tp, offset in offsets.items() if journal.offsets_after.get(tp) == offset}
+    idle = journal.idle & planned
+    epochs = {tp: epoch for tp, epoch in journal.leader_epochs.items() if tp in planned}
     return dataclasses.replace(
         marker.with_batch(journal.key),
         offsets=offsets,
         source=joined(marker.source, journal.source),
         max_event_times_us=newest,
-        idle=journal.idle,
-        leader_epochs={**marker.leader_epochs, **journal.leader_epochs},
-        watermark_us=watermark_us(
-            newest, partitions=offsets.keys(), idle=journal.idle, previous_us=marker.watermark_us
-        ),
+        idle=idle,
+        leader_epochs={**marker.leader_epochs, **epochs},
+        watermark_us=watermark_us(newest, partitions=offsets.keys(), idle=idle, previous_us=marker.watermark_us),
     )
 
 

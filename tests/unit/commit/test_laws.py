@@ -197,6 +197,12 @@ def test_dead_letters_that_landed_are_not_committed_twice():
     assert dead_letter_continuity(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Verdict.COMMITTED
 
 
+def test_an_earlier_frazil_reads_a_journal():
+    """It reads what its own had, floor and all, and takes the batch where no dead letter lies beyond its start."""
+    raw = json.loads(journal_of({0: (0, 5)}, seen=NO_LETTERS).to_bytes())
+    assert raw["dead-letter-floor"] == {}
+
+
 def test_a_journal_of_an_earlier_frazil_is_read():
     journal = journal_of({0: (0, 5)}, seen=NO_LETTERS)
     raw = json.loads(journal.to_bytes())

@@ -124,6 +124,22 @@ def test_a_journal_that_a_reset_jumped_over_is_discarded(world):
     assert (world.rows(), world.dead_letters(), world.all_parquet_files()) == ([], [], set())
 
 
+def test_a_journal_says_nothing_of_partitions_that_a_reset_moved(world):
+    """What it knew of them, it knew of where they stood: the leader of before may end short of where they stand now."""
+    there, moved = ("events", 0), ("events", 1)
+    first = world.begin()
+    staged = world.stage(first, {0: (0, 2)})
+    journal = dataclasses.replace(staged, idle=frozenset({moved}), leader_epochs={there: 3, moved: 3})
+    assert world.tables.journals.put(journal)
+    write_marker(world, dataclasses.replace(world.marker().owned_by(2), offsets={there: 0, moved: 50}))
+
+    assert world.settle(world.take_over()).committed == (journal.key,)
+
+    marker = world.marker()
+    assert marker.offsets == {there: 2, moved: 50}
+    assert (marker.leader_epochs, marker.idle) == ({there: 3}, frozenset())
+
+
 def test_a_journal_whose_files_are_gone_is_discarded(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 3)})

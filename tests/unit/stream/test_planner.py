@@ -201,6 +201,15 @@ def test_a_topic_made_again_ends_the_writer_and_says_why(world: World, tmp_path:
     assert report.error_type == "TopicRecreated"
 
 
+def test_a_topic_made_again_is_told_as_such_where_its_log_ends_earlier(world: World):
+    world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 0
+    world.after(1)
+    world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
+    world.kafka.end, world.kafka.log_cut = {TP0: 0, TP1: 0}, {TP0: 0}
+    with pytest.raises(TopicRecreated, match="id-1 became id-2"):
+        world.after(1)
+
+
 def test_a_lost_range_is_named(world: World):
     world.after(1)
     world.kafka.begin = {TP0: 12, TP1: 0}
