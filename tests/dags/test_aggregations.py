@@ -60,6 +60,7 @@ def run(dag_id, key):
         found.partition_key, _, events = key.partition("@")
         if events:  # that started it
             found.run_type = "asset_triggered"
+            found.clear_number = int(events == "cleared")
         named["session"].commit()
         return found
 
@@ -201,7 +202,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
         snapshot_id = sell()
         days = [f"2013-12-{day}" for day in (29, 30, 31)]
-        asked = [("frazil_daily_sales", day) for day in (*days[:2], f"{days[2]}@events")]
+        asked = [("frazil_daily_sales", day) for day in (*days[:2], f"{days[2]}@events", f"{days[2]}@cleared")]
         asked += [("frazil_reconcile_sales", number) for number in ("1", "2", "3")]
         asked += [("frazil_reopened_sales", day) for day in days]
         told = airflow(folder, RUN, json.dumps(asked))
@@ -250,7 +251,7 @@ def sell() -> int:
 
 
 def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran: dict[str, Any]) -> None:
-    assert ran["submitted"] == (
+    assert ran["submitted"].splitlines(keepends=True)[0] == (
         f"--master local[2] --properties-file /spark.conf --name frazil_daily_sales "
         f"{CHECKOUT}/spark_apps/aggregate_daily.py sales --aggregations {ran['in']}/aggregations --day 2013-12-30 "
         f"--snapshot-id {ran['snapshot']} --revisions 1\n"
@@ -274,6 +275,11 @@ def test_events_of_others_start_no_day_that_is_not_complete(ran: dict[str, Any])
         "tasks": {"inputs": "skipped", "aggregate": "skipped"},
         "events": [],
     }
+
+
+def test_what_a_person_clears_runs_as_what_a_person_starts(ran: dict[str, Any]) -> None:
+    assert ran["frazil_daily_sales 2013-12-31@cleared"]["tasks"] == {"inputs": "success", "aggregate": "success"}
+    assert "--day 2013-12-31" in ran["submitted"]
 
 
 def test_only_a_day_that_was_complete_is_asked_for_again(ran: dict[str, Any]) -> None:

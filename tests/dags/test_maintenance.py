@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -11,10 +12,16 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow import declared, health, table_care, table_health
+from frazil.airflow import declared, health, table_care, table_health, watched
+from frazil.commit.signal import Signal, State
+from frazil.commit.signals import TableSignals, append_signals
 from frazil.dev.made_batches import MadeStream
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.spec.load import load_stream
+from frazil.spec.maintenance import Alerts
+from frazil.table.catalogs import load_catalog
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 Parse = Callable[..., dict[str, Any]]
@@ -133,6 +140,54 @@ def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_s
     assert {alert["rule"] for alert in removed["resolved"]} == {"snapshots", "declaration"}
     assert "no stream declares it any more" in removed["resolved"][0]["sentence"]
     assert store["tables"] == []
+
+
+@pytest.mark.usefixtures("made")
+def test_days_from_before_an_aggregation_was_first_looked_at_are_no_alert(tmp_path: Path) -> None:
+    aggregations = tmp_path / "aggregations"
+    aggregations.mkdir()
+    (aggregations / "daily.yaml").write_text(
+        "source: demo.made\nevent-time: at\ntarget: demo.daily\nsql: SELECT count(*) AS n FROM source_day\n"
+    )
+    store, again = Store(), Store()
+
+    def alerts() -> list[str]:
+        found = table_health.measure_all(tmp_path, store, aggregations=aggregations, again={"daily": again})
+        return [alert["sentence"] for alert in found["active"] if alert["table"] == "aggregation daily"]
+
+    assert (alerts(), again) == ([], {}), "nothing is signalled yet"
+    signal_days("demo.made", "2013-12-28", 2)
+    assert (alerts(), again) == ([], {"frazil.first-day": "2013-12-30"})
+    signal_days("demo.made", "2013-12-30", 1)
+    (late,) = alerts()
+    assert "demo.daily lacks 2013-12-30 (complete since" in late
+
+
+def signal_days(table: str, first: str, count: int) -> None:
+    """Days that were complete in 1970."""
+    catalog, begin_us = load_catalog(None), Window.parse(first).start_us
+    seen, end_us = TableSignals.load(catalog, table), begin_us + count * Grain.DAY.us
+    signals = [
+        Signal(
+            table=table, partition=w.key, start_us=w.start_us, end_us=w.end_us, revision=1, rows=1, dead_letters=0,
+            late_rows=0, watermark_us=w.end_us, snapshot_id=1, sequence_number=1, signalled_at_ms=0,
+            state=State.COMPLETE,
+        )
+        for w in windows_between(Grain.DAY, begin_us, end_us)
+    ]  # fmt: skip
+    cursor = seen.cursor or Cursor(Grain.DAY, begin_us, end_us, 1)
+    assert append_signals(catalog, seen, signals, dataclasses.replace(cursor, through_us=end_us), clock_ms=0)
+
+
+def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
+    subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audit_made",))
+
+    def beyond(failed: int) -> bool:
+        seen = watched.look_at({"s": subject}, lambda _, most: min(failed, most), at_once=1)["s"]
+        assert not isinstance(seen, str)
+        return seen[0].is_beyond
+
+    assert (beyond(7), beyond(8), beyond(100)) == (False, True, True)
 
 
 @pytest.mark.parametrize("fired", [[], [{"rule": "snapshots"}]])

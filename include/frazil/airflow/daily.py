@@ -220,11 +220,15 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 
 def _check_needed(day: _SignalledDay) -> None:
-    """Raises AirflowSkipException where an event started a run that nobody needs; what a person starts always runs."""
+    """Raises AirflowSkipException where an event started a run that nobody needs.
+
+    What a person starts or clears always runs.
+    """
     from frazil.stream.aggregate_due import is_shown  # noqa: PLC0415 - as above
     from frazil.stream.aggregate_input import is_complete  # noqa: PLC0415 - as above
 
-    if get_current_context()["dag_run"].run_type != ASSET_TRIGGERED:
+    run = get_current_context()["dag_run"]
+    if run.run_type != ASSET_TRIGGERED or run.clear_number:  # whoever clears a run wants it again: its SQL changed
         return
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(f"{day.day} is not complete by its signals: the events that started it are not ours")

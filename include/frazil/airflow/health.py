@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,9 +18,12 @@ from typing import Any
 from airflow.sdk import DAG, Asset, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from frazil.airflow.assets import again_asset
 from frazil.airflow.dags import START_DATE, OnFailure
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.untrusted import handed_on
+from frazil.spec.last_sound import find_declared
+from frazil.stream.aggregate_spec import AGGREGATIONS
 
 DAG_ID = "frazil_health"
 EVERY = timedelta(minutes=5)
@@ -50,6 +54,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     """
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
+    names = _aggregations(Path(aggregations)) if aggregations else []
     with DAG(
         DAG_ID,
         description="How every table is: small files, manifests, metadata, freshness; alerts that resolve themselves",
@@ -64,20 +69,29 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         default_args={"on_failure_callback": on_failure},
         tags={"frazil", "maintenance"},
     ) as dag:
-        measured: Any = task(inlets=[HEALTH])(measure)(folder, aggregated)
+        inlets = [HEALTH, *map(again_asset, names)]
+        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=[_when_fired(call) for call in _listed(on_failure)])(alerts)(measured)
         task(on_success_callback=on_resolved)(resolved)(measured)
     return dag
 
 
-def measure(streams: str, aggregations: str | None) -> Measured:
-    """Measure every table, look at all that is watched, and step the alerts."""
+def _aggregations(folder: Path) -> list[str]:
+    found = find_declared(folder, AGGREGATIONS, now_ms=time.time_ns() // 1_000_000)
+    return [one.spec.name for one in found if one.spec and not one.removed]
+
+
+def measure(streams: str, aggregations: str | None, names: list[str]) -> Measured:
+    """Measure every table, look at all that is watched, and step the alerts. `names` are the aggregations'."""
     from frazil.airflow import table_health, watched  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
-    store = get_current_context()["asset_state_store"][HEALTH]
+    stores = get_current_context()["asset_state_store"]
+    again = {name: stores[again_asset(name)] for name in names}
     folder = Path(aggregations) if aggregations else None
-    return table_health.measure_all(Path(streams), store, aggregations=folder, failed=watched.failed_runs)
+    return table_health.measure_all(
+        Path(streams), stores[HEALTH], aggregations=folder, again=again, failed=watched.failed_runs
+    )
 
 
 def changed(measured: Measured) -> None:

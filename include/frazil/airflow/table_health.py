@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from frazil.airflow.declared import declared_streams
+from frazil.airflow.reconcile import FIRST, first_day
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.airflow.watched import FailedRuns, look_at, subjects_of
 from frazil.errors import FrazilError
@@ -34,10 +36,18 @@ TABLES = "tables"
 
 
 def measure_all(
-    streams: Path, store: Store, *, aggregations: Path | None = None, failed: FailedRuns = lambda _: None
+    streams: Path,
+    store: Store,
+    *,
+    aggregations: Path | None = None,
+    again: Mapping[str, Store] = MappingProxyType({}),
+    failed: FailedRuns = lambda *_: None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Measure the tables of all declarations, look at all that is watched, and step the alerts, whose states `store`
     keeps by subject.
+
+    `again` has the stores of the assets `frazil.again.<name>`, by aggregation: whoever looks first, this or the
+    reconciliation, writes there from which day on an aggregation is watched; one that is not in it is not watched.
 
     The alerts that `fired` and that `resolved` now, and all that are `active`. What nobody declares any more is done
     with; where a declaration never was sound, a table may be that one's, and cannot be measured.
@@ -50,8 +60,13 @@ def measure_all(
     now_ms = time.time_ns() // 1_000_000
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
-    subjects = subjects_of(declared, aggregations, now_ms=now_ms)
+    first_days = {name: first_day(kept) for name, kept in again.items()}
+    new = [name for name, day in first_days.items() if day is None]
+    subjects = subjects_of(declared, aggregations, first_days=first_days, now_ms=now_ms)
     seen = look_at(subjects, failed, at_once=AT_ONCE)
+    for name in new:
+        if (day := first_days[name]) is not None:
+            again[name].set(FIRST, str(day))
     steps: dict[str, Step] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from airflow.sdk import DagRunState
@@ -28,16 +28,16 @@ from frazil.maintenance.stream_state import observe_stream
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.stream.aggregate_due import late, waiting_days
+from frazil.stream.aggregate_due import late, open_day, waiting_days
 from frazil.stream.aggregate_spec import AGGREGATIONS, AggregationSpec
 from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger(__name__)
 
-COUNTED = 3
-"""Failed runs in a row are counted so far."""
-FailedRuns = Callable[[str], int | None]
-"""Failed runs of a Dag in a row, the newest first."""
+FailedRuns = Callable[[str, int], int | None]
+"""Failed runs of a Dag in a row, the newest first; counted up to the second argument."""
+FirstDays = dict[str, date | None]
+"""By aggregation, the first day that is watched; None where nobody looked yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def look_at(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int
     """The readings of each subject, or why there are none."""
     # A task talks to Airflow from one thread.
     runs = {
-        name: [runs_reading(dag_id, failed(dag_id), subject.alerts.failed_runs) for dag_id in subject.dags]
+        name: [_runs(dag_id, subject.alerts, failed) for dag_id in subject.dags]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -70,8 +70,17 @@ def look_at(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int
         return dict(zip(subjects, pool.map(look, subjects), strict=True))
 
 
-def subjects_of(declared: Iterable[DeclaredStream], aggregations: Path | None, *, now_ms: int) -> dict[str, Subject]:
-    """Streams, tables whose windows complete, and aggregations; by the name that their alerts have."""
+def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
+    return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs)
+
+
+def subjects_of(
+    declared: Iterable[DeclaredStream], aggregations: Path | None, *, first_days: FirstDays, now_ms: int
+) -> dict[str, Subject]:
+    """Streams, tables whose windows complete, and aggregations; by the name that their alerts have.
+
+    A look at an aggregation that nobody looked at before sets its first day.
+    """
     found: dict[str, Subject] = {}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
@@ -84,7 +93,7 @@ def subjects_of(declared: Iterable[DeclaredStream], aggregations: Path | None, *
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, now_ms)
+            found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, first_days, now_ms)
     return found
 
 
@@ -115,7 +124,7 @@ def _care(table: str, spec: StreamSpec) -> Subject:
     return Subject(alerts, look, (partitions_dag_id(table), maintenance_dag_id(table)))
 
 
-def _aggregation(file: Found[AggregationSpec], alerts: Alerts, now_ms: int) -> Subject:
+def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> Subject:
     name, spec = file.path.stem, file.spec
 
     def look() -> Iterable[Reading]:
@@ -125,19 +134,23 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, now_ms: int) -> S
             f"the declaration of aggregation {name} is broken; it runs as it was when it was sound last: {file.problem}"
         )
         yield flag("declaration", file.problem is not None, said)
-        if spec is not None:
-            waiting = waiting_days(load_catalog(spec.catalog), spec, first=None)
+        if spec is None or name not in first_days:
+            return
+        catalog = load_catalog(spec.catalog)
+        first_days[name] = first = first_days[name] or open_day(catalog, spec)
+        if first is not None:
+            waiting = waiting_days(catalog, spec, first=first)
             yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
     return Subject(alerts, look, (reconcile_dag_id(name),))
 
 
-def failed_runs(dag_id: str) -> int | None:
+def failed_runs(dag_id: str, most: int) -> int | None:
     """As Airflow tells this task; runs that go on do not count. None where it does not say."""
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
-        while failed < COUNTED and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
+        while failed < most and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
             failed, before = failed + 1, bad
     except Exception as error:
         log.warning("the runs of the Dag %s are not known: %s", dag_id, error)

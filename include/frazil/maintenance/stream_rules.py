@@ -17,7 +17,7 @@ from frazil.stream.aggregate_due import WaitingDay
 from frazil.supervise.liveness import ago, utc
 
 FEWEST_RECORDS = 100
-"""A share of fewer records says nothing."""
+"""A share of fewer records says nothing, but that it is none."""
 NAMED = 5
 """Of many windows or days, so many are named."""
 
@@ -68,7 +68,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "a writer runs, or none is wanted" if not down_s else f"no writer has run {since}",
         f"stream {name} is wanted, and no writer has run {since}. {state.last_words or 'None left a message.'} {look} "
         f"says why; its Dag frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` "
-        "tries again what was given up",
+        f"tries again what was given up; `frazil pause {name}` says that none shall run",
     )
     yield Reading(
         "restarts",
@@ -86,10 +86,11 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         f"{state.waiting_batches} batches of stream {name} are staged and journaled, and not committed to "
         f"{state.table}: the catalog refuses them, or no writer runs that would commit them. {look}",
     )
-    share = 100 * state.rejected / state.records if state.records >= FEWEST_RECORDS else 0
+    share = 100 * state.rejected / max(state.records, 1)
+    says = state.records >= FEWEST_RECORDS or not state.rejected
     yield Reading(
         "dead-letters",
-        share,
+        share if says else None,
         alerts.dead_letters,
         f"{share:.1f} % of {state.records:,} records",
         f"{state.rejected:,} of the {state.records:,} records that stream {name} committed within the last hour are "

@@ -9,10 +9,11 @@ from itertools import takewhile
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import ancestors, last_commit_ms
+from frazil.commit.history import ancestors, commit_records
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import read_marker
+from frazil.commit.marker import property_name, read_marker
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.stream_rules import StreamState
@@ -36,7 +37,8 @@ WAITING_MOST = 1_000
 def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> StreamState:
     """One look; never raises for what is out of reach: that stays unknown."""
     table, reachable = _table(spec)
-    committed_ms = last_commit_ms(table.metadata, spec.name) if table else None
+    newest = next(commit_records(table.metadata, spec.name), None) if table else None
+    committed_ms = newest[0].timestamp_ms if newest else None
     stale_ms = stale_after_ms(spec.maintenance, spec.commit.longest_interval // timedelta(milliseconds=1))
     is_fresh = committed_ms is not None and now_ms - committed_ms <= stale_ms
     writer = _writer(spec.name)
@@ -49,7 +51,12 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
         table=spec.table.identifier,
         problem=problem,
         wanted=desired.mode is DesiredMode.RUNNING if isinstance(desired, Desired) else None,
-        alive=_alive(writer, is_fresh=is_fresh, has_commits=committed_ms is not None, reachable=reachable),
+        alive=_alive(
+            writer,
+            newest[0] if newest else None,
+            is_fresh=is_fresh,
+            may_be_elsewhere=not reachable or (table is not None and property_name(spec.name) in table.properties),
+        ),
         ended_at_ms=last.ended_at_ms if last else None,
         last_words=f"The last one said: {' '.join(last.error.split())[:500]}." if last and last.error else "",
         fruitless=len(exits),
@@ -76,13 +83,27 @@ def _writer(stream: str) -> Observation | None:
         return None
 
 
-def _alive(writer: Observation | None, *, is_fresh: bool, has_commits: bool, reachable: bool) -> bool | None:
-    """A stream of which this host knows nothing may be written on another: its commits tell, `freshness` the rest."""
-    if writer is not None and (writer.process.is_alive or writer.launch is not None):
-        return writer.process.is_alive
+def _alive(
+    writer: Observation | None, newest: Snapshot | None, *, is_fresh: bool, may_be_elsewhere: bool
+) -> bool | None:
+    """A stream of which this host knows nothing, or nothing new, may be written on another: its commits tell,
+    `freshness` the rest. Where its marker alone is there, a quiet one may run.
+    """
+    if writer is not None and writer.process.is_alive:
+        return True
+    if writer is not None and writer.launch is not None and not _moved(writer, newest):
+        return False
     if is_fresh:
         return True
-    return None if has_commits or not reachable or writer is None else False
+    return None if may_be_elsewhere or newest is not None or writer is None else False
+
+
+def _moved(writer: Observation, newest: Snapshot | None) -> bool:
+    """Whether another host's writer has committed since the last one of this host ended."""
+    if newest is None or not writer.exits:
+        return False
+    ours = writer.heartbeat is not None and writer.heartbeat.last_commit_snapshot == newest.snapshot_id
+    return not ours and newest.timestamp_ms > writer.exits[-1].ended_at_ms
 
 
 def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:

@@ -43,29 +43,22 @@ class Aggregated:
     """Before this the history is gone, and says nothing; 0 where it is whole."""
 
 
-def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date | None) -> tuple[WaitingDay, ...]:
-    """The days from `first` on that wait, by day; at most MOST_DAYS back. Raises what `catalog_errors` makes.
-
-    Without `first`: from the first that the target has, and where it has none, the newest alone: what was complete
-    before the aggregation was declared is run on request.
-    """
+def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
+    """The days from `first` on that wait, by day; at most MOST_DAYS back. Raises what `catalog_errors` makes."""
     with catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
         if cursor is None:
             return ()
         from_us = max(cursor.from_us, cursor.through_us - MOST_DAYS * Grain.DAY.us)
-        from_us = max(from_us, Window.parse(str(first)).start_us if first else from_us)
+        from_us = max(from_us, Window.parse(str(first)).start_us)
         newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
         try:
             source = catalog.load_table(spec.source).metadata
             done = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source)
         except NoSuchTableError:
             done = Aggregated({})
-    found = decide_waiting(list(newest.values()), done)
-    if first is not None:
-        return found
-    return tuple(w for w in found if w.day > min(done.days)) if done.days else found[-1:]
+    return decide_waiting(list(newest.values()), done)
 
 
 def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:

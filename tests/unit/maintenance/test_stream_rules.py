@@ -80,6 +80,14 @@ def test_what_is_well_wanted_so_or_unknown_is_no_alert(changes: dict[str, Any]) 
     assert beyond(state(**changes)) == {}
 
 
+def test_a_share_of_few_records_changes_nothing_but_where_it_is_none() -> None:
+    def share(records: int, rejected: int) -> float | None:
+        found = stream_readings(state(records=records, rejected=rejected), ALERTS, now_ms=NOW_MS)
+        return next(r.value for r in found if r.rule == "dead-letters")
+
+    assert (share(100, 50), share(99, 50), share(99, 0), share(0, 0)) == (50, None, 0, 0)
+
+
 def test_what_is_so_is_red_at_once_and_as_long_as_it_is_so() -> None:
     states, seen = AlertStates(), []
     for is_so in (True, True, False, False, True):
@@ -125,6 +133,9 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     never = observe_stream(spec, None, now_ms=NOW_MS)
     assert (never.alive, never.ended_at_ms, never.wanted) == (False, None, True), "nobody ever started it"
     made = MadeStream(spec, time.time_ns() // 1_000_000, partitions=1)
+    made.begin()
+    quiet = observe_stream(spec, None, now_ms=NOW_MS)
+    assert quiet.alive is None, "its marker is there: one may wait for records on another host"
     made.land({0: (0, 10)})
     (snapshot,) = [s for s in made.tables.main.refresh().snapshots() if s.summary and s.summary.get("frazil.records")]
     at_ms = snapshot.timestamp_ms
@@ -149,4 +160,8 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     ended = observe_stream(spec, None, now_ms=at_ms + MINUTE_MS)
     assert (ended.fruitless, ended.ended_at_ms) == (3, at_ms + 5)
     assert "StaleBatch: no plan" in ended.last_words
+    assert ended.alive is False
     assert observe_stream(spec, None, now_ms=at_ms + 61 * MINUTE_MS).fruitless == 0, "an hour ago"
+    append_exit(folder, end(9, at_ms=at_ms - 1))  # and another host went on
+    assert observe_stream(spec, None, now_ms=at_ms + MINUTE_MS).alive is True
+    assert observe_stream(spec, None, now_ms=at_ms + 600 * MINUTE_MS).alive is None
