@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from frazil.errors import KafkaUnavailable
 from frazil.ingest.contract import TopicPartition
-from frazil.stream.truncation import LOOKS, Answer, LogEnd, judge
+from frazil.stream.truncation import LOOKS, OUTDATED_LOOKS, Answer, LogEnd, judge
 
 
 class LogSource(Protocol):
@@ -31,19 +32,22 @@ class LogWatch:
     """Of the leaders that said so, where they have been found to have what the stream read."""
     short: dict[TopicPartition, int] = field(default_factory=dict)
     """How many looks in a row found an end before the position."""
+    outdated: dict[TopicPartition, int] = field(default_factory=dict)
+    """How many looks in a row were answered by a broker that was replaced."""
 
     def look(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
         """Where logs were cut that are read at `offsets`, which the leaders of `epochs` had; takes the others' ends.
 
-        Raises what `kafka` raises.
+        Raises what `kafka` raises, and KafkaUnavailable where brokers stay outdated.
         """
         ends = kafka.log_ends(offsets)
         answers = {
             tp: judge(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
             for tp, end in ends.items()
         }
+        self._check_outdated(answers)
         cut = self._cut(kafka, offsets, epochs, ends, answers)
         for tp, end in ends.items():
             if tp in cut:
@@ -62,6 +66,18 @@ class LogWatch:
         """Offsets that wait for transactions to end, where there are any."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
+
+    def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
+        """For a moment that is an election; for ever nobody would notice that nothing is read any more."""
+        outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
+        self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
+        stuck = sorted(f"{topic}-{p}" for (topic, p), looks in self.outdated.items() if looks >= OUTDATED_LOOKS)
+        if stuck:
+            raise KafkaUnavailable(
+                f"for {OUTDATED_LOOKS} looks only brokers have answered for {', '.join(stuck[:5])} whose leader epoch "
+                "is lower than one that was seen before: they were replaced and do not know it, or the cluster's "
+                "metadata was restored from a backup. Check the brokers"
+            )
 
     def _take(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
         self.stable[tp], self.high[tp] = stable, high

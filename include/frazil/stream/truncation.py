@@ -23,6 +23,8 @@ from frazil.ingest.contract import TopicPartition
 
 LOOKS = 3
 """Looks in a row that must find an end too early where no leader epoch settles it."""
+OUTDATED_LOOKS = 60
+"""Looks in a row that a broker may answer which does not know yet that it was replaced."""
 ASK_WITHIN_S = 20.0
 _AT_ONCE = 100
 _SETTINGS = {

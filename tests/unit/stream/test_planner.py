@@ -12,7 +12,7 @@ from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.stream.kafka import Topics
 from frazil.stream.plan import Policy, Rates
 from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, Position, read_report, write_rates
-from frazil.stream.truncation import LOOKS, LogEnd
+from frazil.stream.truncation import LOOKS, OUTDATED_LOOKS, LogEnd
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 OLD = ("old", 0)
@@ -208,6 +208,18 @@ def test_a_topic_made_again_is_told_as_such_where_its_log_ends_earlier(world: Wo
     world.kafka.end, world.kafka.log_cut = {TP0: 0, TP1: 0}, {TP0: 0}
     with pytest.raises(TopicRecreated, match="id-1 became id-2"):
         world.after(1)
+
+
+def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(world: World):
+    """As where the cluster's metadata was restored from a backup: what they answer is never believed."""
+    world.kafka.leader_epoch = 5
+    world.kafka.end = {TP0: 5, TP1: 5}
+    world.after(1)
+    world.kafka.leader_epoch = 3
+    world.kafka.end = {TP0: 9, TP1: 9}
+    assert world.after(OUTDATED_LOOKS - 1).offsets == {TP0: 5, TP1: 5}
+    with pytest.raises(KafkaUnavailable, match=r"t-0, t-1 whose leader epoch is lower.*restored from a backup"):
+        world.after(UNREACHABLE_S + 2)
 
 
 def test_a_lost_range_is_named(world: World):
