@@ -8,7 +8,9 @@ cut, each record is the row or the rejection that it is alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import compress
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +26,6 @@ from frazil.ingest.json_types import check_supported
 
 PIECE = 1024
 """Records that are tried together when their chunk was refused: 1,024 cost a few parses' overhead in a chunk."""
-SAMPLE = 32
-"""Where hardly any of so many look sound, the others of their piece are not asked."""
 
 _Some = tuple[Decoded, NDArray[np.int64]]
 
@@ -57,32 +57,40 @@ class JsonDecoder:
         decoded, unsure = self._together(text, texts, places)
         alone = np.setdiff1d(np.arange(len(values)), places) if len(places) < len(values) else places[:0]
         unsure = np.sort(np.concatenate([unsure, alone]))
-        return decoded if not len(unsure) else joined([decoded, self._singly(values, unsure.tolist())])
+        if len(unsure):
+            decoded = joined([decoded, self._singly(values, unsure.tolist())])
+            decoded.rejections.sort(key=attrgetter("index"))
+        return decoded
 
     def _together(self, text: bytes, texts: Sequence[bytes], places: NDArray[np.int64]) -> _Some:
         """The rows of these texts, `text` when joined, and the places of those that must be read singly."""
         try:
             return self._in_bulk(text, places)
         except UNREADABLE:
-            if len(texts) <= PIECE:
-                return self._screened(texts, places)
-        pieces = [slice(start, start + PIECE) for start in range(0, len(texts), PIECE)]
-        tried = [self._together(b"\n".join(texts[piece]), texts[piece], places[piece]) for piece in pieces]
+            tried: list[_Some] = []
+        refused = len(texts) <= PIECE
+        for start in range(0, len(texts), PIECE):
+            piece, where = texts[start : start + PIECE], places[start : start + PIECE]
+            if not refused:
+                try:
+                    tried.append(self._in_bulk(b"\n".join(piece), where))
+                    continue
+                except UNREADABLE:
+                    pass
+            # Where one piece is refused, so is the next, more often than not: that is not tried as it is.
+            tried.append(self._screened(piece, where))
+            refused = len(tried[-1][0].kept) < len(piece)
         return joined([decoded for decoded, _ in tried]), np.concatenate([unsure for _, unsure in tried])
 
     def _screened(self, texts: Sequence[bytes], places: NDArray[np.int64]) -> _Some:
         """A piece that the bulk parser refused, tried once more without the records that do not look sound."""
-        passes = self._read.passes
-        few = sum(map(passes, texts[:SAMPLE])) < SAMPLE / 4
-        sound = np.array([False] * len(texts) if few else list(map(passes, texts)))
-        if not (few or sound.all()):
-            try:
-                kept, unsure = self._in_bulk(b"\n".join(compress(texts, sound.tolist())), places[sound])
-            except UNREADABLE:
-                pass
-            else:
-                return kept, np.concatenate([unsure, places[~sound]])
-        return self._decoded([], []), places
+        screened = [*map(self._read.screened, texts)]
+        sound = np.array([found is None for found in screened])
+        others = self._made(zip(places.tolist(), screened, strict=True))
+        kept, unsure = self._decoded([], []), places[sound]
+        with suppress(*UNREADABLE):
+            kept, unsure = self._in_bulk(b"\n".join(compress(texts, sound.tolist())), places[sound])
+        return joined([kept, others]), unsure
 
     def _in_bulk(self, text: bytes, places: NDArray[np.int64]) -> _Some:
         assert self._bulk is not None
@@ -93,16 +101,20 @@ class JsonDecoder:
             return Decoded(rows, places), places[:0]
         return Decoded(rows.filter(pa.array(~unsure)), places[~unsure]), places[unsure]
 
-    def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
+    def _singly(self, values: Sequence[bytes | None], places: Sequence[int]) -> Decoded:
+        return self._made(zip(places, map(self._read, (values[place] for place in places)), strict=True))
+
+    def _made(self, found: Iterable[tuple[int, Row | Refused | None]]) -> Decoded:
+        """What single records were found to be, by place; None is another's."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
-        for place in places:
-            try:
-                rows.append(self._read(values[place]))
+        for place, row in found:
+            if isinstance(row, Refused):
+                rejections.append(Rejection(place, row.error_class, row.error))
+            elif row is not None:
+                rows.append(row)
                 kept.append(place)
-            except Refused as refused:
-                rejections.append(Rejection(place, refused.error_class, refused.error))
         return self._decoded(rows, kept, rejections)
 
     def _decoded(self, rows: list[Row], kept: list[int], rejections: Sequence[Rejection] = ()) -> Decoded:

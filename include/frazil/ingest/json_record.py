@@ -9,28 +9,28 @@ be there once; all others are ignored, but for their syntax.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple, Optional
 
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.json_text import STRING, Refused, stripped
-from frazil.ingest.json_types import Units
+from frazil.ingest.json_keys import KeysGivenTwice
+from frazil.ingest.json_text import Refused, stripped, without_specials
+from frazil.ingest.json_types import Units, inner
 from frazil.ingest.json_values import MISSING, NOT_A_NUMBER, Wrong, leaf, named
 
 Row = list[Any]
 """One value per column, as `pyarrow.array` takes them."""
+Parsed = tuple[Any, ...]
+"""One value per column, before the conversions that the parser cannot do."""
 
 _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
+_HUGE = re.compile(rb"[eE]\+?30[0-9]")
 _MINUS_ZERO = re.compile(rb"[\s:,\[]-0[\s,}\]]")
-_KEY = re.compile(b"(" + STRING.pattern + rb")[ \t\r\n]*:")
-_PLAIN_NAME = re.compile(r"[^\"/\\\x00-\x1f\x7f-\U0010ffff]+")
 _TIMESTAMPS = (iceberg.TimestampType, iceberg.TimestamptzType)
 _NEEDED: dict[type[iceberg.IcebergType], str] = {
     iceberg.StructType: "an object",
@@ -64,10 +64,6 @@ class _Number(str):
     __slots__ = ()
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as written: keys given twice are both here."""
-
-
 class _Said(NamedTuple):
     """A refusal by the parser: the text before the value, the steps to it, what it is called if not found, the rest."""
 
@@ -85,52 +81,82 @@ class RecordReader:
         self._schema, self._units = schema, units
         self._strict = _Parser(schema, units, raw_floats=False)
         self._special = _Parser(schema, units, raw_floats=True)
-        self._twice = _TwiceGiven(schema)
+        self._twice = KeysGivenTwice(schema)
         self._said: dict[str, _Said] = {}
+        self._parts: dict[str | int, Callable[[bytes], Any]] = {}
         self._floats = [i for i, field in enumerate(schema.fields) if isinstance(field.field_type, _FLOATS)]
-        self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in _inner(f.field_type))
+        self._has_floats = any(isinstance(kind, _FLOATS) for kind in inner(schema))
+        self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
 
-    def __call__(self, value: bytes | None) -> Row:
-        """Raises Refused."""
-        text = stripped(value)
+    def __call__(self, value: bytes | None) -> Row | Refused:
+        """What a message is."""
         try:
-            row = self._row(text)
-            path = self._twice(text)
+            found = self._read(stripped(value))
+        except Refused as refused:
+            return refused
+        assert found is not None
+        return found
+
+    def screened(self, text: bytes) -> Row | Refused | None:
+        """The same of a stripped message, or None for one that looks sound, which takes less than to read it.
+
+        What looks sound may be refused all the same.
+        """
+        return self._read(text, screening=True)
+
+    def _read(self, text: bytes, *, screening: bool = False) -> Row | Refused | None:
+        try:
+            return self._outcome(text, screening=screening)
+        except RecursionError:
+            # Python counts the parser's depth and the caller's frames together. A thread begins with none of these.
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(self._outcome, text, screening=screening).result()
+
+    def _outcome(self, text: bytes, *, screening: bool) -> Row | Refused | None:
+        try:
+            return self._row(text, screening=screening)
         except Wrong as wrong:
             error_class = "MissingRequired" if wrong.text == MISSING else "TypeMismatch"
-            raise Refused(error_class, f"{wrong.path}: {wrong.text}") from None
+            return Refused(error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.ValidationError as error:
-            raise self._refused(text, str(error)) from None
+            return self._refused(text, str(error))
         except msgspec.DecodeError as error:
-            raise Refused("InvalidJson", str(error)) from None
-        if path is not None:
-            raise Refused("TypeMismatch", f"{path}: given twice")
-        return row
+            return Refused("InvalidJson", str(error))
 
-    def passes(self, text: bytes) -> bool:
-        """Whether a stripped text looks sound, sooner than by reading it: what passes may be refused all the same."""
+    def _row(self, text: bytes, *, screening: bool) -> Row | Refused | None:
+        if self._has_floats and b"30" in text and _HUGE.search(text):
+            return self._special_row(without_specials(text))  # near the greatest double the parser is very slow
         try:
-            self._strict.check(text)
-        except (msgspec.DecodeError, Wrong):
-            return False
-        return not self._twice.may_have(text)
-
-    def _row(self, text: bytes) -> Row:
-        try:
-            row = self._strict(text)
+            parsed = self._strict.parsed(text)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
             if b"NaN" not in text and b"Inf" not in text:
                 raise
-            text = _without_specials(text)
-            try:
-                return self._special(text)
-            except msgspec.ValidationError as error:
-                raise self._refused(text, str(error)) from None
-        if self._nested_floats or (self._floats and 0.0 in [row[i] for i in self._floats]):
-            return self._special(text) if _MINUS_ZERO.search(text) else row  # the parser takes the sign from a -0
-        return row
+            return self._special_row(without_specials(text))
+        if screening:
+            self._strict.check(parsed)
+            suspects = self._twice.suspects(text, parsed)
+            if not suspects:
+                return None
+        zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
+        if zeros and _MINUS_ZERO.search(text):
+            return self._special_row(text)  # the parser takes the sign from a -0
+        row = self._strict.completed(parsed)
+        return self._once(text, row, suspects if screening else self._twice.suspects(text, parsed))
+
+    def _special_row(self, text: bytes) -> Row | Refused:
+        try:
+            parsed = self._special.parsed(text)
+        except msgspec.ValidationError as error:
+            return self._refused(text, str(error))
+        row = self._special.completed(parsed)
+        return self._once(text, row, self._twice.suspects(text, parsed))
+
+    def _once(self, text: bytes, row: Row, suspects: list[bytes] | None) -> Row | Refused:
+        """The row, if it has no key twice."""
+        path = self._twice(text, suspects)
+        return row if path is None else Refused("TypeMismatch", f"{path}: given twice")
 
     def _refused(self, text: bytes, message: str) -> Refused:
         """What the parser says of a value, in our words."""
@@ -140,7 +166,7 @@ class RecordReader:
                 self._said[message] = said
         if said.error_class == "MissingRequired":
             return Refused(said.error_class, said.before)
-        value = _value_at(text, said.keys)
+        value = self._value_at(text, said.keys)
         return Refused(said.error_class, said.before + (said.otherwise if value is None else value) + said.after)
 
     def _understood(self, message: str) -> _Said:
@@ -180,6 +206,31 @@ class RecordReader:
                 keys.append(-1 if step == "..." else int(step))
         return kind, unit and f"time in {unit}", keys
 
+    def _value_at(self, text: bytes, keys: list[str | int]) -> str | None:
+        """The value that a path leads to, in words; None where it cannot be said."""
+        if (part := self._parts.get(keys[0])) is None:
+            part = self._parts[keys[0]] = _part_decoder(str(keys[0]))
+        try:
+            try:
+                raw = part(text).part
+            except msgspec.DecodeError:
+                raw = part(without_specials(text)).part
+            value = _untyped(raw)
+            for key in keys[1:]:
+                value = value[key]
+        except (msgspec.DecodeError, LookupError, TypeError):  # also: a whole number of thousands of digits
+            return None
+        if isinstance(value, _Number):
+            special = NOT_A_NUMBER.get(value.encode())
+            return f"the number {value[:64] if special is None else special}"
+        return named(value)
+
+
+def _part_decoder(name: str) -> Callable[[bytes], Any]:
+    """A parser that looks at one field alone."""
+    part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
+    return msgspec.json.Decoder(part).decode
+
 
 class _Parser:
     """Bytes to a row by one typed parse and the conversions that its types cannot do."""
@@ -198,17 +249,26 @@ class _Parser:
             if not isinstance(schema.fields[i].field_type, _STRINGS_IN_BULK) or schema.fields[i].field_id in units
         ]
 
-    def __call__(self, text: bytes) -> Row:
-        """Raises msgspec.DecodeError and Wrong."""
-        return self._complete(text, self._converters)
+    def parsed(self, text: bytes) -> Parsed:
+        """Raises msgspec.DecodeError."""
+        return msgspec.structs.astuple(self._decode(text))
 
-    def check(self, text: bytes) -> None:
-        """What the bulk parser would choke on, in part: it takes any string for a time or for bytes."""
-        self._complete(text, self._parsed_in_bulk)
+    def check(self, parsed: Parsed) -> None:
+        """As `completed` where the bulk parser would choke, in part: it takes any string for a time or for bytes."""
+        for i, name, convert in self._parsed_in_bulk:
+            if (value := parsed[i]) is not None:
+                try:
+                    convert(value)
+                except Wrong as wrong:
+                    self.completed(parsed[:i])  # what is wrong before comes first
+                    raise wrong.within(name) from None
 
-    def _complete(self, text: bytes, converters: Sequence[tuple[int, str, Callable[[Any], Any]]]) -> Row:
-        row = list(msgspec.structs.astuple(self._decode(text)))
-        for i, name, convert in converters:
+    def completed(self, parsed: Parsed) -> Row:
+        """The row of these values, or of the first of them. Raises Wrong."""
+        row = list(parsed)
+        for i, name, convert in self._converters:
+            if i >= len(row):
+                break
             if (value := row[i]) is not None:
                 try:
                     row[i] = convert(value)
@@ -302,128 +362,4 @@ def _struct_converter(schema: iceberg.StructType, units: Units, raw_floats: bool
     return converted
 
 
-def _without_specials(text: bytes) -> bytes:
-    """NaN and the infinities, outside strings, as the numbers that stand for them here."""
-    if b"NaN" not in text and b"Inf" not in text:
-        return text
-    parts = _STRINGS.split(text) if b"\\" in text else text.split(b'"')
-    parts[::2] = [_named_numbers(part) if b"N" in part or b"I" in part else part for part in parts[::2]]
-    return (b"" if b"\\" in text else b'"').join(parts)
-
-
-def _named_numbers(text: bytes) -> bytes:
-    text = text.replace(b"-NaN", b"NaN").replace(b"NaN", b" 1e9990001 ").replace(b"Infinity", b"Inf")
-    return text.replace(b"-Inf", b" -1e9990002 ").replace(b"Inf", b" 1e9990002 ")
-
-
-class _TwiceGiven:
-    """Finds a field of the schema, or a map's key, that a record gives twice: the parser keeps the last in silence."""
-
-    def __init__(self, schema: iceberg.StructType) -> None:
-        self._schema = schema
-        self._decode = json.JSONDecoder(
-            object_pairs_hook=_Pairs, parse_int=str, parse_float=str, parse_constant=str
-        ).decode
-        names = list(_names(schema))
-        plain = len(set(names)) == len(names) and all(map(_PLAIN_NAME.fullmatch, names))
-        countable = plain and not any(map(_has_entries, _inner(schema)))
-        self._quoted = [f'"{name}"'.encode() for name in names] if countable else None
-        self._flat = names == [field.name for field in schema.fields]
-
-    def __call__(self, text: bytes) -> str | None:
-        """The path of what is given twice. The text is a record that the parser takes."""
-        if self._quoted is not None:
-            if not self.may_have(text):
-                return None
-            if self._flat and b"\\" not in text and text.count(b"{") == 1:
-                often = (quoted for quoted in self._quoted if text.count(quoted) > 1)
-                return next(
-                    (q[1:-1].decode() for q in often if len(re.findall(re.escape(q) + rb"[ \t\r\n]*:", text)) > 1), None
-                )
-        return _twice(self._decode(_without_specials(text).decode()), self._schema)
-
-    def may_have(self, text: bytes) -> bool:
-        """False where no field can be given twice; where the schema's names say nothing, also if one can."""
-        if self._quoted is None:
-            return False
-        count = text.count
-        for quoted in self._quoted:
-            if count(quoted) > 1:
-                return True
-        return b"\\u00" in text and any(b"\\u00" in key[1] for key in _KEY.finditer(text))
-
-
-def _twice(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """The walk over what is written; missing and ignored parts are passed over."""
-    parts: Iterator[tuple[str, Any, iceberg.IcebergType]]
-    match kind:
-        case iceberg.StructType() if isinstance(value, _Pairs):
-            fields = {field.name: field.field_type for field in kind.fields}
-            known = [(key, part) for key, part in value if key in fields]
-            if repeated := _repeated([key for key, _ in known]):
-                return repeated
-            parts = ((key, part, fields[key]) for key, part in known)
-        case iceberg.MapType() if isinstance(value, _Pairs):
-            if repeated := _repeated([key for key, _ in value]):
-                return f"key {repeated[:64]!r}"
-            parts = (("element", part, kind.value_type) for _, part in value)
-        case iceberg.ListType() if isinstance(value, list):
-            parts = (("element", part, kind.element_type) for part in value)
-        case _:
-            return None
-    return next((f"{name}.{path}" for name, part, inner in parts if (path := _twice(part, inner))), None)
-
-
-def _repeated(keys: list[str]) -> str | None:
-    return None if len(set(keys)) == len(keys) else next(a for a, b in pairwise(sorted(keys)) if a == b)
-
-
-def _has_entries(kind: iceberg.IcebergType) -> bool:
-    """Whether it repeats its fields' names by right, or has names that no schema knows."""
-    repeats = isinstance(kind, iceberg.ListType) and any(isinstance(part, iceberg.StructType) for part in _inner(kind))
-    return repeats or isinstance(kind, iceberg.MapType)
-
-
-def _names(kind: iceberg.IcebergType) -> Iterator[str]:
-    if isinstance(kind, iceberg.StructType):
-        for field in kind.fields:
-            yield field.name
-            yield from _names(field.field_type)
-
-
-def _inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    """The types inside a type, itself left out."""
-    match kind:
-        case iceberg.StructType():
-            parts = [field.field_type for field in kind.fields]
-        case iceberg.ListType():
-            parts = [kind.element_type]
-        case iceberg.MapType():
-            parts = [kind.value_type]
-        case _:
-            parts = []
-    for part in parts:
-        yield part
-        yield from _inner(part)
-
-
 _untyped = msgspec.json.Decoder(float_hook=_Number).decode
-
-
-def _value_at(text: bytes, keys: list[str | int]) -> str | None:
-    """The value that a path leads to, in words; None where it cannot be said."""
-    try:
-        try:
-            value = _untyped(text)
-        except msgspec.ValidationError:  # a whole number of thousands of digits
-            return None
-        except msgspec.DecodeError:
-            value = _untyped(_without_specials(text))
-        for key in keys:
-            value = value[key]
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return None
-    if isinstance(value, _Number):
-        special = NOT_A_NUMBER.get(value.encode())
-        return f"the number {value[:64] if special is None else special}"
-    return named(value)

@@ -20,13 +20,15 @@ MAX_DEPTH = 500
 """Deeper objects and arrays are refused, ignored ones too: parsers that recurse have an end somewhere."""
 
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
+STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
 
 
 class Refused(Exception):
     """One record that makes no row, and why."""
 
     def __init__(self, error_class: str, error: str) -> None:
-        super().__init__(error_class, error)
         self.error_class, self.error = error_class, error
 
 
@@ -53,10 +55,9 @@ def too_deep(text: bytes) -> bool:
     """Whether objects and arrays are nested more than MAX_DEPTH deep, strings apart."""
     if len(text) <= MAX_DEPTH or text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
-    octets = np.frombuffer(STRING.sub(b"", text), np.uint8)
-    opened = (octets == ord("[")) | (octets == ord("{"))
-    closed = (octets == ord("]")) | (octets == ord("}"))
-    return int(np.cumsum(opened.astype(np.int8) - closed.astype(np.int8), dtype=np.int64).max()) > MAX_DEPTH
+    outside = STRING.sub(b"", text) if b'\\"' in text else b"".join(text.split(b'"')[::2])
+    steps = np.frombuffer(outside.translate(_STEPS, _NO_BRACKET), np.int8)
+    return len(steps) > MAX_DEPTH and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
 def join_if_safe(values: Sequence[bytes | None]) -> bytes | None:
@@ -99,3 +100,22 @@ def joinable(value: bytes | None) -> bytes | None:
     except Refused:
         return None
     return None if b"\x00" in text else text.replace(b"\n", b"\r")
+
+
+def without_specials(text: bytes) -> bytes:
+    """NaN and the infinities, outside strings, as the numbers that stand for them here."""
+    count = text.count(b"NaN") + text.count(b"Inf")
+    if not count:
+        return text
+    plain = b'\\"' not in text  # each quotation mark begins or ends a string
+    if count == 1 and plain:
+        place = max(text.find(b"NaN"), text.find(b"Inf"))
+        return text if text.count(b'"', 0, place) % 2 else _named_numbers(text)
+    parts = text.split(b'"') if plain else STRINGS.split(text)
+    parts[::2] = [_named_numbers(part) if b"N" in part or b"I" in part else part for part in parts[::2]]
+    return (b'"' if plain else b"").join(parts)
+
+
+def _named_numbers(text: bytes) -> bytes:
+    text = text.replace(b"-NaN", b"NaN").replace(b"NaN", b" 1e9990001 ").replace(b"Infinity", b"Inf")
+    return text.replace(b"-Inf", b" -1e9990002 ").replace(b"Inf", b" 1e9990002 ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pyiceberg import types as iceberg
 
@@ -49,3 +49,19 @@ def _check(kind: iceberg.IcebergType, where: str) -> None:
             _check(kind.value_type, f"{where}.value")
         case _ if not isinstance(kind, SUPPORTED):
             raise SpecError(f"{where}: format json cannot fill a column of type {kind}; declare another type")
+
+
+def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
+    """The types inside a type, itself left out."""
+    match kind:
+        case iceberg.StructType():
+            parts = [field.field_type for field in kind.fields]
+        case iceberg.ListType():
+            parts = [kind.element_type]
+        case iceberg.MapType():
+            parts = [kind.value_type]
+        case _:
+            parts = []
+    for part in parts:
+        yield part
+        yield from inner(part)

@@ -29,7 +29,9 @@ _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)\.?([0-9]*)|\.([0-9]+))(?:[eE]([+-]?[0
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _CLOCK = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
 _TIME = re.compile(_CLOCK % 2)
-_TIMESTAMP = re.compile(rf"(.{{10}})(?:[Tt ]{_CLOCK % 3}(Z|z|[+-][0-9]{{2}}(?::?[0-9]{{2}})?)?)?")
+_TIME_AND_ZONE = re.compile(rf"[Tt ]{_CLOCK % 2}(Z|z|[+-][0-9]{{2}}(?::?[0-9]{{2}})?)?")
+_USUAL_TIME = re.compile("([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])")
+_UNITS = (3_600_000_000, 60_000_000, 1_000_000)
 _UUID = re.compile("(?:-*[0-9a-fA-F]){32}-*")
 _EPOCH = date(1970, 1, 1).toordinal()
 
@@ -38,7 +40,6 @@ class Wrong(Exception):
     """What is wrong with a value; `path` leads to it from the value that is looked at (empty: that value itself)."""
 
     def __init__(self, text: str, path: str = "") -> None:
-        super().__init__(text, path)
         self.text, self.path = text, path
 
     def within(self, name: str) -> Wrong:
@@ -93,7 +94,7 @@ def raw_double(raw: msgspec.Raw) -> float:
     _require_number(text)
     value = float(text)
     if math.isinf(value):
-        raise Wrong(f"{text[:64].decode()} is too big for double")
+        raise Wrong(f"the number {text[:64].decode()} is too big for double")
     return value
 
 
@@ -221,19 +222,33 @@ def timestamp(text: str, kind: iceberg.IcebergType) -> int:
 
     A fraction finer than microseconds is cut off. A `timestamp` without zone keeps the UTC wall clock.
     """
-    found = _TIMESTAMP.fullmatch(text)
-    if found is None:
-        raise _no(text, kind)
-    day, hour, _, minute, second, fraction, zone = found.groups()
-    if (since := _days(day)) is None:
+    if (since := _days(text[:10])) is None:
         raise _no(text, kind)
     micros = since * 86_400_000_000
-    if hour is not None:
-        micros += _micros(text, kind, hour, minute, second, fraction)
+    if len(text) == 10:
+        return micros
+    if text[-1] == "Z" and text[10] == "T" and (usual := _seconds_of(text[11:19])) is not None:
+        fraction = text[20:-1]
+        if len(text) == 20:
+            return micros + usual
+        if text[19] == "." and fraction.isdigit() and fraction.isascii():
+            return micros + usual + int(fraction[:6].ljust(6, "0"))
+    found = _TIME_AND_ZONE.fullmatch(text, 10)
+    if found is None:
+        raise _no(text, kind)
+    hour, _, minute, second, fraction, zone = found.groups()
+    micros += _micros(text, kind, hour, minute, second, fraction)
     if zone is not None and zone not in "Zz":
         ahead = _micros(text, kind, zone[1:3], zone[3:].lstrip(":"), None, None)
         micros += ahead if zone[0] == "-" else -ahead
     return micros
+
+
+@lru_cache(maxsize=4096)
+def _seconds_of(text: str) -> int | None:
+    """Microseconds of `HH:MM:SS`, the usual form; None for any other."""
+    found = _USUAL_TIME.fullmatch(text)
+    return None if found is None else sum(int(n) * u for n, u in zip(found.groups(), _UNITS, strict=True))
 
 
 def _micros(text: str, kind: object, *clock: str | None) -> int:

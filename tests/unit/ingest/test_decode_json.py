@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -334,19 +335,20 @@ def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Records that were given to the bulk parser, its calls, and records that were read singly."""
     done: Counter[str] = Counter()
-    whole, single = json_bulk.BulkReader.__call__, json_record.RecordReader.__call__
+    whole, single = json_bulk.BulkReader.__call__, json_record.RecordReader._read
 
     def counting_bulk(self: json_bulk.BulkReader, text: bytes, count: int) -> Any:
         done["parses"] += 1
         done["parsed"] += count
         return whole(self, text, count)
 
-    def counting_single(self: json_record.RecordReader, value: bytes | None) -> Any:
-        done["single"] += 1
-        return single(self, value)
+    def counting_single(self: json_record.RecordReader, text: bytes, **screening: bool) -> Any:
+        found = single(self, text, **screening)
+        done["single"] += found is not None  # else it looked sound
+        return found
 
     monkeypatch.setattr(json_bulk.BulkReader, "__call__", counting_bulk)
-    monkeypatch.setattr(json_record.RecordReader, "__call__", counting_single)
+    monkeypatch.setattr(json_record.RecordReader, "_read", counting_single)
     return done
 
 
@@ -378,3 +380,17 @@ def test_bad_records_of_any_kind_and_share_cost_a_bounded_amount_of_work(
     assert work["parsed"] <= 3 * count
     assert work["parses"] <= 1 + 2 * (count // decode_json.PIECE + 1)
     assert work["single"] <= len(chosen)
+
+
+@pytest.mark.parametrize("frames", [0, 850])
+def test_a_deep_record_is_a_row_however_deep_its_callers_stand(frames: int) -> None:
+    """The parser's depth counts against the interpreter's limit together with the caller's frames."""
+    inner = b"[" * 499 + b"]" * 499
+    values = [b'{"id":1,"deep":' + inner + b"}", b'{"id":"x","deep":' + inner + b"}"]
+    decode = decoder("json", SCHEMA, {})
+
+    def called(times: int) -> Decoded:
+        return called(times - 1) if times else decode(values)
+
+    decoded = called(max(0, frames - len(inspect.stack())))
+    assert (decoded.kept.tolist(), [r.error_class for r in decoded.rejections]) == ([0], ["TypeMismatch"])
