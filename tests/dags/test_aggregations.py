@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.airflow.reconcile import ASKED, to_ask
+from frazil.airflow.reconcile import ASKED, reconcile, to_ask
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import TableSignals, append_signals
 from frazil.partitions.completeness import Cursor
@@ -318,6 +320,60 @@ def waiting(day: int, since_ms: int = 1_000) -> WaitingDay:
 def test_a_late_day_is_asked_for_unless_a_run_stands_for_it(runs: list[tuple[str, int]], asks: bool) -> None:
     asked = to_ask([waiting(30), waiting(31)], {"2013-12-30": runs}, asked_after_ms=2_000)
     assert asked == ([waiting(30)] if asks else []) + [waiting(31)]
+
+
+class Listing:
+    """Airflow's events of an asset while a run that they started is queued; and its outlet."""
+
+    extra: Any = None
+
+    def __init__(self) -> None:
+        self.days: list[str] = []
+
+    def after(self, since: str) -> list[Any]:
+        raise RuntimeError(f"500 Internal Server Error for the events since {since}")
+
+    def add_partitions(self, days: list[str]) -> None:
+        self.days += days
+
+
+class Store(dict[str, Any]):
+    """Airflow's store of an asset, as far as tasks use it."""
+
+    set = dict.__setitem__
+
+
+def test_a_consumer_that_keeps_a_run_queued_ends_no_reconciliation(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    declare(tmp_path)
+    sell()
+    listing, store, going_on = Listing(), Store({"frazil.first-day": "2013-12-29"}), 1
+
+    class Ti:
+        def get_dr_count(self, dag_id: str, *, states: list[str]) -> int:
+            assert (dag_id, set(states)) == ("frazil_daily_sales", {"queued", "running"})
+            return going_on
+
+    context: Any = {
+        "asset_state_store": defaultdict(lambda: store),
+        "inlet_events": defaultdict(lambda: listing),
+        "outlet_events": defaultdict(lambda: listing),
+        "ti": Ti(),
+    }
+
+    def look() -> list[str]:
+        listing.days = []
+        reconcile("sales", tmp_path / "aggregations", "frazil_daily_sales", context)
+        return listing.days
+
+    with pytest.raises(AirflowSkipException, match="runs that wait or go on"):
+        look()
+    going_on = 0
+    assert look() == ["2013-12-30"]
+    with pytest.raises(AirflowSkipException, match="was asked for"):
+        look()
+    store["frazil.asked-days"] = {"2013-12-30": 1, "2013-12-29": "?", "x": 5}
+    assert look() == ["2013-12-30"], "that was long ago"
+    assert set(store["frazil.asked-days"]) == {"2013-12-30"}
 
 
 def airflow(folder: Path, program: str, *arguments: str, says: str = "RAN") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from frazil.dev.demo.flights import read_flights
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.stream import aggregate
 from frazil.stream.aggregate import Outcome, aggregate_day
+from frazil.stream.aggregate_due import aggregated
 from frazil.stream.aggregate_input import choose_input
 from frazil.stream.aggregate_spec import AggregationSpec, load_aggregation
 from frazil.table.catalogs import load_catalog
@@ -106,6 +107,10 @@ def test_a_day_that_became_empty_is_emptied(shop: Shop) -> None:
     shop.source.delete("amount > 0")
     assert shop.run().written
     assert shop.rows() == []
+    # A day that never had a row is known to be done as well: nobody asks for it again.
+    assert shop.run(day=date(2013, 12, 29)).written
+    done = aggregated(shop.target().metadata, shop.spec.name, source=shop.source.refresh().metadata)
+    assert set(done.days) == {DAY, date(2013, 12, 29)}
 
 
 def test_late_rows_and_a_second_run_come_to_the_same_as_one_run_at_the_end(shop: Shop) -> None:

@@ -17,7 +17,7 @@ from airflow.sdk import Asset, DagRunState
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.assets import AGAIN, again_asset, partition_asset
-from frazil.airflow.untrusted import Store, stored_text
+from frazil.airflow.untrusted import Store, stored_mapping, stored_text
 from frazil.errors import SpecError
 from frazil.stream.aggregate_due import WaitingDay, late, open_day, waiting_days
 from frazil.stream.aggregate_spec import find_aggregation, parse_day
@@ -35,6 +35,9 @@ ASKED = "asked for"
 Runs = Mapping[str, Sequence[tuple[str, int]]]
 """By partition key: states of runs, and when they started; ASKED, and when. In milliseconds since 1970."""
 CLOCKS_APART = timedelta(days=1)
+ASKED_DAYS = "frazil.asked-days"
+"""In the same store: when a day was asked for last, in milliseconds since 1970, for the time when Airflow does not list
+events."""
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
@@ -54,15 +57,23 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         raise AirflowSkipException(f"no day of {name} is complete for {spec.within / 2} and not aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - CLOCKS_APART
     runs = _runs(dag_id, [asset, partition_asset(spec.source)], since, context)
+    asked_before = _asked_before(store, found)
     if runs is None:
-        raise AirflowSkipException("Airflow does not list the events while a run that they started is queued")
+        if going_on := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
+            raise AirflowSkipException(
+                f"{dag_id} has runs that wait or go on ({going_on}), and Airflow does not list the events, by which it "
+                "would tell their days, while a run that they started is queued"
+            )
+        # That run is another Dag's, which may be paused for ever. A day whose run failed is asked for again then.
+        runs = {day: [(ASKED, at_ms)] for day, at_ms in asked_before.items()}
     asked = to_ask(found, runs, asked_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not asked:
-        raise AirflowSkipException(f"of each of {len(found)} days that wait there is a run of {dag_id} already")
+        raise AirflowSkipException(f"each of {len(found)} days that wait was asked for, or has a run of {dag_id}")
     for one in asked:
         log.warning(
             "%s: %s is complete (revisions %s) and not aggregated: it is asked for", name, one.day, one.revisions
         )
+    store.set(ASKED_DAYS, {**asked_before, **{str(one.day): now_ms for one in asked}})
     outlet = context["outlet_events"][asset]
     outlet.add_partitions([str(one.day) for one in asked])
     outlet.extra = {str(one.day): {"revisions": one.revisions} for one in asked}
@@ -93,6 +104,12 @@ def first_day(store: Store) -> date | None:
     except SpecError:
         log.warning("%s in Airflow's store is no day, and is left out: %.100r", FIRST, text)
         return None
+
+
+def _asked_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
+    """What stands in ASKED_DAYS of days that still wait."""
+    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, ASKED_DAYS)
+    return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
 def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
