@@ -199,6 +199,27 @@ def test_a_schema_that_does_not_fit_the_table_is_refused(stream: Any):
         stream.catch_up()
 
 
+def test_a_column_that_others_rename_costs_no_value(stream: Any, events: Events, eventually: Any):
+    """The writer that runs ends, no start goes on without the column, and all is well once it has its name again."""
+
+    def rename(old: str, new: str) -> None:
+        with stream.table().update_schema() as update:
+            update.rename_column(old, new)
+
+    stream.produce(events(range(100)), partitions=4)
+    with stream.writing() as writing:
+        eventually(lambda: stream.has_rows(100))
+        rename("note", "remark")
+        stream.produce(events(range(100, 200)), partitions=4)
+        ended = writing.outcome()
+    assert isinstance(ended, SchemaIncompatible)
+    with pytest.raises(SchemaIncompatible, match="column note was renamed to remark in the table"):
+        stream.catch_up()
+    rename("remark", "note")
+    stream.catch_up()
+    assert stream.table().scan().to_arrow()["note"].to_pylist() == ["x"] * 200
+
+
 def _beat(stream: Any) -> Any:
     return Heartbeat.read(run_folder(stream.name))
 
