@@ -77,19 +77,25 @@ def parse_day(text: str | None) -> date:
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
-    """One aggregation of a folder by its name, as it was when it was sound last; the others need not be sound.
+    """One aggregation of a folder by its name; the others need not be sound.
+
+    It is as it was when it was sound last where its file is broken, or gone for a moment.
 
     Raises SpecError where it never was.
     """
+    try:
+        return _find(folder, name)
+    except SpecError as error:
+        if (last := recall(folder, name, AGGREGATIONS)) is None:
+            raise
+        log.warning("the last sound declaration of the aggregation %s is used: %s", name, error)
+        return last
+
+
+def _find(folder: Path, name: str) -> AggregationSpec:
     files = {path.stem: path for path in stream_files(folder)}
     if name in files:
-        try:
-            return load_aggregation(files[name])
-        except SpecError as error:
-            if (last := recall(folder, name, AGGREGATIONS)) is None:
-                raise
-            log.warning("the last sound declaration of the aggregation %s is used: %s", name, error)
-            return last
+        return load_aggregation(files[name])
     close = get_close_matches(name, files, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise SpecError(f"no aggregation {name!r} in {folder}; {hint}known: {', '.join(files) or 'none'}")

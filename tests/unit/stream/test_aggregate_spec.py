@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import SpecError
-from frazil.stream.aggregate_spec import find_aggregation, load_aggregation, parse_day
+from frazil.spec.last_sound import find_declared
+from frazil.stream.aggregate_spec import AGGREGATIONS, find_aggregation, load_aggregation, parse_day
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SALES = """
@@ -52,6 +53,18 @@ def test_a_mistake_is_answered_with_file_key_and_value(tmp_path: Path, text: str
     with pytest.raises(SpecError) as refused:
         load_aggregation(path)
     assert f"{path}: {problem}" in str(refused.value)
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_one_that_is_gone_or_broken_for_a_moment_is_as_it_was(tmp_path: Path) -> None:
+    path = declare(tmp_path, SALES)
+    (found,) = find_declared(tmp_path, AGGREGATIONS, now_ms=0)
+    path.write_text("source: {")
+    assert find_aggregation(tmp_path, "sales") == found.spec
+    path.unlink()
+    assert find_aggregation(tmp_path, "sales") == found.spec
+    with pytest.raises(SpecError, match="no aggregation 'sale' in"):
+        find_aggregation(tmp_path, "sale")
 
 
 def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
