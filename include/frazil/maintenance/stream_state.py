@@ -109,7 +109,8 @@ def _moved(writer: Observation, newest: Snapshot | None) -> bool:
 def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:
     """The newest ends in a row, of within an hour, that committed nothing and were not asked for.
 
-    None once the writer that runs has committed. Only times of this host are compared.
+    None once the writer that runs has committed, or has nothing to commit and has lived longer than each of them. Only
+    times of this host are compared.
     """
     if writer is None:
         return []
@@ -120,7 +121,11 @@ def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:
     def belongs(end: ExitRecord) -> bool:
         return now_ms - end.ended_at_ms <= HOUR_MS and not end.committed and end.stopped_for is None
 
-    return list(takewhile(belongs, reversed(writer.exits)))
+    row = list(takewhile(belongs, reversed(writer.exits)))
+    if writer.process.is_alive and launch and beat and beat.lag == 0:
+        longest_ms = max((end.ended_at_ms - end.started_at_ms for end in row), default=0)
+        return row if now_ms - launch.launched_at_ms <= longest_ms else []
+    return row
 
 
 def _rejected(metadata: TableMetadata, stream: str, *, now_ms: int) -> tuple[int, int]:

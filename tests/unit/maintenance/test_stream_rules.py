@@ -26,7 +26,10 @@ from frazil.maintenance.stream_state import observe_stream
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.stream.aggregate_due import WaitingDay
-from frazil.supervise.records import ExitRecord, append_exit
+from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.supervise.launcher import Observation, ProcessState
+from frazil.supervise.local import LocalLauncher
+from frazil.supervise.records import ExitRecord, Launch, LaunchKind, append_exit
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
@@ -165,3 +168,23 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     append_exit(folder, end(9, at_ms=at_ms - 1))  # and another host went on
     assert observe_stream(spec, None, now_ms=at_ms + MINUTE_MS).alive is True
     assert observe_stream(spec, None, now_ms=at_ms + 600 * MINUTE_MS).alive is None
+
+
+def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    exits = tuple(end(n, at_ms=NOW_MS - (9 - n) * MINUTE_MS) for n in range(5))  # each lived for a second
+
+    def fruitless(*, lived_ms: int, lag: int) -> int:
+        since_ms = NOW_MS - lived_ms
+        launch = Launch("l9", LaunchKind.SUPERVISED, since_ms)
+        beat = Heartbeat("made", 1, "f", Phase.WAITING, NOW_MS, since_ms, 3, 7, lag=lag)
+        seen = Observation(ProcessState.RUNNING, launch, beat, exits)
+        monkeypatch.setattr(LocalLauncher, "observe", lambda _: seen)
+        return observe_stream(load_stream(tmp_path / "made.yaml"), None, now_ms=NOW_MS).fruitless
+
+    assert (fruitless(lived_ms=900, lag=0), fruitless(lived_ms=1_100, lag=0)) == (5, 0)
+    assert fruitless(lived_ms=1_100, lag=1) == 5, "there is something to commit"
