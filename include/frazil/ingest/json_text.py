@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 WHITE_SPACE = b" \t\r\n"
-STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+"""One that does not end goes to the end of the text: else each quote in it would be tried as a beginning."""
 MAX_DEPTH = 500
 """Deeper objects and arrays are refused, ignored ones too: parsers that recurse have an end somewhere."""
 

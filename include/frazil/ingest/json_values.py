@@ -25,7 +25,8 @@ INT64 = range(-(2**63), 2**63)
 NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
 """What `json_record` writes for NaN, Infinity and -Infinity, which strict JSON has not."""
 
-_NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)\.?([0-9]*)|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
+# Of each pattern here a text is matched in one way at most: what is sent may be long, and made to be slow.
+_NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _CLOCK = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
 _TIME = re.compile(_CLOCK % 2)

@@ -394,3 +394,23 @@ def test_a_deep_record_is_a_row_however_deep_its_callers_stand(frames: int) -> N
 
     decoded = called(max(0, frames - len(inspect.stack())))
     assert (decoded.kept.tolist(), [r.error_class for r in decoded.rejections]) == ([0], ["TypeMismatch"])
+
+
+MANY = 200_000
+
+
+@pytest.mark.parametrize(
+    ("value", "error_class"),
+    [
+        (b'{"n":"' + b"1" * MANY + b'x"}', "TypeMismatch"),
+        (b'{"s":"' + b'\\"' * MANY + b"[" * 501 + b"}", "InvalidJson"),
+        (b'{"d":Inf,"s":"' + b'\\"' * MANY + b"}", "InvalidJson"),
+        (b'{"ignored":"' + b'\\"' * MANY + b'","\\u006e":1,"n":x}', "InvalidJson"),
+    ],
+)
+def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
+    """Each of these took hours: as many steps as the square of its length. A test that hangs here is that again."""
+    columns = [("n", t.DecimalType(9, 2)), ("s", t.StringType()), ("d", t.DoubleType())]
+    schema = Schema(*(t.NestedField(i, name, kind) for i, (name, kind) in enumerate(columns, 1)))
+    [rejection] = decode_json.JsonDecoder(schema, {})([value]).rejections
+    assert rejection.error_class == error_class
