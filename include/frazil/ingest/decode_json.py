@@ -26,6 +26,9 @@ from frazil.ingest.json_types import check_supported
 
 PIECE = 1024
 """Records that are tried together when their chunk was refused: 1,024 cost a few parses' overhead in a chunk."""
+SAMPLE = 8
+"""So many are asked before a chunk is read; a sound one ends it, so that a sound chunk costs one look."""
+_GOLDEN = 0.618034
 
 _Some = tuple[Decoded, NDArray[np.int64]]
 
@@ -43,7 +46,7 @@ class JsonDecoder:
 
     def __call__(self, values: Sequence[bytes | None]) -> Decoded:
         """All of a chunk's values, each either a row or a rejection. Rows that were read singly are the last."""
-        if self._bulk is None:
+        if self._bulk is None or self._all_refused(values):
             return self._singly(values, range(len(values)))
         text = join_if_safe(values)
         places = np.arange(len(values))
@@ -61,6 +64,14 @@ class JsonDecoder:
             decoded = joined([decoded, self._singly(values, unsure.tolist())])
             decoded.rejections.sort(key=attrgetter("index"))
         return decoded
+
+    def _all_refused(self, values: Sequence[bytes | None]) -> bool:
+        """Whether a few, spread over the chunk, are all refused: such a chunk is not read in bulk first."""
+        count = len(values)
+        if count < SAMPLE * SAMPLE:
+            return False
+        places = [int(i * _GOLDEN % 1 * count) for i in range(SAMPLE)]  # even steps might meet every second record
+        return all(isinstance(self._read(values[place]), Refused) for place in places)
 
     def _together(self, text: bytes, texts: Sequence[bytes], places: NDArray[np.int64]) -> _Some:
         """The rows of these texts, `text` when joined, and the places of those that must be read singly."""
