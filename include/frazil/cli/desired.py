@@ -10,8 +10,11 @@ from typing import Any
 import click
 
 from frazil.cli.options import streams_option
+from frazil.spec.last_sound import find_or_recall
 from frazil.spec.load import find_stream
-from frazil.supervise.desired import DesiredStore, create_desired
+from frazil.supervise.desired import create_desired
+from frazil.supervise.launcher import ProcessState
+from frazil.supervise.local import LocalLauncher
 
 _reason_option = click.option("--reason", default="", help="Why; shown in the log and by `frazil status`.")
 
@@ -28,25 +31,36 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     Nothing is lost: the stream goes on where it stands when it is resumed. The supervisor (Airflow) obeys within a
     few seconds, on whichever host it runs; a writer in the foreground (`frazil run`) is not stopped.
     """
-    _store(stream, streams_folder).pause(by=getpass.getuser(), reason=reason)
-    click.echo(f"{stream} is paused: its writer stops after the batch at hand; `frazil resume {stream}` starts it.")
+    spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke goes on, and can be stopped
+    create_desired(spec).pause(by=getpass.getuser(), reason=reason)
+    stops = _foreground(stream) or "its writer stops after the batch at hand"
+    click.echo(f"{stream} is paused: {stops}; `frazil resume {stream}` takes that back.")
+    if problem:
+        click.echo(problem, err=True)
 
 
 @click.command(epilog="Example: frazil resume flights")
 @_arguments
 def resume(stream: str, streams_folder: Path, reason: str) -> None:
     """Let the writer of STREAM run: after a pause, or after the supervisor gave up and the cause is mended."""
-    _store(stream, streams_folder).resume(by=getpass.getuser(), reason=reason)
-    click.echo(f"{stream} is wanted running: the supervisor starts its writer within a few seconds.")
+    create_desired(find_stream(streams_folder, stream)).resume(by=getpass.getuser(), reason=reason)
+    starts = "it runs in the foreground" if _foreground(stream) else "its supervisor (Airflow) starts it within seconds"
+    click.echo(f"{stream} is wanted running: {starts}.")
 
 
 @click.command(epilog='Example: frazil restart flights --reason "new credentials"')
 @_arguments
 def restart(stream: str, streams_folder: Path, reason: str) -> None:
     """Replace the writer of STREAM by a new one, after the batch at hand. A paused stream is resumed."""
-    _store(stream, streams_folder).restart(by=getpass.getuser(), reason=reason)
-    click.echo(f"{stream} is restarted after the batch at hand.")
+    create_desired(find_stream(streams_folder, stream)).restart(by=getpass.getuser(), reason=reason)
+    how = _foreground(stream)
+    click.echo(f"{stream} is not restarted: {how}." if how else f"{stream} is restarted after the batch at hand.")
 
 
-def _store(stream: str, streams_folder: Path) -> DesiredStore:
-    return create_desired(find_stream(streams_folder, stream))
+def _foreground(stream: str) -> str | None:
+    """How to end a writer that a person runs on this host, and that no supervisor touches."""
+    seen = LocalLauncher(stream).observe()
+    if seen.process is not ProcessState.FOREGROUND:
+        return None
+    pid = f", or `kill {seen.launch.writer.pid}`" if seen.launch and seen.launch.writer else ""
+    return f"its writer runs in the foreground and goes on until it is ended there (Ctrl-C{pid})"

@@ -42,7 +42,7 @@ class Voice(logging.Handler):
         self._write("complain", line)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.complain(f"warning: {record.getMessage()}")
+        self._write("warn", f"warning: {record.getMessage()}")
 
     def _write(self, kind: str, line: str) -> None:
         with suppress(OSError):  # whoever listened is gone, and the writer goes on
@@ -78,17 +78,21 @@ class Terminal:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
-                (self.complain if kind == "complain" else self.say)(text)
+                {"complain": self.complain, "warn": self.warn}.get(kind, self.say)(text)
         self._clear()
 
     def say(self, line: str) -> None:
         self._clear()
         print(line, flush=True)
 
-    def complain(self, line: str) -> None:
+    def warn(self, line: str) -> None:
         self._clear()
-        self.complained = True
         print(line, file=sys.stderr, flush=True)
+
+    def complain(self, line: str) -> None:
+        """Say why the writer ended."""
+        self.complained = True
+        self.warn(line)
 
     def _clear(self) -> None:
         if self._live:

@@ -21,7 +21,7 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.stream_rules import StreamState, stream_readings
 from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import Kind, MaintainedTable, find_maintained, maintained_tables
-from frazil.spec.load import sound_streams
+from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import rounded_bytes
 from frazil.supervise.liveness import ago, utc
@@ -66,8 +66,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     Example:
       frazil health demo.flights --deep
     """
-    specs, errors = sound_streams(streams_folder)
     now_ms = time.time_ns() // 1_000_000
+    specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         found = [_look(find_maintained(specs, table, problems=errors), now_ms=now_ms, deep=deep)]
     else:

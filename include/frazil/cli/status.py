@@ -13,9 +13,7 @@ from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.cli.stream_status import StreamStatus, WriterStatus, exit_words, stream_status
 from frazil.errors import SpecError
-from frazil.spec.last_sound import STREAMS, find_declared, recall
-from frazil.spec.load import find_stream, sound_streams
-from frazil.spec.model import StreamSpec
+from frazil.spec.last_sound import declared_streams, find_or_recall
 from frazil.supervise.liveness import ago, utc
 
 AT_ONCE = 8
@@ -40,7 +38,11 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
       frazil status flights --json
     """
     now_ms = time.time_ns() // 1_000_000
-    specs, errors = _declared(streams_folder, stream, now_ms=now_ms)
+    if stream is None:
+        specs, errors = declared_streams(streams_folder, now_ms=now_ms)
+    else:
+        spec, problem = find_or_recall(streams_folder, stream)
+        specs, errors = [spec], [problem] if problem else []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(partial(stream_status, now_ms=now_ms), specs))
     if as_json:
@@ -51,22 +53,6 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
         click.echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
-
-
-def _declared(folder: Path, stream: str | None, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """The streams, those with a broken file as they were when it was sound last, and what is wrong with files."""
-    if stream is not None:
-        try:
-            return [find_stream(folder, stream)], []
-        except SpecError as error:
-            if (last := recall(folder, stream, STREAMS)) is None:
-                raise
-            return [last], [str(error)]
-    found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
-    if not found:
-        return sound_streams(folder)
-    specs = sorted((one.spec for one in found if one.spec), key=lambda spec: spec.name)
-    return specs, [one.problem for one in found if one.problem]
 
 
 def _show(streams: list[StreamStatus], *, now_ms: int, in_full: bool) -> None:

@@ -60,15 +60,16 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         f"were; no writer can be started. Mend the file; `frazil validate` says when it is sound: {state.problem}",
     )
     down_s = _down_s(state, now_ms)
-    since = f"for {ago(int(down_s * 1000))}" if down_s not in {None, math.inf} and down_s is not None else "ever"
+    since = "ever on this host" if down_s == math.inf else f"for {ago(int((down_s or 0) * 1000))}"
+    last_words = f" {state.last_words}" if state.last_words else ""
     yield Reading(
         "writer",
         down_s,
         alerts.writer_down.total_seconds(),
         "a writer runs, or none is wanted" if not down_s else f"no writer has run {since}",
-        f"stream {name} is wanted, and no writer has run {since}. {state.last_words or 'None left a message.'} {look} "
-        f"says why; its Dag frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` "
-        f"tries again what was given up; `frazil pause {name}` says that none shall run",
+        f"stream {name} is wanted, and no writer has run {since}.{last_words} {look} says more; its Dag "
+        f"frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was "
+        f"given up; `frazil pause {name}` says that none shall run",
     )
     yield Reading(
         "restarts",

@@ -57,7 +57,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
             is_fresh=is_fresh,
             may_be_elsewhere=not reachable or (table is not None and property_name(spec.name) in table.properties),
         ),
-        ended_at_ms=last.ended_at_ms if last else None,
+        ended_at_ms=_ended_at_ms(writer),
         last_words=f"The last one said: {' '.join(last.error.split())[:500]}." if last and last.error else "",
         fruitless=len(exits),
         waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
@@ -104,6 +104,14 @@ def _moved(writer: Observation, newest: Snapshot | None) -> bool:
         return False
     ours = writer.heartbeat is not None and writer.heartbeat.last_commit_snapshot == newest.snapshot_id
     return not ours and newest.timestamp_ms > writer.exits[-1].ended_at_ms
+
+
+def _ended_at_ms(writer: Observation | None) -> int | None:
+    """When the latest launch of this host ended; one in the foreground leaves no exit, only its last heartbeat."""
+    if writer is None:
+        return None
+    beats = [writer.heartbeat.written_at_ms] if writer.heartbeat else []
+    return max([*beats, *(end.ended_at_ms for end in writer.exits[-1:])], default=None)
 
 
 def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:

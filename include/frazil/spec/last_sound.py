@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from frazil.errors import SpecError
 from frazil.home import home
 from frazil.spec.file_cache import Signature, signature
-from frazil.spec.load import load_stream, read_stream, stream_files, validate_stream
+from frazil.spec.load import find_stream, load_stream, read_stream, sound_streams, stream_files, validate_stream
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
@@ -122,6 +122,31 @@ def recall(folder: Path, name: str, kind: Kind[T]) -> T | None:
     memory = Memory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
+
+
+def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
+    """One stream of a folder; where its file is broken as it was when it was sound last, and what is wrong with it.
+
+    Raises SpecError where it never was sound.
+    """
+    try:
+        return find_stream(folder, name), None
+    except SpecError as error:
+        if (last := recall(folder, name, STREAMS)) is None:
+            raise
+        return last, str(error)
+
+
+def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
+    """All streams of a folder by name, those with a broken file as above, and what is wrong with files.
+
+    Raises SpecError where there is neither.
+    """
+    found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
+    if not found:
+        return sound_streams(folder)
+    specs = sorted((one.spec for one in found if one.spec), key=lambda spec: spec.name)
+    return specs, [one.problem for one in found if one.problem]
 
 
 def _listed(folder: Path) -> tuple[str | None, list[Path]]:

@@ -27,6 +27,7 @@ from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress, StageContext, StageResult
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_duration
 from frazil.stream.kafka import KafkaOffsets
 from frazil.stream.plan import learned
 from frazil.stream.planner import Position, read_rates, write_rates
@@ -235,8 +236,9 @@ def _ahead(journal: Journal, max_future: timedelta) -> str:
     """Which topic-partition has the most event times that do not push the watermark."""
     most = max(journal.progress, key=lambda p: p.future)
     return (
-        f"{journal.future} rows have event times more than {max_future} ahead of their Kafka timestamps, most of them "
-        f"in {most.topic}-{most.partition}: they landed, and do not push the watermark. Look at the producers' clocks"
+        f"{journal.future} rows have event times more than {format_duration(max_future)} ahead of their Kafka "
+        f"timestamps, most of them in {most.topic}-{most.partition}: they landed, and do not push the watermark. Look "
+        "at the producers' clocks"
     )
 
 

@@ -53,14 +53,30 @@ class KafkaOffsets:
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
             answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=self._timeout_s)
-            described = {name: answer.result(self._timeout_s) for name, answer in answers.items()}
             cluster_id = cluster.result(self._timeout_s).cluster_id
+            described = self._described(answers)
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error, "describing") from error
         return Topics(
             SourceIdentity(cluster_id, {name: str(topic.topic_id) for name, topic in sorted(described.items())}),
             tuple((name, p.id) for name, topic in sorted(described.items()) for p in topic.partitions),
         )
+
+    def _described(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """What Kafka says of each topic; all that are missing are named at once."""
+        described, missing = {}, []
+        for name, answer in sorted(answers.items()):
+            try:
+                described[name] = answer.result(self._timeout_s)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                missing.append(name)
+        if missing:
+            raise TopicMissing(
+                f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or mend source.topics"
+            )
+        return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset that is still there."""
@@ -141,4 +157,5 @@ class KafkaOffsets:
             return AccessDenied(f"Kafka refuses {what}: {error}. Check source.properties and the topic's ACLs")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"{what}: a topic does not exist. Create it, or mend source.topics")
-        return KafkaUnavailable(f"{what} got no answer: {error}. Check source.bootstrap-servers and the brokers")
+        why = f": {error}" if str(error) else f" within {self._timeout_s:g} s"
+        return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers")

@@ -106,10 +106,12 @@ class WriterLock:
         if holder is None:
             return f"another process holds {self._path}; wait for it to end, or see `frazil status {stream}`"
         pids = ", ".join(f"{p} {m.pid}" for p, m in (("parent", holder.parent), ("writer", holder.writer)) if m)
-        return (
-            f"a {holder.kind} writer of {stream} holds {self._path} ({pids or 'starting'}); "
-            f"stop it with `frazil pause {stream}` or end that process, then try again"
+        how = (
+            f"end that process (Ctrl-C where it runs{f', or `kill {holder.writer.pid}`' if holder.writer else ''})"
+            if holder.kind is LaunchKind.FOREGROUND
+            else f"stop it with `frazil pause {stream}`"
         )
+        return f"a {holder.kind} writer of {stream} holds {self._path} ({pids or 'starting'}); {how}, then try again"
 
 
 def read_launch(folder: Path) -> Launch | None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from frazil.cli.main import main
+from frazil.home import run_folder
+from frazil.supervise.lock import WriterLock
 
 SOUND = """
 name: rides
@@ -101,6 +103,27 @@ def test_a_folder_without_streams_is_told(run: Run, streams: Path, tmp_path: Pat
     assert str(streams) in said
     code, _ = run(command, tmp_path / "nowhere")
     assert code == 10
+
+
+def test_a_stream_whose_file_broke_can_be_paused_and_its_table_is_shown(run: Run, streams: Path) -> None:
+    run("status", streams)
+    (streams / "rides.yaml").write_text(SOUND.replace("complete:", "complet:"))
+    code, said = run("pause rides", streams)
+    assert (code, "rides is paused: " in said, "complet: is an unknown key" in said) == (0, True, True)
+    code, said = run("health", streams)
+    assert (code, "city.rides " in said, "complet: is an unknown key" in said) == (10, True, True)
+    for command in ("resume rides", "restart rides"):
+        assert run(command, streams)[0] == 10, "its writer could not be started"
+
+
+def test_a_writer_in_the_foreground_is_not_said_to_be_stopped(run: Run, streams: Path) -> None:
+    with WriterLock(run_folder("rides")):
+        for command in ("pause rides", "restart rides"):
+            code, said = run(command, streams)
+            assert (code, f"runs in the foreground and goes on until it is ended there (Ctrl-C, or `kill {os.getpid()}`"
+                    in said) == (0, True)  # fmt: skip
+        assert "it runs in the foreground" in run("resume rides", streams)[1]
+    assert "its writer stops after the batch at hand" in run("pause rides", streams)[1]
 
 
 @pytest.mark.parametrize("command", OF_A_STREAM)

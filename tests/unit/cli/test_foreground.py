@@ -96,7 +96,18 @@ def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Pat
     os.close(hear)
     out, err = capsys.readouterr()
     assert (out, err) == ("a signal came\nünïcode\nand a line break\n", "warning: 2 brokers are silent\n")
+    assert not terminal.complained, "a warning does not say why a writer ended"
+
+
+def test_why_the_writer_ended_is_known_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    hear, tell = os.pipe()
+    Voice(tell).complain("TopicMissing: no topic t")
+    os.close(tell)
+    terminal = Terminal(tmp_path)
+    terminal.listen(hear, writer=1)
+    os.close(hear)
     assert terminal.complained
+    assert capsys.readouterr().err == "TopicMissing: no topic t\n"
 
 
 def test_only_a_terminal_has_a_line_that_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

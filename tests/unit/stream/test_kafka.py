@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -29,6 +31,27 @@ def test_a_missing_topic_is_told_from_brokers_that_are_away_and_is_waited_for() 
     assert isinstance(found, TopicMissing)
     assert (found.exit_code, found.restartable) == (24, True)
     assert found.exit_code not in NO_RESTART
+
+
+def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
+    def answer(error: int | None) -> Future[str]:
+        future: Future[str] = Future()
+        future.set_exception(KafkaException(KafkaError(error))) if error is not None else future.set_result("there")
+        return future
+
+    missing = KafkaError.UNKNOWN_TOPIC_OR_PART
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["a", "b", "c"]) as offsets:
+        with pytest.raises(TopicMissing, match=r"has no topic a, c\. Create it"):
+            offsets._described({"c": answer(missing), "b": answer(None), "a": answer(missing)})
+        with pytest.raises(KafkaException):
+            offsets._described({"a": answer(missing), "b": answer(KafkaError._TRANSPORT)})
+        assert offsets._described({"b": answer(None)}) == {"b": "there"}
+
+
+def test_an_answer_that_does_not_come_says_how_long_was_waited() -> None:
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
+        found = offsets._translated(TimeoutError(), "describing")
+    assert "got no answer within 2 s. Check" in str(found)
 
 
 def test_librdkafka_says_what_is_wrong_with_a_property_as_far_as_it_is_known_here() -> None:

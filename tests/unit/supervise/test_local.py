@@ -215,6 +215,8 @@ def test_a_foreground_writer_excludes_a_supervised_one_and_is_not_stopped_by_it(
         at_hand.launcher.stop(force=True)
         with pytest.raises(WriterBusy, match="foreground"):
             at_hand.launcher.launch(at_hand.request())
+        with pytest.raises(WriterBusy, match=rf"end that process \(Ctrl-C where it runs, or `kill {os.getpid()}`\)"):
+            WriterLock(at_hand.folder).acquire()
     launch = at_hand.launcher.launch(at_hand.request())
     with pytest.raises(WriterBusy, match=str(launch.writer.pid)):
         WriterLock(at_hand.folder).acquire()
