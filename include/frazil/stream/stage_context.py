@@ -23,7 +23,7 @@ def stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """A context without dead-letter floor and windows; files go to folders of `tables.stream`.
+    """A context that knows no held dead letters and no windows yet; files go to folders of `tables.stream`.
 
     Raises SchemaIncompatible where others have changed a table so that the declared columns no longer fit it.
     """
