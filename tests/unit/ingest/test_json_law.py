@@ -202,7 +202,8 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 ) -> None:
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
     expected = [by_reference(decoder, value) for value in some]
-    with mock.patch.object(decode_json, "PIECE", piece):
+    # A sample of two looks at every chunk of four records and more.
+    with mock.patch.object(decode_json, "PIECE", piece), mock.patch.object(decode_json, "SAMPLE", 2):
         assert outcomes(decoder(some), len(some)) == expected
         assert outcomes(decoder(some[::-1]), len(some)) == expected[::-1]
     assert outcomes(decoder(some), len(some)) == expected
