@@ -34,8 +34,9 @@ T = TypeVar("T")
 
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """Of HTTP: what a REST catalog answers to a change that it understands, or not, and will not make."""
-REFUSALS_MOST = 3
-"""Of the same metadata: a race that is reported as a refusal (a sequence number that is too old) moves it."""
+REFUSALS_MOST = 8
+"""Of the same metadata, within some seconds: a gateway may have a bad moment, and a race that is reported as a refusal
+(a sequence number that is too old) moves the metadata."""
 
 
 class TableHandle:
@@ -146,8 +147,8 @@ class _Refusals:
         self.of = table.metadata_location
         if self.count >= REFUSALS_MOST:
             raise CommitRefused(
-                f"the catalog refuses to change table {self.identifier}: {error}. Nothing was committed; the staged "
-                "files and the journal are kept. Mend what it says, then start again"
+                f"the catalog refuses to change table {self.identifier}: {error}. The staged files "
+                "and the journal are kept. Mend what it says, then start again"
             ) from error
 
 
