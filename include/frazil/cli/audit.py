@@ -133,5 +133,6 @@ def _verdict(result: Audit) -> str:
             f"Stream {result.stream} committed nothing from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}."
         )
     if result.partitions:
-        return f"Stream {result.stream} is clean: {rows:,} rows{when}, each offset once."
+        said = "; the notes say what was not compared" if result.findings else ", each offset once"
+        return f"Stream {result.stream} is clean: {rows:,} rows{when}{said}."
     return f"Stream {result.stream}: nothing is off, as far as counts tell."

@@ -178,7 +178,7 @@ def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observatio
         silent = ago(now_ms - writer.heartbeat_at_ms)
         problems.append(f"pid {writer.pid} lives, but its heartbeat is {silent} old: what it says is of then")
     if writer.error:
-        problems.append(f"the last writer ended with {exit_words(writer)}: {writer.error}")
+        problems.append(f"the last writer ended with {exit_words(writer)}: {_without_name(writer)}")
     return writer, observation, problems
 
 
@@ -263,6 +263,10 @@ def _rows(metadata: TableMetadata) -> int | None:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _without_name(writer: WriterStatus) -> str:
+    return (writer.error or "").removeprefix(f"{writer.exit_name}: ")
 
 
 def exit_words(writer: WriterStatus) -> str:

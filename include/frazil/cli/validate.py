@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ MOST_ERRORS = 200
 def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_schema: bool) -> None:
     """Check declared streams: the FILES named, or every stream of the folder.
 
-    Prints a line for each sound stream, and every error with its file, key, value and what is allowed; a warning
-    is what only a table that exists already may have. Reads files only: no broker, no catalog. Exits with 10 where
-    there is an error.
+    A file is also held against the other streams of its folder. Prints a line for each sound stream, and every error
+    with its file, key, value and what is allowed; a warning is what only a table that exists already may have. Reads
+    files only: no broker, no catalog. Exits with 10 where there is an error.
 
     \b
     Example:
@@ -75,7 +76,19 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
             errors.extend(str(error).splitlines())
     for path, spec in streams.items():
         errors.extend(f"{path}: source.properties.{key}: {said}" for key, said in _kafka_problems(spec).items())
-    return streams, errors + conflicts(streams)
+    clashes = conflicts({**_beside(files), **streams})
+    return streams, errors + [said for said in clashes if any(said.startswith(f"{path}:") for path in streams)]
+
+
+def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
+    """The sound streams of the files' folders that were not named."""
+    named = {path.resolve() for path in files}
+    found = {}
+    for path in {sibling for file in files for sibling in stream_files(file.parent)}:
+        if path.resolve() not in named:
+            with suppress(SpecError):
+                found[path] = load_stream(path)
+    return found
 
 
 def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
@@ -87,8 +100,8 @@ def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
 
 
 def _line(spec: StreamSpec) -> str:
-    partitioning = ", ".join(spec.partition_by) or "nothing"
-    return f"{spec.name}: {', '.join(spec.source.topics)} -> {spec.table.identifier}, partitioned by {partitioning}"
+    layout = f"partitioned by {', '.join(spec.partition_by)}" if spec.partition_by else "not partitioned"
+    return f"{spec.name}: {', '.join(spec.source.topics)} -> {spec.table.identifier}, {layout}"
 
 
 def _summary(spec: StreamSpec) -> dict[str, Any]:

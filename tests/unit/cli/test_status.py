@@ -191,7 +191,7 @@ def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
         ExitRecord("launch-1", 11, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, error="OffsetGap: records lost"),
     )
     (found,) = status(streams)["streams"]
-    assert found["problems"] == ["the last writer ended with 11 (OffsetGap): OffsetGap: records lost"]
+    assert found["problems"] == ["the last writer ended with 11 (OffsetGap): records lost"]
 
 
 def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):

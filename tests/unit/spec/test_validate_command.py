@@ -46,6 +46,22 @@ def test_named_files_are_checked_against_each_other(declare: Declare) -> None:
     assert "rename one" in result.stderr
 
 
+def test_a_named_file_is_checked_against_the_others_of_its_folder(declare: Declare) -> None:
+    declare("b.yaml")
+    result = CliRunner().invoke(frazil, ["validate", str(declare("a.yaml"))])
+    assert result.exit_code == 10
+    assert result.stderr.count("rename one") == 1
+    assert "a.yaml: name" in result.stderr
+
+
+def test_a_named_file_has_no_part_in_what_is_wrong_between_others(declare: Declare) -> None:
+    declare("b.yaml")
+    declare("c.yaml")
+    declare("d.yaml", name="d", lateness="x")
+    result = CliRunner().invoke(frazil, ["validate", str(declare("a.yaml", name="a", table="demo.a"))])
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_json_holds_streams_and_errors(declare: Declare) -> None:
     files = [declare("a.yaml"), declare("b.yaml", name="b", lateness="x")]
     result = CliRunner().invoke(frazil, ["validate", "--json", *map(str, files)])
