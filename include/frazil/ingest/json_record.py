@@ -10,7 +10,7 @@ be there once; all others are ignored, but for their syntax.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple, Optional
 
@@ -134,29 +134,25 @@ class RecordReader:
             if b"NaN" not in text and b"Inf" not in text:
                 raise
             return self._special_row(without_specials(text))
-        if screening:
-            self._strict.check(parsed)
-            suspects = self._twice.suspects(text, parsed)
-            if not suspects:
-                return None
+        row = self._strict.begun(parsed)
+        suspects = self._twice.suspects(text, parsed)
+        if (path := self._twice(text, suspects)) is not None:
+            return _given_twice(path)
+        if screening and suspects == []:
+            return None
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
         if zeros and _MINUS_ZERO.search(text):
             return self._special_row(text)  # the parser takes the sign from a -0
-        row = self._strict.completed(parsed)
-        return self._once(text, row, suspects if screening else self._twice.suspects(text, parsed))
+        return self._strict.finished(row)
 
     def _special_row(self, text: bytes) -> Row | Refused:
         try:
             parsed = self._special.parsed(text)
         except msgspec.ValidationError as error:
             return self._refused(text, str(error))
-        row = self._special.completed(parsed)
-        return self._once(text, row, self._twice.suspects(text, parsed))
-
-    def _once(self, text: bytes, row: Row, suspects: list[bytes] | None) -> Row | Refused:
-        """The row, if it has no key twice."""
-        path = self._twice(text, suspects)
-        return row if path is None else Refused("TypeMismatch", f"{path}: given twice")
+        row = self._special.begun(parsed)
+        path = self._twice(text, self._twice.suspects(text, parsed))
+        return self._special.finished(row) if path is None else _given_twice(path)
 
     def _refused(self, text: bytes, message: str) -> Refused:
         """What the parser says of a value, in our words."""
@@ -226,6 +222,10 @@ class RecordReader:
         return named(value)
 
 
+def _given_twice(path: str) -> Refused:
+    return Refused("TypeMismatch", f"{path}: given twice")
+
+
 def _part_decoder(name: str) -> Callable[[bytes], Any]:
     """A parser that looks at one field alone."""
     part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
@@ -238,43 +238,40 @@ class _Parser:
     def __init__(self, schema: iceberg.StructType, units: Units, *, raw_floats: bool) -> None:
         self._decode = msgspec.json.Decoder(_struct_type(schema, units, raw_floats)).decode
         converters = [_converter(f, units, raw_floats) for f in schema.fields]
-        self._converters = [
-            (i, field.name, convert)
+        given = [
+            (i, field, convert)
             for i, (field, convert) in enumerate(zip(schema.fields, converters, strict=True))
             if convert is not None
         ]
-        self._parsed_in_bulk = [
-            (i, name, convert)
-            for i, name, convert in self._converters
-            if not isinstance(schema.fields[i].field_type, _STRINGS_IN_BULK) or schema.fields[i].field_id in units
-        ]
+        self._in_bulk = [(i, f.name, c) for i, f, c in given if not _is_string_in_bulk(f, units)]
+        self._strings = [(i, f.name, c) for i, f, c in given if _is_string_in_bulk(f, units)]
 
     def parsed(self, text: bytes) -> Parsed:
         """Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
-    def check(self, parsed: Parsed) -> None:
-        """As `completed` where the bulk parser would choke, in part: it takes any string for a time or for bytes."""
-        for i, name, convert in self._parsed_in_bulk:
-            if (value := parsed[i]) is not None:
-                try:
-                    convert(value)
-                except Wrong as wrong:
-                    self.completed(parsed[:i])  # what is wrong before comes first
-                    raise wrong.within(name) from None
+    def begun(self, parsed: Parsed) -> Row:
+        """Converts what the bulk parser would choke at. Raises Wrong."""
+        return _converted([*parsed], self._in_bulk)
 
-    def completed(self, parsed: Parsed) -> Row:
-        """The row of these values, or of the first of them. Raises Wrong."""
-        row = list(parsed)
-        for i, name, convert in self._converters:
-            if i >= len(row):
-                break
-            if (value := row[i]) is not None:
-                try:
-                    row[i] = convert(value)
-                except Wrong as wrong:
-                    raise wrong.within(name) from None
-        return row
+    def finished(self, row: Row) -> Row:
+        """Converts the rest: the bulk parser takes any string for a time or for bytes. Raises Wrong."""
+        return _converted(row, self._strings)
+
+
+def _converted(row: Row, converters: Sequence[tuple[int, str, Callable[[Any], Any]]]) -> Row:
+    """In place."""
+    for i, name, convert in converters:
+        if (value := row[i]) is not None:
+            try:
+                row[i] = convert(value)
+            except Wrong as wrong:
+                raise wrong.within(name) from None
+    return row
+
+
+def _is_string_in_bulk(field: iceberg.NestedField, units: Units) -> bool:
+    return isinstance(field.field_type, _STRINGS_IN_BULK) and field.field_id not in units
 
 
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
