@@ -67,6 +67,7 @@ def test_a_stream_is_declared_broken_or_removed_and_these_are_three_things(strea
     declaration = Declaration("ticks", streams, clock=times)
     file = streams / "ticks.yaml"
     sound = file.read_text()
+    (streams / "others.yaml").write_text(sound.replace("ticks", "others"))
     assert declaration.read() == Declared(find_stream(streams, "ticks").fingerprint())
     for broken in (sound.replace("event-time", "event-tmie"), "name: ticks\nschema: {", "- a list\n"):
         file.write_text(broken)
