@@ -193,8 +193,9 @@ def test_the_demos_aggregates_are_those_of_the_source_file(
 ) -> None:
     run, catalog, everything = flights
     days = [DAY, date(2013, 12, 31)]
-    assert aggregates.differences(catalog, everything, days) == aggregates.expected(everything, days).num_rows == 66
+    assert aggregates.expected(everything, days).num_rows == 66
     for day in days:
+        assert aggregates.differences(catalog, everything, days) is None, f"{day} was not made yet"
         run(day)
     assert aggregates.differences(catalog, everything, days) == 0
     catalog.load_table(aggregates.TABLE).delete("carrier = 'AA' and origin = 'JFK'")
