@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
@@ -47,6 +50,22 @@ class LazyGroup(click.Group):
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(name).get_short_help_str(width)) for name in COMMANDS])
+
+
+def _summary(command: str) -> click.Command:
+    """A command with nothing but its docstring, read from its source."""
+    module, attribute = COMMANDS[command].split(":")
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == attribute)
+    return click.Command(command, help=ast.get_docstring(function))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
