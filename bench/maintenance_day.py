@@ -10,7 +10,8 @@ A query counts rows and averages a price by symbol over one hour of event time: 
 metadata in memory, and is asked of a copy too that Spark wrote anew a moment before: one manifest, one snapshot. Tables
 take turns, so that what else runs on the machine burdens all alike. DuckDB reads the files that PyIceberg plans.
 
-Writes docs/maintenance-day.svg, and prints the same as a table. A first try: `--hours 2 --commits 3 --plot x.svg`.
+Writes docs/explanation/maintenance-day.svg, and prints the same as a table.
+A first try: `--hours 2 --commits 3 --plot x.svg`.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=1000, help="a file")
     parser.add_argument("--repeats", type=int, default=40, help="of each query and engine")
     parser.add_argument("--ask-every", type=int, default=6, help="hours between two rounds of queries")
-    parser.add_argument("--plot", type=Path, default=Path(__file__).parent.parent / "docs" / "maintenance-day.svg")
+    explanation = Path(__file__).parent.parent / "docs" / "explanation"
+    parser.add_argument("--plot", type=Path, default=explanation / "maintenance-day.svg")
     parser.add_argument("--samples", type=Path, help="where the numbers go too, as JSON lines")
     return parser.parse_args()
 

@@ -1,11 +1,11 @@
-"""`docs/guarantees.md` promises nothing without a test, and every test of a fault with real parts stands in it."""
+"""The guarantees' page promises nothing without a test, and every test of a fault with real parts stands in it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path("docs/guarantees.md")
+PAGE = Path("docs/reference/guarantees.md")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text())
 
 

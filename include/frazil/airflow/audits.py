@@ -101,7 +101,7 @@ def verdict(found: dict[str, Any]) -> None:
     if found["findings"]:
         raise AirflowFailException(
             f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "
-            f'{"; ".join(found["sentences"])}. What to do is in docs/operations.md, "The hourly audit"'
+            f'{"; ".join(found["sentences"])}. What to do is in docs/how-to/operate-writers.md, "The hourly audit"'
         )
 
 

@@ -44,7 +44,8 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
 
     Ctrl-C lets the batch at hand commit and exits with 0; a second Ctrl-C ends the writer at once, and the next start
     goes on where the table stands. A line a batch is shown; the log, with Spark's, is writer.log in the stream's run
-    folder. Exits as the writer does (see docs/cli.md); with 9 where another writer of the stream runs on this host.
+    folder. Exits as the writer does (see docs/reference/cli.md), and with 9 where another writer of the stream runs on
+    this host.
 
     \b
     Example:

@@ -1,6 +1,6 @@
-"""docs/configuration.md, written from the models so that it cannot differ from what the loader accepts.
+"""docs/reference/configuration.md, written from the models so that it cannot differ from what the loader accepts.
 
-`python -m frazil.spec.configuration_page > docs/configuration.md` brings the page up to date.
+`python -m frazil.spec.configuration_page > docs/reference/configuration.md` brings the page up to date.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _INTRODUCTION = """\
 # Configuration reference
 
 Every key of a stream's file, `include/streams/<stream>.yaml`. This page is generated from the models
-(`python -m frazil.spec.configuration_page`); [streams.md](streams.md) is the guide. Keys that every stream of
-a folder shares stand in its `_defaults.yaml`, beneath each stream's own.
+(`python -m frazil.spec.configuration_page`). [Declare a stream](../how-to/declare-a-stream.md) is the guide. Keys that
+all streams of a folder share belong in its `_defaults.yaml`; a stream's own keys override them.
 
-"required" marks what has no default.
+A key marked "required" has no default.
 """
 
 _REFERENCES = """\

@@ -27,8 +27,8 @@ def test_the_exported_schema_is_current() -> None:
 
 
 def test_the_configuration_reference_is_current() -> None:
-    page = Path("docs/configuration.md").read_text()
-    assert page == configuration_page.render(), "run: python -m frazil.spec.configuration_page > docs/configuration.md"
+    file = Path("docs/reference/configuration.md")
+    assert file.read_text() == configuration_page.render(), f"run: python -m frazil.spec.configuration_page > {file}"
 
 
 def test_the_schema_is_a_json_schema() -> None:
@@ -84,7 +84,8 @@ def test_the_schema_refuses_what_the_loader_refuses(declare: Callable[..., Path]
 
 
 def test_the_guides_stream_is_sound(tmp_path: Path) -> None:
-    stream, defaults, *_ = re.findall(r"```yaml\n(.*?)```", Path("docs/streams.md").read_text(), re.DOTALL)
+    guide = Path("docs/how-to/declare-a-stream.md").read_text()
+    stream, defaults, *_ = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     (tmp_path / "orders.yaml").write_text(stream)
     (tmp_path / "_defaults.yaml").write_text(defaults)
     assert load_stream(tmp_path / "orders.yaml").partition_by == ("day(ordered_at)",)

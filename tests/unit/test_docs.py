@@ -1,0 +1,91 @@
+"""The pages promise nothing that is not there: links and anchors resolve, commands and their options exist."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from frazil.cli.main import frazil
+
+PAGES = [
+    *(Path(name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")),
+    *sorted(Path("docs").rglob("*.md")),
+]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|(?:href|src|srcset)=\"([^\"]+)\"")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:(?<=`)|^(?:\$ | {4})?)frazil ([a-z]+)((?: [^`\n|#;]*)?)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = [target for target in _links(page) if not _resolves(page, target)]
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_command_and_option_exists(page: Path) -> None:
+    wrong = [problem for name, rest in COMMAND.findall(page.read_text()) if (problem := _wrong(name, rest))]
+    assert wrong == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    seen, todo = set(), [Path("docs/README.md")]
+    while todo:
+        page = todo.pop().resolve()
+        if page not in seen and page.suffix == ".md":
+            seen.add(page)
+            todo += [page.parent / target.split("#")[0] for target in _links(page) if "://" not in target]
+        elif page.is_dir():
+            seen |= {file.resolve() for file in page.iterdir()}
+    assert [page for page in PAGES if page.is_relative_to("docs") and page.resolve() not in seen] == []
+
+
+def _links(page: Path) -> list[str]:
+    text = FENCE.sub("", page.read_text())
+    return [next(filter(None, groups)) for groups in LINK.findall(text)]
+
+
+def _resolves(page: Path, target: str) -> bool:
+    if re.match(r"[a-z]+:", target):
+        return True
+    path, _, anchor = target.partition("#")
+    file = (page.parent / path) if path else page
+    return file.exists() and (not anchor or anchor in _anchors(file))
+
+
+@cache
+def _anchors(page: Path) -> frozenset[str]:
+    """The anchors that GitHub gives to headings."""
+    headings = re.findall(r"^#{1,6} (.+?)\s*$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain)
+
+
+def _wrong(name: str, rest: str) -> str | None:
+    """What is wrong with `frazil <name> <rest>` as a page shows it; None where nothing is."""
+    command = _command((name,))
+    if command is None:
+        return f"there is no command frazil {name}"
+    words = rest.split()
+    if isinstance(command, click.Group) and words and words[0].isalpha():
+        name, command = f"{name} {words[0].strip(',')}", _command((name, words[0]))
+        if command is None:
+            return f"there is no command frazil {name}"
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    unknown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest)) - known - {"--help"}
+    return f"frazil {name} has no {sorted(unknown)}" if unknown else None
+
+
+@cache
+def _command(path: tuple[str, ...]) -> click.Command | None:
+    command: click.Command | None = frazil
+    for name in path:
+        command = command.get_command(click.Context(command), name) if isinstance(command, click.Group) else None
+    if command is not None:
+        assert CliRunner().invoke(frazil, [*path, "--help"]).exit_code == 0
+    return command
