@@ -1,0 +1,85 @@
+"""The page on how JSON becomes columns is true: each row of its tables is decoded as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.ingest.decode import decoder
+from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
+from frazil.spec import iceberg
+from frazil.spec.load import validate_stream
+
+PAGE = Path("docs/reference/json-to-columns.md").read_text()
+PROSE, _ = PAGE.split("## Dead letters")
+COLUMN_ROWS = re.findall(
+    r"^\| `([a-z][^`|]*)`(?:, `unit: (\w+)`)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", PROSE, re.MULTILINE
+)
+RECORD_ROWS = re.findall(r"^\| (`[^|]+`|\*[^|]+\*) \| (`[^|]+`|dead letter [^|]+) \|$", PROSE, re.MULTILINE)
+NOT_PRINTABLE = {
+    "*no value (a tombstone)*": None,
+    "*white space only*": b" \n",
+    "*a byte that is not UTF-8*": b'{"x": 1, "y": "\xff"}',
+    "*a byte order mark, then an object*": b'\xef\xbb\xbf{"x": 1}',
+    "*arrays nested 501 deep*": b'{"x": 1, "y": ' + b"[" * 501 + b"]" * 501 + b"}",
+}
+
+
+def test_every_row_of_the_page_is_tried() -> None:
+    rows = [line for line in PROSE.splitlines() if line.startswith("| ") and "---" not in line]
+    headings = [line for line in rows if line.endswith(("| in the table |", "| column `x` |"))]
+    assert len(rows) - len(headings) == len(COLUMN_ROWS) + len(RECORD_ROWS) > 100
+
+
+@pytest.mark.parametrize(("declared", "unit", "value", "outcome"), COLUMN_ROWS)
+def test_a_columns_value_becomes_what_the_page_says(declared: str, unit: str, value: str, outcome: str) -> None:
+    record = f'{{"x": {value}}}' if value else "{}"
+    assert _outcome(declared, unit, record.encode()) == outcome
+
+
+@pytest.mark.parametrize(("value", "outcome"), RECORD_ROWS)
+def test_a_record_becomes_what_the_page_says(value: str, outcome: str) -> None:
+    record = NOT_PRINTABLE[value] if value in NOT_PRINTABLE else value.strip("`").encode()
+    assert _outcome("int", "", record) == outcome
+
+
+def _outcome(declared: str, unit: str, record: bytes | None) -> str:
+    event_time = {"column": "x", "unit": unit} if unit else "at"
+    columns = {"x": declared} if unit else {"x": declared, "at": "timestamptz"}
+    source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
+    stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": event_time}
+    schema = iceberg.schema(validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml")))
+    decoded = decoder("json", schema, {schema.find_field("x").field_id: unit} if unit else {})([record])
+    if decoded.rejections:
+        (rejection,) = decoded.rejections
+        return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
+    if beyond := out_of_range(decoded.rows):
+        return f"dead letter `{OUT_OF_RANGE}`: `{beyond[0]}`"
+    return f"`{_shown(decoded.rows['x'].to_pylist()[0])}`"
+
+
+def _shown(value: Any) -> str:  # noqa: PLR0911 - a table
+    """As the page writes a column's value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return f"0x{value.hex()}"
+        case date() | time():
+            return value.isoformat()
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case dict():
+            return "{" + ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items()) + "}"
+        case [tuple(), *_]:  # a map
+            return _shown(dict(value))
+        case list():
+            return "[" + ", ".join(map(_shown, value)) + "]"
+    return str(value)
