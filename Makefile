@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 INSTALLED := $(VENV)/.installed
-STATIC := $(wildcard include spark_apps dags plugins tests bench)
+STATIC := $(wildcard include demo spark_apps dags plugins tests bench)
 
 # The cache may be on another device than the checkout, where hard links fail.
 export UV_LINK_MODE ?= copy
@@ -20,7 +20,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, KAFKA_PORT=9092, AIRFLOW_PORT=8080)
-	@exec $(BIN)/python -m frazil.dev.demo $(if $(filter exit,$(DEMO)),--exit) \
+	@exec $(BIN)/python -m demo $(if $(filter exit,$(DEMO)),--exit) \
 	  $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT)) $(if $(AIRFLOW_PORT),--airflow-port $(AIRFLOW_PORT))
 
 test: setup lint ## Lint, types, import contract and all tests, with real parts
@@ -36,7 +36,8 @@ unit: venv ## The fast tests alone
 	$(BIN)/pytest tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
-	@set -e; for file in bench/$(or $(BENCH),*).py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for name in $(or $(BENCH),$(basename $(notdir $(wildcard bench/*.py)))); do \
+	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
 soak: setup ## The tests that run for long
 	$(BIN)/pytest -m soak -rP $(PYTEST)

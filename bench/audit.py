@@ -1,4 +1,4 @@
-"""How long `frazil audit` takes for an hour of a busy table: `python bench/audit.py --millions 10 --hours 2`.
+"""How long `frazil audit` takes for an hour of a busy table: `python -m bench.audit --millions 10 --hours 2`.
 
 Each hour is 60 commits over 32 topic-partitions, written and committed by the real code; what is audited are the
 tables' files and the commit records, as the hourly DAG does it, then as `frazil audit` does without a window. CPU is
@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from frazil.commit.audit_run import Audit, audit_stream
 from frazil.commit.window import Window
-from frazil.dev.made_batches import MadeStream
 from frazil.spec.load import load_stream
+from tests.made_batches import MadeStream
 
 PARTITIONS = 32
 COMMITS_AN_HOUR = 60

@@ -1,4 +1,4 @@
-"""How long a commit takes as a table's history grows: `python bench/commit.py [SNAPSHOTS]` (default 2000).
+"""How long a commit takes as a table's history grows: `python -m bench.commit [SNAPSHOTS]` (default 2000).
 
 Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files), and prints
 wall and CPU time of the last 20 commits at each mark. No maintenance runs: the marks are what an unattended table

@@ -1,4 +1,4 @@
-"""What compaction costs: `python bench/compaction.py --gigabytes 1`.
+"""What compaction costs: `python -m bench.compaction --gigabytes 1`.
 
 Makes one table of ticks by hour, in files of about 3 MB as a busy stream commits them, and compacts it as `frazil
 maintain` does and as Iceberg's procedure does by its defaults (`CALL rewrite_data_files(table)`), each in a Spark of
@@ -23,7 +23,6 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.cli.maintain import local_spark
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.maintenance.due import Action
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
@@ -31,6 +30,7 @@ from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.submitted import start_session
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 
 TABLE = "bench.ticks"
 ROWS = 120_000
@@ -130,7 +130,7 @@ def main() -> None:
         for _ in range(arguments.repeats):
             for label, variant in VARIANTS.items():
                 table.refresh().manage_snapshots().set_current_snapshot(snapshot_id=snapshot.snapshot_id).commit()
-                child = [sys.executable, __file__, "--run", variant]
+                child = [sys.executable, "-m", "bench.compaction", "--run", variant]
                 said = subprocess.run(child, stdout=subprocess.PIPE, check=True, text=True).stdout
                 found = json.loads(said.splitlines()[-1])
                 mb = found["bytes"] / 1e6

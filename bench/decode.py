@@ -1,6 +1,6 @@
 """CPU of decoding JSON chunks in which some records are bad, beside the same chunk without any.
 
-    .venv/bin/python bench/decode.py [--records 100000] [--kinds "type mismatch,..."]
+    .venv/bin/python -m bench.decode [--records 100000] [--kinds "type mismatch,..."]
 
 The records are ticks of 170 bytes with ten columns. Least CPU (user + system) of three runs, in core-seconds per
 million records, and how many times a chunk without bad records that is, of equally long ones.

@@ -1,4 +1,4 @@
-"""How long a gate takes: `python bench/gate.py --millions 1`, with each engine, the real suite, and a failing one.
+"""How long a gate takes: `python -m bench.gate --millions 1`, with each engine, the real suite, and a failing one.
 
 The window is one hour, in a file a minute, of flights repeated; the suite is the demo's. Every gate is a process of its
 own from start to end, the load of Great Expectations and the JVM's start included. CPU is user + system time of it and
@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 
+from demo.flights import read_flights
 from frazil.dev import jars
-from frazil.dev.demo.flights import read_flights
 from frazil.quality.gate import GateRequest, run_gates
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog

@@ -1,4 +1,4 @@
-"""What a measurement of a table's health costs as the table grows: `python bench/health.py [FILES…]`.
+"""What a measurement of a table's health costs as the table grows: `python -m bench.health [FILES…]`.
 
 Tables of 1,000, 10,000 and 100,000 files in the embedded catalog (SQLite, local files), 500 days, 20 columns with
 statistics; the last 384 files came in 12 commits of a stream, whose records are read. Files are 1,000 to a manifest,
@@ -23,13 +23,13 @@ from pyiceberg.types import DateType
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.dev.made_batches import MadeStream
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import find_stream
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
 
 SIZES = (1_000, 10_000, 100_000)
 PER_MANIFEST = 1_000

@@ -1,6 +1,6 @@
 """CPU per record of the executors' side: Kafka to Parquet, one process, no Spark, beside librdkafka's own consume.
 
-    .venv/bin/python bench/ingest.py --millions 4
+    .venv/bin/python -m bench.ingest --millions 4
 
 CPU is user + system time of the whole process (librdkafka's threads included), in core-seconds per million records;
 decode and write are the main thread's own, and consume is what is left. Wall time means little on a shared machine.

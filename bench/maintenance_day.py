@@ -1,4 +1,4 @@
-"""A day of a busy table in minutes, with maintenance and without: `python bench/maintenance_day.py`.
+"""A day of a busy table in minutes, with maintenance and without: `python -m bench.maintenance_day`.
 
 One commit each 5 s with 32 files is 17,280 commits and 552,960 files a day. Here the 24 hours of event time have a
 60th of these commits (`--commits 12` an hour), each of 32 files of 1,000 rows, by the real committer, to two tables
@@ -27,14 +27,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-from day.plot import draw
-from day.queries import ENGINES, Readers, compacted_copy
-from day.report import report
-from day.samples import Samples
-from day.tables import BEGIN_US, HOUR_US, Day, now_ms
 from pyiceberg.catalog import Catalog
 from pyspark.sql import SparkSession
 
+from bench.day.plot import draw
+from bench.day.queries import ENGINES, Readers, compacted_copy
+from bench.day.report import report
+from bench.day.samples import Samples
+from bench.day.tables import BEGIN_US, HOUR_US, Day, now_ms
 from frazil.dev import jars
 from frazil.maintenance.measure import measure
 from frazil.maintenance.outcome import Ending

@@ -22,12 +22,12 @@ from frazil.commit.completion import look, signal
 from frazil.commit.marker import read_marker
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import TableSignals, append_signals, newest_signals
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What a start costs with years of commit records behind it, alone and folded: `python bench/start.py [RECORDS…]`.
+"""What a start costs with years of commit records behind it, alone and folded: `python -m bench.start [RECORDS…]`.
 
 One stream of one topic with 32 partitions and two files of 20 columns a commit, in the embedded catalog (SQLite, local
 files). A start is the take-over and the settling, without Kafka and Spark. Records are written as an earlier version
@@ -19,9 +19,9 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import change_marker
 from frazil.commit.settle import bare_path, highest_epoch, settle
-from frazil.dev.made_batches import MadeStream
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.spec.load import find_stream
+from tests.made_batches import MadeStream
 
 SIZES = (2_000, 50_000, 500_000)
 PARTITIONS = 32

@@ -1,4 +1,4 @@
-"""A steady load through the real writer: `python bench/sustained.py --rate 78000 --seconds 240 --interval 60s`.
+"""A steady load through the real writer: `python -m bench.sustained --rate 78000 --seconds 240 --interval 60s`.
 
 Starts the embedded Kafka, a producer process that paces 120-byte JSON ticks over 32 partitions, and the writer as its
 supervisor would; then catches up, and prints freshness, CPU, files and commits. Everything shares this machine's
@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from confluent_kafka import Producer
 
-from frazil.dev.freshness import freshness
+from demo.freshness import freshness
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.table.catalogs import load_catalog
 
@@ -114,7 +114,7 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
         meter.sample()
         idle = meter.seconds()
         producer = subprocess.Popen(
-            [sys.executable, __file__, "--produce", bootstrap, "--rate", str(options.rate),
+            [sys.executable, "-m", "bench.sustained", "--produce", bootstrap, "--rate", str(options.rate),
              "--seconds", str(options.seconds)], stdout=subprocess.PIPE, text=True)  # fmt: skip
         while producer.poll() is None:
             meter.sample()

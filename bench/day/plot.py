@@ -1,4 +1,4 @@
-"""The plot of a simulated day; from saved samples: `PYTHONPATH=bench python -m day.plot SAMPLES SVG`."""
+"""The plot of a simulated day; from saved samples: `python -m bench.day.plot SAMPLES SVG`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-from day.samples import Samples
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from bench.day.samples import Samples
 
 LINES = {
     "unattended": ("without", "#c2410c", "-"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from day.queries import ENGINES
-from day.samples import Samples
+from bench.day.queries import ENGINES
+from bench.day.samples import Samples
 
 STATE = {
     "data_files": "files",

@@ -16,10 +16,10 @@ from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import batch_folder
-from frazil.dev.made_batches import MadeStream, Offsets
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
+from tests.made_batches import MadeStream, Offsets
 
 STREAM = """
 name: {name}

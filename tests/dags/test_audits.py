@@ -13,8 +13,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.audit_hours import audit_hours
 from frazil.airflow.audits import verdict
-from frazil.dev.made_batches import MadeStream
 from frazil.spec.load import load_stream
+from tests.made_batches import MadeStream
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 Parse = Callable[..., dict[str, Any]]

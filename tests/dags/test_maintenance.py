@@ -15,13 +15,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from frazil.airflow import declared, health, table_care, table_health, watched
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import TableSignals, append_signals
-from frazil.dev.made_batches import MadeStream
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 Parse = Callable[..., dict[str, Any]]

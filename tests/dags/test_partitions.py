@@ -17,10 +17,10 @@ from frazil.airflow.looks import LookTrigger
 from frazil.airflow.sent import to_send
 from frazil.commit.completion import look, send_again, signal
 from frazil.commit.signal import Signal, State
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.partitions.windows import Grain, Window
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 
 STREAM = """
 name: made

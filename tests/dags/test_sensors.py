@@ -12,10 +12,10 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from frazil.airflow.sensors import PartitionCompleteSensor, PartitionTrigger
 from frazil.commit.completion import Gate, look, signal
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.errors import CommitUnavailable, MarkerUnreadable
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 
 STREAM = """
 name: made

@@ -12,19 +12,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frazil.dev.demo.parts import MARK
+from demo.parts import MARK
 from frazil.dev.process import LOOPBACK, free_port
 from tests.polling import eventually
 
 
 class RunningDemo:
-    """One `python -m frazil.dev.demo` with its output in a file."""
+    """One `python -m demo` with its output in a file."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.output = home.parent / "demo.out"
         with self.output.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "frazil.dev.demo", "--exit", *arguments],
+                [sys.executable, "-m", "demo", "--exit", *arguments],
+                cwd=Path(__file__).parents[2],
                 env={**os.environ, "FRAZIL_HOME": str(home)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,

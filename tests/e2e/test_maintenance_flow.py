@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from frazil.dev.airflow import SPARK_POOL, EmbeddedAirflow
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.spec.load import load_stream
+from tests.made_batches import EventTimes, MadeStream
 from tests.polling import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -16,9 +16,9 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 from tests.polling import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]

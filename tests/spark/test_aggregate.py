@@ -14,8 +14,8 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 
-from frazil.dev.demo import aggregates
-from frazil.dev.demo.flights import read_flights
+from demo import aggregates
+from demo.flights import read_flights
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.stream import aggregate
 from frazil.stream.aggregate import Outcome, aggregate_day

@@ -23,7 +23,6 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform
 
 from frazil.commit.rules import check_ancestry, check_open_branch
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.maintenance import main, spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
@@ -34,6 +33,7 @@ from frazil.maintenance.spark_actions import SparkTable
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

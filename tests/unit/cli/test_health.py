@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
-from frazil.dev.made_batches import MadeStream
 from frazil.errors import CommitUnavailable, SpecError
 from frazil.supervise.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
+from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
 
 ALERTS = "maintenance: {expiry: off, alerts: {snapshots: 3}}\n"

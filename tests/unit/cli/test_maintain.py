@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
-from frazil.dev.made_batches import MadeStream
 from frazil.errors import SpecError
 from frazil.spec.load import load_stream
+from tests.made_batches import MadeStream
 
 Command = Callable[..., Result]
 

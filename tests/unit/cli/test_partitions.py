@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.commit.completion import Gate, look, signal
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.errors import FrazilError, SpecError
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 
 STREAM = """
 name: made

@@ -22,11 +22,11 @@ from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
 from frazil.commit.offset_tally import OffsetTally
 from frazil.commit.window import HOUR_MS, Window, complete_hours, last, window
-from frazil.dev.made_batches import MadeStream
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import Pins, plan_expiry
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Expiry
+from tests.made_batches import MadeStream
 
 BEGIN_MS = 2_000_000_000_000 // HOUR_MS * HOUR_MS
 """A full hour, later than this machine's clock: no commit is older than its table."""

@@ -24,12 +24,12 @@ from frazil.commit.rules import head_of
 from frazil.commit.signal import Signal, State
 from frazil.commit.signals import IDENTIFIER, TableSignals, newest_signals
 from frazil.commit.window_rows import window_rows
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.spec.load import load_stream, streams_of
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
 
 NOON = 1_388_404_800_000_000
 """2013-12-30T12:00:00Z."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.dev.made_batches import MadeStream
+from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import made_stream
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from frazil.dev.made_batches import MadeStream
 from frazil.spec.load import load_stream
+from tests.made_batches import MadeStream
 
 DAY_US = 86_400_000_000
 FIRST_DAY_US = 16_069 * DAY_US

@@ -18,10 +18,10 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.typedef import Record
 
-from frazil.dev.made_batches import MadeStream
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.tables import find_maintained
+from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import DAY_US, FIRST_DAY_US, land
 
 

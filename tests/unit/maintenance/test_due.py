@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from frazil.dev.made_batches import MadeStream
 from frazil.maintenance.due import Action, due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.manifests import TARGET_BYTES
@@ -16,6 +15,7 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land
 
 HOUR_MS = 3_600_000

@@ -16,7 +16,6 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
 
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.dev.made_batches import MadeStream
 from frazil.home import run_folder
 from frazil.maintenance.health import RecentFiles, TableHealth
 from frazil.maintenance.measure import RECORDS_MOST, measure
@@ -25,6 +24,7 @@ from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.lock import WriterLock
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
+from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import BEGIN_MS, land
 
 REWRITTEN = {"added-data-files": "2", "deleted-data-files": "8", "added-files-size": "1420"}

@@ -20,13 +20,13 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil.commit.journal import Journal
 from frazil.commit.settle import settle
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.dev.made_batches import MadeStream
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
+from tests.made_batches import MadeStream
 
 HOUR_MS = 3_600_000
 MOSTLY = st.sampled_from([True, True, True, False])

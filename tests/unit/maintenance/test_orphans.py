@@ -26,7 +26,6 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import settle
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.dev.made_batches import MadeStream
 from frazil.errors import AccessDenied, SpecError
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup, orphan_references
@@ -36,6 +35,7 @@ from frazil.partitions.backfill_request import parse_request
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
+from tests.made_batches import MadeStream
 
 DAY_S = 86_400
 HOUR_MS = 3_600_000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from frazil.dev.made_batches import EventTimes, MadeStream
 from frazil.maintenance.plans import complete_before_us
 from frazil.maintenance.tables import find_maintained
+from tests.made_batches import EventTimes, MadeStream
 from tests.unit.maintenance.day_by_day import BEGIN_MS, DAY_US, FIRST_DAY_US
 
 

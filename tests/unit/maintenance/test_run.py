@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from frazil.dev.made_batches import MadeStream
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Ending
@@ -14,6 +13,7 @@ from frazil.maintenance.run import compacted, maintain
 from frazil.maintenance.spark_actions import Conflict, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land
 
 

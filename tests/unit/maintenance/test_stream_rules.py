@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from frazil.dev.made_batches import MadeStream
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertStates, step_readings
 from frazil.maintenance.stream_rules import (
@@ -30,6 +29,7 @@ from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.launcher import Observation, ProcessState
 from frazil.supervise.local import LocalLauncher
 from frazil.supervise.records import ExitRecord, Launch, LaunchKind, append_exit
+from tests.made_batches import MadeStream
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
-from frazil.dev.made_batches import MadeStream
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.planner import read_rates
@@ -25,6 +24,7 @@ from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, thrott
 from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.policy import Policy
 from frazil.supervise.stall_history import Limits
+from tests.made_batches import MadeStream
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 BOUNDS = Bounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINUTE, longest=10 * MINUTE)

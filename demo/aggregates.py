@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
-from frazil.dev.demo import landed
+from demo import landed
 
 TABLE = "demo.flights_per_day"
 SCHEMA = pa.schema(
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 def expected(flights: pa.Table, days: Collection[date]) -> pa.Table:
     """The aggregates of those UTC days of scheduled departure, with the columns of SCHEMA.
 
-    :param flights: as `frazil.dev.demo.flights.read_flights` gives them.
+    :param flights: as `demo.flights.read_flights` gives them.
     """
     day = flights["scheduled_departure"].cast(pa.date32())
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)

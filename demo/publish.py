@@ -9,7 +9,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka import Message as Delivery
 
-from frazil.dev.demo.flights import messages
+from demo.flights import messages
 from frazil.errors import KafkaUnavailable
 
 SECONDS_PER_HOUR = 3.0

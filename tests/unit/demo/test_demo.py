@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from demo.days import HOURS, Days
+from demo.interrupt import only_demo
+from demo.landed import Summary, differences
+from demo.publish import SECONDS_PER_HOUR, LiveHours, Publisher
+from demo.run import DAY_DAGS, STREAM, WRITER_DAG
+from demo.screen import Screen, State
 from frazil.airflow import daily_dag_id, partitions_dag_id, reopened_dag_id, writer_dag_id
-from frazil.dev.demo.days import HOURS, Days
-from frazil.dev.demo.interrupt import only_demo
-from frazil.dev.demo.landed import Summary, differences
-from frazil.dev.demo.publish import SECONDS_PER_HOUR, LiveHours, Publisher
-from frazil.dev.demo.run import DAY_DAGS, STREAM, WRITER_DAG
-from frazil.dev.demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
 
 
@@ -102,11 +102,12 @@ def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then() -> None:
 def test_a_second_demo_in_one_home_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     lock = tmp_path / "demo.lock"
     program = (
-        "import sys; from pathlib import Path; from frazil.dev.demo.interrupt import only_demo\n"
+        "import sys; from pathlib import Path; from demo.interrupt import only_demo\n"
         "with only_demo(Path(sys.argv[1])):\n  print('held', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", program, str(lock)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+    checkout = Path(__file__).parents[3]
+    with subprocess.Popen(command, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
         with pytest.raises(EnvironmentUnusable, match=rf"pid {first.pid}\): end it with Ctrl-C"), only_demo(lock):

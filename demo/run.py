@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
-from frazil.dev.demo import flights
-from frazil.dev.demo.days import HOURS, LATE_FLIGHTS, LATE_HOUR, LATE_UNTIL, Days, days
-from frazil.dev.demo.landed import Summary, committed_records, summarise
-from frazil.dev.demo.parts import DemoParts
-from frazil.dev.demo.publish import LiveHours, Publisher
-from frazil.dev.demo.screen import Screen, State
+from demo import flights
+from demo.days import HOURS, LATE_FLIGHTS, LATE_HOUR, LATE_UNTIL, Days, days
+from demo.landed import Summary, committed_records, summarise
+from demo.parts import DemoParts
+from demo.publish import LiveHours, Publisher
+from demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
@@ -159,7 +159,7 @@ class Demo:
 
 def checkout() -> Path:
     """The folder that has dags/, plugins/ and include/."""
-    return Path(__file__).resolve().parents[4]
+    return Path(__file__).resolve().parents[1]
 
 
 def report(outcome: Outcome, parts: DemoParts) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from frazil.dev.demo import flights
+from demo import flights
 from frazil.spec.load import load_stream
 
 STREAMS = Path(__file__).parents[3] / "include" / "streams"

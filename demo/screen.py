@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TextIO
 
-from frazil.dev.demo.flights import LIVE_FROM
+from demo.flights import LIVE_FROM
 
 PERIOD_TERMINAL_S = 1.0
 PERIOD_ELSEWHERE_S = 10.0

@@ -8,8 +8,8 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
+from demo import aggregates
 from frazil.commit.signals import TableSignals
-from frazil.dev.demo import aggregates
 from frazil.partitions.windows import Grain, Window, microseconds, windows_between
 
 DAYS = (date(2013, 12, 30), date(2013, 12, 31))

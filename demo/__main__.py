@@ -1,4 +1,4 @@
-"""`python -m frazil.dev.demo [--exit] [--kafka-port N] [--airflow-port N]`: what `make demo` runs."""
+"""`python -m demo [--exit] [--kafka-port N] [--airflow-port N]`: what `make demo` runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 import sys
 import time
 
-from frazil.dev.demo.interrupt import Interrupted, Interrupts, only_demo
-from frazil.dev.demo.parts import DemoParts, require_free_ports
-from frazil.dev.demo.run import STREAM, Demo, checkout, report
-from frazil.dev.demo.screen import Screen
+from demo.interrupt import Interrupted, Interrupts, only_demo
+from demo.parts import DemoParts, require_free_ports
+from demo.run import STREAM, Demo, checkout, report
+from demo.screen import Screen
 from frazil.errors import FrazilError
 from frazil.home import home
 from frazil.stream.java import require_java

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
+from demo.freshness import Freshness, freshness
 from frazil.commit.marker import read_marker
-from frazil.dev.freshness import Freshness, freshness
 from frazil.spec.model import StreamSpec
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
