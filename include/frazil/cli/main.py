@@ -31,6 +31,7 @@ COMMANDS = {
     "backfill": "frazil.cli.backfill:backfill",
     "maintain": "frazil.cli.maintain:maintain",
     "orphans": "frazil.cli.orphans:orphans",
+    "catalog": "frazil.cli.catalog:catalog",
 }
 
 WITHOUT_CATALOG = frozenset({"dev", "validate"})

@@ -37,7 +37,7 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 
     Raises SpecError for a catalog that Spark has no counterpart of.
     """
-    kind = properties.get("type") or _inferred(properties.get("uri", ""))
+    kind = inferred_type(properties)
     translated = _shared(properties)
     if kind == "sql":
         translated |= _jdbc(name, properties["uri"])
@@ -55,10 +55,12 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
     return {prefix: SPARK_CATALOG} | {f"{prefix}.{key}": value for key, value in sorted(translated.items())}
 
 
-def _inferred(uri: str) -> str:
-    """As PyIceberg infers a type that is not declared."""
+def inferred_type(properties: Mapping[str, str]) -> str:
+    """The catalog's type: the declared one, else as PyIceberg infers it from the URI."""
+    uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
-    return next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
+    inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
+    return properties.get("type") or inferred
 
 
 def _shared(properties: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,222 @@
+"""A catalog's configuration for those who read its tables, ready to paste. Pure.
+
+No secret is printed: where a property is not known to be harmless, its value is a reference to an environment variable,
+which has the name that PyIceberg reads the property from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
+from urllib.parse import parse_qs, urlsplit
+
+from sqlalchemy import make_url
+
+from frazil.errors import SpecError
+from frazil.table.spark_catalog import inferred_type, spark_catalog
+
+Reader = Literal["spark", "trino", "duckdb", "pyiceberg"]
+READERS: tuple[Reader, ...] = get_args(Reader)
+
+_HARMLESS = frozenset(
+    {
+        *("type", "uri", "warehouse", "prefix", "scope", "audience", "resource", "oauth2-server-uri", "ref"),
+        *("py-io-impl", "py-catalog-impl", "echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
+        *("rest.sigv4-enabled", "rest.signing-region", "rest.signing-name", "header.X-Iceberg-Access-Delegation"),
+        *("s3.endpoint", "s3.region", "s3.force-virtual-addressing", "client.region", "s3.role-arn"),
+        *("glue.region", "glue.endpoint", "glue.id", "hive.hive2-compatible", "hive.kerberos-authentication"),
+        *("adls.account-name", "adls.account-host", "gcs.project-id", "gcs.default-bucket-location"),
+    }
+)
+"""PyIceberg's properties whose values are shown, unless they are URLs that hold more than a place."""
+_HARMLESS_QUERY = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeout", "application_name"})
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+_TRINO_S3 = {
+    "s3.endpoint": "s3.endpoint",
+    "s3.region": "s3.region",
+    "client.region": "s3.region",
+    "s3.access-key-id": "s3.aws-access-key",
+    "s3.secret-access-key": "s3.aws-secret-key",
+}
+_TRINO_REST = {
+    "uri": "uri",
+    "warehouse": "warehouse",
+    "prefix": "prefix",
+    "credential": "oauth2.credential",
+    "token": "oauth2.token",
+    "scope": "oauth2.scope",
+    "oauth2-server-uri": "oauth2.server-uri",
+}
+_TRINO_GLUE = {
+    "glue.region": "region",
+    "client.region": "region",
+    "glue.endpoint": "endpoint-url",
+    "glue.id": "catalogid",
+}
+
+
+def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
+    """What to paste: a Python snippet, or for Trino `etc/catalog/<catalog>.properties`.
+
+    `properties` are PyIceberg's; `packages` the Maven coordinates of Iceberg's Spark runtime and of a JDBC driver for
+    SQLite. Raises SpecError for a catalog that the reader cannot open.
+    """
+    match reader:
+        case "spark":
+            return _spark(catalog, properties, packages)
+        case "trino":
+            return _trino(catalog, properties)
+        case "duckdb":
+            return _pyiceberg(catalog, properties) + _DUCKDB
+        case "pyiceberg":
+            return _pyiceberg(catalog, properties) + "\nprint(catalog.list_namespaces())"
+
+
+_DUCKDB = """
+table = catalog.load_table("namespace.table")
+# Only what the filter and the columns leave is read, into memory.
+connection = table.scan(row_filter="true", selected_fields=("*",)).to_duckdb("t")
+print(connection.sql("SELECT count(*) FROM t"))"""
+
+
+def _spark(catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
+    runtime, sqlite = packages
+    configured = spark_catalog(catalog, _without_secrets(catalog, properties, database_password=True))
+    beneath = f"spark.sql.catalog.{catalog}."
+    jars = [runtime]
+    if configured.get(f"{beneath}uri", "").startswith("jdbc:sqlite:"):
+        jars.append(sqlite)
+    if configured.get(f"{beneath}uri", "").startswith("jdbc:postgresql:"):
+        jars.append("org.postgresql:postgresql:42.7.8")
+    if f"{beneath}io-impl" in configured:
+        jars.append(f"org.apache.iceberg:iceberg-aws-bundle:{runtime.rsplit(':', 1)[1]}")
+    settings = {
+        "spark.jars.packages": ",".join(jars),
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.session.timeZone": "UTC",
+        **configured,
+    }
+    return "\n".join(
+        [
+            *_imports(settings.values()),
+            "from pyspark.sql import SparkSession",
+            "",
+            "spark = (",
+            "    SparkSession.builder",
+            *(f'    .config("{key}", {_python(value)})' for key, value in settings.items()),
+            "    .getOrCreate()",
+            ")",
+            f'spark.sql("SHOW NAMESPACES IN {catalog}").show()',
+        ]
+    )
+
+
+def _pyiceberg(catalog: str, properties: Mapping[str, str]) -> str:
+    shown = _without_secrets(catalog, properties, database_password=False)
+    return "\n".join(
+        [
+            *_imports(shown.values()),
+            "from pyiceberg.catalog import load_catalog",
+            "",
+            "catalog = load_catalog(",
+            f'    "{catalog}",',
+            "    **{",
+            *(f'        "{key}": {_python(value)},' for key, value in sorted(shown.items())),
+            "    },",
+            ")",
+        ]
+    )
+
+
+def _trino(catalog: str, properties: Mapping[str, str]) -> str:
+    given = _without_secrets(catalog, properties, database_password=True)
+    match kind := inferred_type(given):
+        case "rest":
+            lines = _renamed(given, _TRINO_REST, "iceberg.rest-catalog.")
+            if {"credential", "token"} & given.keys():
+                lines["iceberg.rest-catalog.security"] = "OAUTH2"
+            if not any(key.startswith("s3.") and key.endswith("key") for key in given):
+                lines["iceberg.rest-catalog.vended-credentials-enabled"] = "true"
+        case "glue":
+            lines = _renamed(given, _TRINO_GLUE, "hive.metastore.glue.")
+        case "hive":
+            lines = {"hive.metastore.uri": given["uri"]}
+        case "sql":
+            lines = _trino_jdbc(catalog, given)
+        case _:
+            raise SpecError(f"the catalog {catalog!r} is of type {kind!r}, which Trino cannot open")
+    catalog_type = {"sql": "jdbc", "hive": "hive_metastore"}.get(kind, kind)
+    lines = {"connector.name": "iceberg", "iceberg.catalog.type": catalog_type, **lines, **_trino_s3(given)}
+    shown = {key: _REFERENCE.sub(r"${ENV:\1}", value) for key, value in lines.items()}
+    return "\n".join(f"{key}={value}" for key, value in shown.items())
+
+
+def _trino_jdbc(catalog: str, given: Mapping[str, str]) -> dict[str, str]:
+    jdbc = spark_catalog(catalog, given)
+    beneath = f"spark.sql.catalog.{catalog}."
+    uri = jdbc[f"{beneath}uri"]
+    if uri.startswith("jdbc:sqlite:"):
+        raise SpecError(
+            f"the catalog {catalog!r} is an SQLite file, which Trino cannot open; use a REST catalog or PostgreSQL"
+        )
+    lines = {"catalog-name": catalog, "driver-class": "org.postgresql.Driver", "connection-url": uri}
+    for key, name in {"jdbc.user": "user", "jdbc.password": "password"}.items():
+        if value := jdbc.get(beneath + key):
+            lines[f"connection-{name}"] = value
+    lines["default-warehouse-dir"] = given.get("warehouse", "")
+    return {f"iceberg.jdbc-catalog.{key}": value for key, value in lines.items()}
+
+
+def _trino_s3(given: Mapping[str, str]) -> dict[str, str]:
+    if not any(key.startswith("s3.") for key in given) and not given.get("warehouse", "").startswith("s3"):
+        return {}
+    lines = {"fs.s3.enabled": "true", **_renamed(given, _TRINO_S3, "")}
+    if "s3.endpoint" in given and given.get("s3.force-virtual-addressing", "").lower() != "true":
+        lines["s3.path-style-access"] = "true"
+    return lines
+
+
+def _renamed(given: Mapping[str, str], names: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {prefix + name: given[key] for key, name in names.items() if key in given}
+
+
+def _without_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
+    """The same, with `${VARIABLE}` in place of what may be a secret.
+
+    `database_password`: of a database's URL only the password is replaced, for the JVM takes it apart from the URL.
+    """
+    shown = {key: value if _is_harmless(key, value) else _variable(catalog, key) for key, value in properties.items()}
+    uri = properties.get("uri", "")
+    if database_password and shown.get("uri") != uri and inferred_type(properties) == "sql":
+        url = make_url(uri)
+        harmless = {key: value for key, value in url.query.items() if key in _HARMLESS_QUERY}
+        password = _variable(catalog, "jdbc.password") if url.password else None
+        shown["uri"] = url.set(password=password, query=harmless).render_as_string(hide_password=False)
+    return shown
+
+
+def _is_harmless(key: str, value: str) -> bool:
+    if key not in _HARMLESS:
+        return False
+    if "://" not in value:
+        return True
+    url = urlsplit(value)
+    return url.password is None and parse_qs(url.query, keep_blank_values=True).keys() <= _HARMLESS_QUERY
+
+
+def _variable(catalog: str, key: str) -> str:
+    """As PyIceberg names variables: two underscores for a dot, one for a hyphen."""
+    name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
+    return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
+
+
+def _python(value: str) -> str:
+    found = _REFERENCE.fullmatch(value)
+    return f'os.environ["{found[1]}"]' if found else json.dumps(value)
+
+
+def _imports(values: Iterable[str]) -> list[str]:
+    return ["import os", ""] if any(map(_REFERENCE.fullmatch, values)) else []
