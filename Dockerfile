@@ -1,11 +1,11 @@
-# An image for Airflow's components and the writers they launch, in the shape of an Astro project: dags/, include/,
-# plugins/ and spark_apps/ over a base image. Its steps are the make targets that a checkout uses.
+# An image for Airflow's components and the writers that they launch: the package with its extras, and a project's
+# dags/ and include/. An image for executors needs no more than the base: docs/how-to/install.md.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 FROM ${BASE_IMAGE}
 
 USER root
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends make openjdk-17-jre-headless procps \
+ && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 50000 frazil \
  && install --directory --owner frazil /opt/frazil
@@ -15,14 +15,19 @@ WORKDIR /opt/frazil
 ENV FRAZIL_JARS=/opt/frazil/.jars \
     FRAZIL_STREAMS=/opt/frazil/include/streams \
     AIRFLOW__CORE__DAGS_FOLDER=/opt/frazil/dags \
-    AIRFLOW__CORE__PLUGINS_FOLDER=/opt/frazil/plugins \
     AIRFLOW__CORE__LOAD_EXAMPLES=False \
-    PYTHONPATH=/opt/frazil \
+    VIRTUAL_ENV=/opt/frazil/.venv \
     PATH=/opt/frazil/.venv/bin:${PATH}
 
-COPY --chown=frazil Makefile pyproject.toml requirements.in requirements.txt README.md ./
+# What changes least comes first: the pinned dependencies, then the package, then the project.
+COPY --chown=frazil requirements.txt ./
+COPY --chown=frazil pyproject.toml README.md ./
+COPY --chown=frazil include/frazil include/frazil
+RUN python -m venv .venv \
+ && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,spark]" \
+ && python -m frazil.dev.jars fetch spark \
+ && python -m frazil.stream.class_archive
 COPY --chown=frazil include include
-RUN make setup
 COPY --chown=frazil spark_apps spark_apps
 COPY --chown=frazil plugins plugins
 COPY --chown=frazil dags dags

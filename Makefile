@@ -46,7 +46,7 @@ setup: check-java venv jars ## Everything that demo and tests need: .venv and th
 
 venv: $(INSTALLED) ## .venv alone
 
-$(INSTALLED): requirements.txt requirements.in pyproject.toml | check-python
+$(INSTALLED): requirements.txt pyproject.toml | check-python
 	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); }
 	$(BIN)/uv pip install --quiet --requirements requirements.txt
 	$(BIN)/uv pip install --quiet --no-deps --editable .
@@ -56,9 +56,9 @@ jars: venv check-java
 	@$(BIN)/python -m frazil.dev.jars fetch
 	@$(BIN)/python -m frazil.stream.class_archive
 
-lock: venv ## Pin anew what requirements*.in ask for (UPGRADE=1 for the newest versions that fit)
-	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 \
-	  --custom-compile-command "make lock" --output-file requirements.txt requirements.in requirements-dev.in
+lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest versions that fit)
+	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --all-extras --group checkout \
+	  --custom-compile-command "make lock" --output-file requirements.txt pyproject.toml
 
 clean: ## End the embedded servers; remove .venv, .frazil and caches
 	@[ ! -x $(BIN)/frazil ] || $(BIN)/frazil dev down
