@@ -54,7 +54,7 @@ $(INSTALLED): requirements.txt pyproject.toml | check-python
 
 jars: venv check-java
 	@$(BIN)/python -m frazil.dev.jars fetch
-	@$(BIN)/python -m frazil.stream.class_archive
+	@$(BIN)/python -m frazil.spark.class_archive
 
 lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest versions that fit)
 	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --all-extras --group checkout \

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from frazil.commit.audit_run import Audit, audit_stream
-from frazil.commit.window import Window
+from frazil.audit.run import Audit, audit_stream
+from frazil.commit.period import Period
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 
@@ -70,7 +70,7 @@ def make(folder: Path, *, rows_an_hour: int, hours: int) -> MadeStream:
     return stream
 
 
-def timed(name: str, stream: MadeStream, window: Window | None) -> Audit:
+def timed(name: str, stream: MadeStream, window: Period | None) -> Audit:
     cpu, wall = cpu_s(), time.perf_counter()
     found = audit_stream(stream.tables, window=window)
     seconds = time.perf_counter() - wall
@@ -97,7 +97,7 @@ def main() -> None:
         print(f"made in {time.perf_counter() - began:.0f} s", flush=True)
         end_ms = BEGIN_MS + options.hours * HOUR_MS
         for _ in range(options.repeats):
-            timed("last hour", stream, Window(end_ms - HOUR_MS, end_ms))
+            timed("last hour", stream, Period(end_ms - HOUR_MS, end_ms))
         timed("everything", stream, None)
 
 

@@ -19,8 +19,9 @@ from pyiceberg.types import DateType
 
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, SourceIdentity
+from frazil.commit.marker import BatchKey
 from frazil.ingest.contract import RangeProgress, StagedFile
+from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import find_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import open_store

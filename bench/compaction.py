@@ -26,9 +26,9 @@ from frazil.cli.maintain import local_spark
 from frazil.maintenance.due import Action
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
+from frazil.spark.application import start_session
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
-from frazil.stream.submitted import start_session
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
 

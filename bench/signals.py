@@ -18,12 +18,12 @@ from typing import TypeVar
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
-from frazil.commit.completion import look, signal
 from frazil.commit.marker import read_marker
-from frazil.commit.signal import Signal, State
-from frazil.commit.signals import TableSignals, append_signals, newest_signals
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.signals.completion import look, signal
+from frazil.signals.signal import Signal, State
+from frazil.signals.signal_table import TableSignals, append_signals, newest_signals
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog

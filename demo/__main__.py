@@ -13,7 +13,7 @@ from demo.run import STREAM, Demo, checkout, report
 from demo.screen import Screen
 from frazil.errors import FrazilError
 from frazil.home import home
-from frazil.stream.java import require_java
+from frazil.spark.java import require_java
 
 INTERRUPTED = 130
 """The shell's code for a command that Ctrl-C ended."""

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
 from demo import aggregates
-from frazil.commit.signals import TableSignals
 from frazil.partitions.windows import Grain, Window, microseconds, windows_between
+from frazil.signals.signal_table import TableSignals
 
 DAYS = (date(2013, 12, 30), date(2013, 12, 31))
 _BEGIN, _END = (microseconds(datetime(*day, tzinfo=UTC)) for day in ((2013, 12, 30), (2014, 1, 1)))

@@ -12,8 +12,8 @@ import psutil
 from frazil.dev import process
 from frazil.dev.airflow import EmbeddedAirflow
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.supervise.launcher import ProcessState
-from frazil.supervise.local import LocalLauncher
+from frazil.host.launcher import ProcessState
+from frazil.host.local import LocalLauncher
 
 MARK = "FRAZIL_DEMO"
 """An environment variable that every process of a demo inherits; its value is the demo's home."""

@@ -17,11 +17,11 @@ from demo.parts import DemoParts
 from demo.publish import LiveHours, Publisher
 from demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
+from frazil.host.heartbeat import Heartbeat
+from frazil.kafka.admin import KafkaOffsets
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.kafka import KafkaOffsets
-from frazil.supervise.heartbeat import Heartbeat
 from frazil.table.catalogs import load_catalog
 
 STREAM = "flights"

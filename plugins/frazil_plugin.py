@@ -6,8 +6,8 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from frazil.airflow.data_docs import VIEW, data_docs
-from frazil.airflow.docs_address import PREFIX
+from frazil.airflow.data_docs.address import PREFIX
+from frazil.airflow.data_docs.app import VIEW, data_docs
 
 
 class FrazilPlugin(AirflowPlugin):

@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from frazil.stream.aggregate_input import NO_REVISIONS
-from frazil.stream.aggregate_main import run_aggregation
+from frazil.aggregate.day_input import NO_REVISIONS
+from frazil.aggregate.main import run_aggregation
 
 
 def main() -> int:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from frazil.backfill.request import parse_request
+from frazil.backfill.run import open_backfill
+from frazil.backfill.stage import stage
 from frazil.errors import FrazilError
-from frazil.partitions.backfill_request import parse_request
 from frazil.spec.load import find_stream
-from frazil.stream.backfill import open_backfill
-from frazil.stream.backfill_stage import stage
 
 
 def main() -> int:

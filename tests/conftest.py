@@ -86,7 +86,7 @@ def spark(spark_home: Path) -> Iterator[Any]:
     """One Spark for the whole run: a writer's session, with Iceberg's runtime and an embedded catalog."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - tests that need no Spark start without it
 
-    from frazil.stream.class_archive import java_options  # noqa: PLC0415 - as above
+    from frazil.spark.class_archive import java_options  # noqa: PLC0415 - as above
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRAZIL_HOME", str(spark_home))

@@ -16,13 +16,14 @@ from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity
+from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.settle import batch_folder
 from frazil.commit.target import target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
+from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog

@@ -35,7 +35,7 @@ IMPORTED = (
     "frazil.cli.validate",
     "frazil.stream.main",
     "frazil.stream.planner",
-    "frazil.stream.backfill_stage",
+    "frazil.backfill.stage",
     "frazil.stream.stage_rows",
     "tests.acceptance.without_jvm",
 )

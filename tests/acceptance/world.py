@@ -20,11 +20,11 @@ import duckdb
 from confluent_kafka import Producer
 from pyiceberg.table import Table
 
-from frazil.commit import completion
-from frazil.commit.signal import Signal
-from frazil.commit.signals import TableSignals
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.partitions.windows import Window
+from frazil.signals import completion
+from frazil.signals.signal import Signal
+from frazil.signals.signal_table import TableSignals
 from frazil.spec.load import load_stream, streams_of
 from frazil.table.catalogs import load_catalog
 from tests.acceptance.command_server import CommandServer, Done, Running

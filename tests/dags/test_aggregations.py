@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.airflow.reconcile import ASKED, reconcile, to_ask
-from frazil.commit.signal import Signal, State
-from frazil.commit.signals import TableSignals, append_signals
+from frazil.aggregate.due import WaitingDay
+from frazil.airflow.aggregations.reconcile import ASKED, reconcile, to_ask
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.stream.aggregate_due import WaitingDay
+from frazil.signals.signal import Signal, State
+from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
 
 CHECKOUT = Path(__file__).resolve().parents[2]

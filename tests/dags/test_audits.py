@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow.audit_hours import audit_hours
-from frazil.airflow.audits import verdict
+from frazil.airflow.audits.dag import verdict
+from frazil.airflow.audits.tasks import audit_hours
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.audit_run import audit_stream
-from frazil.stream.opened import open_stream
+from frazil.audit.run import audit_stream
+from frazil.commit.opened import open_stream
 
 
 def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherwise(parsed: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from frazil.airflow.writer_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN_HOUR, WriterLines
+from frazil.airflow.writers.log_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN_HOUR, WriterLines
+from frazil.host.heartbeat import Stall, StallKind
 from frazil.supervise.decision import Action, Cause, Decision
-from frazil.supervise.heartbeat import Stall, StallKind
 from frazil.supervise.supervisor import Step
 
 CODE = """
@@ -72,21 +72,21 @@ def test_a_name_that_is_not_exported_is_no_attribute() -> None:
 def test_what_a_person_did_is_read_from_the_state_that_the_task_is_in(
     state: str | None, try_number_now: int | None, act: str
 ) -> None:
-    acts = importlib.import_module("frazil.airflow.acts")
+    acts = importlib.import_module("frazil.airflow.writers.acts")
     task = acts.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
     assert acts.act_of(task) is acts.Act[act]
 
 
 def test_a_task_that_is_gone_was_deleted_with_its_run() -> None:
-    acts = importlib.import_module("frazil.airflow.acts")
+    acts = importlib.import_module("frazil.airflow.writers.acts")
     assert acts.act_of(acts.DeferredTask(1, None, exists_now=False, try_number_now=None)) is acts.Act.DELETED
 
 
 def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> None:
-    triggers = importlib.import_module("frazil.airflow.triggers")
+    triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
     path, arguments = trigger.serialize()
-    assert path == "frazil.airflow.triggers.WriterTrigger"
+    assert path == "frazil.airflow.writers.trigger.WriterTrigger"
     assert arguments == {"stream": "s", "streams": "/streams", "application": "/w.py", "poll_seconds": 2.0}
     assert triggers.WriterTrigger(**arguments).serialize() == (path, arguments)
 
@@ -101,7 +101,7 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
 
 
 def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    triggers = importlib.import_module("frazil.airflow.triggers")
+    triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
     stall = Stall(StallKind.OFFSETS, 0, "t-0", "t-0 holds the offsets back: 5 records are unread")
     decision = Decision(Action.KEEP, Cause.ADVANCING, "pid 7, up 3 min")

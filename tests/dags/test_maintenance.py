@@ -7,16 +7,21 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow import declared, health, table_care, table_health, watched
-from frazil.commit.signal import Signal, State
-from frazil.commit.signals import TableSignals, append_signals
+from frazil.airflow import declared
+from frazil.airflow.health import dag as health
+from frazil.airflow.health import subjects as watched
+from frazil.airflow.health import tasks as table_health
+from frazil.airflow.maintenance import tasks as table_care
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.signals.signal import Signal, State
+from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
@@ -135,7 +140,7 @@ def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_s
     (tmp_path / "made.yaml").unlink()
     gone = table_health.measure_all(tmp_path, store)
     assert {alert["rule"] for alert in gone["active"]} == {"snapshots", "declaration"}, "for a moment, perhaps"
-    monkeypatch.setattr(declared, "_now_ms", lambda: time.time_ns() // 1_000_000 + EMPTY_MS)
+    monkeypatch.setattr(declared, "clock", SimpleNamespace(now_ms=lambda: time.time_ns() // 1_000_000 + EMPTY_MS))
     removed = table_health.measure_all(tmp_path, store)
     assert {alert["rule"] for alert in removed["resolved"]} == {"snapshots", "declaration"}
     assert "no stream declares it any more" in removed["resolved"][0]["sentence"]

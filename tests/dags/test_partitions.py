@@ -13,11 +13,11 @@ import pytest
 from airflow.triggers.base import TaskSkippedEvent
 
 from frazil.airflow.declared import nobody_feeds
-from frazil.airflow.looks import LookTrigger
-from frazil.airflow.sent import to_send
-from frazil.commit.completion import look, send_again, signal
-from frazil.commit.signal import Signal, State
+from frazil.airflow.partitions.sent_events import to_send
+from frazil.airflow.partitions.wait import LookTrigger
 from frazil.partitions.windows import Grain, Window
+from frazil.signals.completion import look, send_again, signal
+from frazil.signals.signal import Signal, State
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from frazil.airflow.sensors import PartitionCompleteSensor, PartitionTrigger
-from frazil.commit.completion import Gate, look, signal
+from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
 from frazil.errors import CommitUnavailable, MarkerUnreadable
+from frazil.signals.completion import Gate, look, signal
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -159,7 +159,7 @@ def test_the_task_defers_and_its_trigger_can_be_made_again(flow: Flow) -> None:
     with pytest.raises(TaskDeferred) as deferred:
         sensor.execute({})
     path, arguments = deferred.value.trigger.serialize()
-    assert path == "frazil.airflow.sensors.PartitionTrigger"
+    assert path == "frazil.airflow.partitions.sensor.PartitionTrigger"
     assert arguments == {
         "table": "demo.made", "partition": "2013-12-30", "streams": str(flow.folder), "poll_seconds": 30,
     }  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_men
     def fail(*_: object) -> None:
         raise next(answers)
 
-    monkeypatch.setattr("frazil.commit.waiting.look_for", fail)
+    monkeypatch.setattr("frazil.signals.waiting.look_for", fail)
 
     async def first() -> Any:
         return (await anext(trigger.run())).payload

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow import audits, health
+from frazil.airflow.audits import dag as audits
+from frazil.airflow.health import dag as health
 from frazil.airflow.untrusted import extra_text, stored_mapping, stored_names, stored_number, told_of, told_pairs
 from frazil.maintenance.alerts import AlertState, AlertStates
 

@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from frazil.commit import backfill_commit
-from frazil.commit.audit_run import audit_stream
-from frazil.commit.backfill_commit import LaneCommitter
-from frazil.commit.backfill_lane import State, branch_name, read_lane
+from frazil.audit.run import audit_stream
+from frazil.audit.source import ask_kafka
+from frazil.backfill import commit as backfill_commit
+from frazil.backfill import stage as stage_module
+from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.request import parse_request
+from frazil.backfill.run import Backfill, open_backfill
+from frazil.backfill.stage import run, stage
 from frazil.commit.journal import JournalStore
+from frazil.commit.lane import State, branch_name, read_lane
 from frazil.commit.marker import read_marker
-from frazil.commit.window import last
+from frazil.commit.opened import open_stream
+from frazil.commit.period import last
 from frazil.errors import WriterBusy
-from frazil.partitions.backfill import offsets
-from frazil.partitions.backfill_request import parse_request
-from frazil.stream import backfill_stage as stage_module
+from frazil.offsets.spans import offsets
 from frazil.stream import session as session_module
-from frazil.stream.audit_source import ask_kafka
-from frazil.stream.backfill import Backfill, open_backfill
-from frazil.stream.backfill_stage import run, stage
-from frazil.stream.opened import open_stream
 from tests.faults.exactness import check_exact
 
 BAD = [b"not json", None]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from frazil.home import run_folder
-from frazil.supervise.heartbeat import Heartbeat, Stall, StallKind
+from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 
 
 def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(

@@ -17,7 +17,7 @@ import pytest
 from frazil.commit.marker import read_marker
 from frazil.errors import SchemaIncompatible
 from frazil.home import run_folder
-from frazil.supervise.heartbeat import Heartbeat, Phase
+from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 

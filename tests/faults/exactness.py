@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil.commit.settle import bare_path, referenced
-from frazil.supervise.records import ExitRecord
+from frazil.host.records import ExitRecord
 
 TABLES = ("", "_dead_letters")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from frazil.commit.marker import SourceIdentity
 from frazil.errors import KafkaUnavailable
-from frazil.ingest.contract import TopicPartition
-from frazil.stream.kafka import Topics
-from frazil.stream.truncation import LogEnd
+from frazil.kafka.admin import Topics
+from frazil.kafka.identity import SourceIdentity
+from frazil.kafka.truncation import LogEnd
+from frazil.offsets.spans import TopicPartition
 
 from .protocol_faults import Faults, InjectedError
 
@@ -91,7 +91,7 @@ class Topic:
 
 @dataclass
 class ProcessKafka:
-    """The topic as one process asks about it, in the terms of `frazil.stream.kafka.KafkaOffsets`."""
+    """The topic as one process asks about it, in the terms of `frazil.kafka.admin.KafkaOffsets`."""
 
     topic: Topic
     faults: Faults

@@ -37,14 +37,15 @@ from pyiceberg.types import LongType, NestedField
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.journal import JournalStore
-from frazil.commit.landed import Wanted
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.offset_tally import OffsetTally
-from frazil.commit.rules import head_of
 from frazil.commit.settle import bare_path
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Patience, TableHandle
-from frazil.ingest.contract import StagedFile, Target, TopicPartition
+from frazil.ingest.contract import StagedFile, Target
+from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally
+from frazil.table.branches import head_of
+from frazil.table.landed_offsets import Wanted
 from frazil.table.local_storage import LocalStore
 from frazil.table.metadata_times import in_order
 from frazil.table.tables import state_location
@@ -135,7 +136,7 @@ class ProcessCatalog:
 
 
 def tally_of_the_world(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """`frazil.commit.landed.tally`, where files are empty and the world knows which records each stands for."""
+    """`frazil.table.landed_offsets.tally`, where files are empty and the world knows which records each stands for."""
     process = table.catalog
     assert isinstance(process, ProcessCatalog)
     rows = process.faults.meet("load", lambda: process.shared.rows_at(head_of(table.metadata)))

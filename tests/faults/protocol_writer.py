@@ -17,13 +17,13 @@ from frazil.commit.settle import Settled, give_back, highest_epoch, settle, swee
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import HeldLetters
+from frazil.kafka.log_watch import find_cut
+from frazil.kafka.truncation import check_not_cut
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
-from frazil.stream.log_watch import find_cut
 from frazil.stream.plan import Policy
 from frazil.stream.planner import Planner, PlannerSettings, Position, check_no_gap, lost_ranges
 from frazil.stream.source import RangeReader
-from frazil.stream.truncation import check_not_cut
 
 from .protocol_faults import Faults, ProcessStore
 from .protocol_kafka import OLD, TOPIC, ProcessKafka, Record, is_good

@@ -11,8 +11,8 @@ import pytest
 
 from frazil.commit.marker import read_marker
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.supervise.local import LocalLauncher
-from frazil.supervise.records import read_exits
+from frazil.host.local import LocalLauncher
+from frazil.host.records import read_exits
 
 from .exactness import kills, parquet_files, referenced_files
 

@@ -17,12 +17,12 @@ import pytest
 
 from frazil.commit.settle import referenced
 from frazil.home import run_folder
+from frazil.host.local import LocalLauncher
+from frazil.host.records import read_exits
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
-from frazil.supervise.local import LocalLauncher
-from frazil.supervise.records import read_exits
 from frazil.supervise.supervisor import Supervisor, WriterProgram
 from frazil.table.catalogs import load_catalog
 

@@ -17,9 +17,9 @@ import pytest
 from confluent_kafka import Producer
 
 from frazil.home import run_folder
-from frazil.supervise.heartbeat import Heartbeat
-from frazil.supervise.local import LocalLauncher
-from frazil.supervise.records import read_exits
+from frazil.host.heartbeat import Heartbeat
+from frazil.host.local import LocalLauncher
+from frazil.host.records import read_exits
 from frazil.supervise.supervisor import Supervisor, WriterProgram
 
 from .exactness import check_exact

@@ -16,10 +16,10 @@ import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow
 from frazil.dev.airflow_client import AirflowClient
-from frazil.supervise.heartbeat import Heartbeat
-from frazil.supervise.launcher import Observation, ProcessState
-from frazil.supervise.local import LocalLauncher
-from frazil.supervise.processes import is_alive
+from frazil.host.heartbeat import Heartbeat
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.local import LocalLauncher
+from frazil.host.processes import is_alive
 from tests.polling import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,9 +216,9 @@ def test_a_catalog_that_is_out_of_reach_is_waited_for(
 
 def test_a_clock_that_steps_back_an_hour_changes_nothing(stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch):
     """It was an hour ahead at first. The times that JVM engines check stay in order, through all metadata."""
-    now_ms = writer_module.now_ms
+    now_ms = writer_module.clock.now_ms
     for number, step_ms in enumerate((3_600_000, 0, -3_600_000)):
-        monkeypatch.setattr(writer_module, "now_ms", lambda step_ms=step_ms: now_ms() + step_ms)
+        monkeypatch.setattr(writer_module, "clock", SimpleNamespace(now_ms=lambda step_ms=step_ms: now_ms() + step_ms))
         stream.produce(events(range(number * 500, number * 500 + 500)), partitions=4)
         stream.catch_up()
     check_exact(stream, range(1500))

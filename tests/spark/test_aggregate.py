@@ -16,12 +16,12 @@ from pyiceberg.table import Table
 
 from demo import aggregates
 from demo.flights import read_flights
+from frazil.aggregate import run as aggregate
+from frazil.aggregate.day_input import choose_input
+from frazil.aggregate.due import aggregated
+from frazil.aggregate.run import Outcome, aggregate_day
+from frazil.aggregate.spec import AggregationSpec, load_aggregation
 from frazil.errors import SchemaIncompatible, SpecError
-from frazil.stream import aggregate
-from frazil.stream.aggregate import Outcome, aggregate_day
-from frazil.stream.aggregate_due import aggregated
-from frazil.stream.aggregate_input import choose_input
-from frazil.stream.aggregate_spec import AggregationSpec, load_aggregation
 from frazil.table.catalogs import load_catalog
 
 pytestmark = pytest.mark.usefixtures("shared_home")

@@ -14,19 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from frazil.audit.run import audit_stream
+from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.request import parse_request
+from frazil.backfill.run import Backfill, open_backfill
+from frazil.backfill.stage import run
 from frazil.cli.main import frazil
-from frazil.commit.audit_run import audit_stream
-from frazil.commit.backfill_commit import LaneCommitter
-from frazil.commit.backfill_lane import State, read_lane
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, SourceIdentity
+from frazil.commit.lane import State, read_lane
+from frazil.commit.marker import BatchKey
+from frazil.commit.opened import open_stream
 from frazil.errors import SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
-from frazil.partitions.backfill_request import parse_request
-from frazil.stream.backfill import Backfill, open_backfill
-from frazil.stream.backfill_stage import run
-from frazil.stream.opened import open_stream
+from frazil.kafka.identity import SourceIdentity
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 

@@ -12,7 +12,7 @@ import pytest
     ("module", "unwanted"),
     [
         ("frazil.ingest.stage", ["pyspark", "airflow", "pyiceberg.catalog"]),
-        ("frazil.supervise.heartbeat", ["pyspark", "pyarrow", "pyiceberg"]),
+        ("frazil.host.heartbeat", ["pyspark", "pyarrow", "pyiceberg"]),
         ("frazil.spec.load", ["pyspark", "pyarrow", "pyiceberg", "airflow"]),
         ("frazil.cli.main", ["pyspark", "pyarrow", "pyiceberg", "airflow"]),
     ],

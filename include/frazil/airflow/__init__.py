@@ -9,18 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frazil.airflow.aggregations.dag import daily_dag_id, daily_dags, reopened_dag_id
     from frazil.airflow.assets import partition_asset, reopened_asset
-    from frazil.airflow.audits import audit_asset, audit_dag_id, audit_dags
-    from frazil.airflow.backfills import backfill_dag
-    from frazil.airflow.dags import writer_dag_id, writer_dags
-    from frazil.airflow.daily import daily_dag_id, daily_dags, reopened_dag_id
+    from frazil.airflow.audits.dag import audit_asset, audit_dag_id, audit_dags
+    from frazil.airflow.backfills.dag import backfill_dag
     from frazil.airflow.declared import check_declarations
-    from frazil.airflow.health import health_dag
-    from frazil.airflow.maintenance import maintenance_dag_id, maintenance_dags
-    from frazil.airflow.operators import WriterOperator
-    from frazil.airflow.partitions import partition_dags, partitions_dag_id
-    from frazil.airflow.sensors import PartitionCompleteSensor
-    from frazil.airflow.triggers import WriterTrigger
+    from frazil.airflow.health.dag import health_dag
+    from frazil.airflow.maintenance.dag import maintenance_dag_id, maintenance_dags
+    from frazil.airflow.partitions.dag import partition_dags, partitions_dag_id
+    from frazil.airflow.partitions.sensor import PartitionCompleteSensor
+    from frazil.airflow.writers.dag import writer_dag_id, writer_dags
+    from frazil.airflow.writers.operator import WriterOperator
+    from frazil.airflow.writers.trigger import WriterTrigger
 
 __all__ = [
     "PartitionCompleteSensor",
@@ -46,26 +46,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "PartitionCompleteSensor": "frazil.airflow.sensors",
-    "WriterOperator": "frazil.airflow.operators",
-    "WriterTrigger": "frazil.airflow.triggers",
-    "audit_asset": "frazil.airflow.audits",
-    "audit_dag_id": "frazil.airflow.audits",
-    "audit_dags": "frazil.airflow.audits",
-    "backfill_dag": "frazil.airflow.backfills",
+    "PartitionCompleteSensor": "frazil.airflow.partitions.sensor",
+    "WriterOperator": "frazil.airflow.writers.operator",
+    "WriterTrigger": "frazil.airflow.writers.trigger",
+    "audit_asset": "frazil.airflow.audits.dag",
+    "audit_dag_id": "frazil.airflow.audits.dag",
+    "audit_dags": "frazil.airflow.audits.dag",
+    "backfill_dag": "frazil.airflow.backfills.dag",
     "check_declarations": "frazil.airflow.declared",
     "partition_asset": "frazil.airflow.assets",
-    "partition_dags": "frazil.airflow.partitions",
-    "partitions_dag_id": "frazil.airflow.partitions",
+    "partition_dags": "frazil.airflow.partitions.dag",
+    "partitions_dag_id": "frazil.airflow.partitions.dag",
     "reopened_asset": "frazil.airflow.assets",
-    "daily_dag_id": "frazil.airflow.daily",
-    "daily_dags": "frazil.airflow.daily",
-    "reopened_dag_id": "frazil.airflow.daily",
-    "health_dag": "frazil.airflow.health",
-    "maintenance_dag_id": "frazil.airflow.maintenance",
-    "maintenance_dags": "frazil.airflow.maintenance",
-    "writer_dag_id": "frazil.airflow.dags",
-    "writer_dags": "frazil.airflow.dags",
+    "daily_dag_id": "frazil.airflow.aggregations.dag",
+    "daily_dags": "frazil.airflow.aggregations.dag",
+    "reopened_dag_id": "frazil.airflow.aggregations.dag",
+    "health_dag": "frazil.airflow.health.dag",
+    "maintenance_dag_id": "frazil.airflow.maintenance.dag",
+    "maintenance_dags": "frazil.airflow.maintenance.dag",
+    "writer_dag_id": "frazil.airflow.writers.dag",
+    "writer_dags": "frazil.airflow.writers.dag",
 }
 
 

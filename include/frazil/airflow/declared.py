@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from frazil import clock
+from frazil.aggregate.spec import AGGREGATIONS
 from frazil.errors import SpecError
 from frazil.spec.conflicts import conflicts
 from frazil.spec.last_sound import STREAMS, find_declared
 from frazil.spec.load import find_stream, streams_of
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.yaml_file import read_mapping
-from frazil.stream.aggregate_spec import AGGREGATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
     """Every stream of the folder by name, each name once, with those that were removed a while ago."""
     sound: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
-    for one in find_declared(folder, STREAMS, now_ms=_now_ms()):
+    for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
         if one.spec is not None and one.problem is None:
             sound[one.path] = one.spec
         else:
@@ -57,7 +57,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
     Raises SpecError where there is none, and where a file that never was sound names the table.
     """
-    found = [one for one in find_declared(folder, STREAMS, now_ms=_now_ms()) if not one.removed]
+    found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     feeding = [one.spec for one in found if one.spec is not None and one.spec.table.identifier == table]
     unknown = any(one.spec is None and table in _text(one.path) for one in found)
     return tuple(sorted(feeding, key=lambda s: s.name)) if feeding and not unknown else streams_of(folder, table)
@@ -65,7 +65,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 def nobody_feeds(folder: Path, table: str) -> bool:
     """Whether every stream that fed a table was removed; not where a file that never was sound may be of one."""
-    found = [one for one in find_declared(folder, STREAMS, now_ms=_now_ms()) if not one.removed]
+    found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(one.spec.table.identifier == table if one.spec else table in _text(one.path) for one in found)
 
 
@@ -78,7 +78,7 @@ def declared_stream(folder: Path, name: str) -> StreamSpec:
 def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None:
     """Raises SpecError with what is wrong in the folders now: an import error of the DAG file that asks."""
     problems = [found.problem for found in declared_streams(Path(streams)) if found.problem]
-    files = find_declared(Path(aggregations), AGGREGATIONS, now_ms=_now_ms())
+    files = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms())
     problems += [found.problem for found in files if found.problem and not found.removed]
     if problems:
         raise SpecError("\n".join(problems))
@@ -94,10 +94,6 @@ def _name_in(path: Path) -> str:
     if re.match(STREAM_NAME, name):
         return name
     return re.sub(r"[^a-z0-9_-]", "-", path.stem.lower())
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _text(path: Path) -> str:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
+from frazil.audit.run import Audit, audit_stream
+from frazil.audit.source import ask_kafka
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import Moment
-from frazil.commit.audit_run import Audit, audit_stream
-from frazil.commit.window import Window, last, window
+from frazil.commit.opened import open_stream
+from frazil.commit.period import Period, last, period
 from frazil.spec.load import find_stream
 from frazil.spec.units import parse_duration
-from frazil.stream.audit_source import ask_kafka
-from frazil.stream.opened import open_stream
-from frazil.supervise.liveness import utc
+from frazil.timetext import utc
 
 
 class Length(click.ParamType[timedelta]):
@@ -88,7 +88,7 @@ def audit(  # noqa: PLR0913 - a command's options
 
 def window_of(
     length: timedelta | None, begin: datetime | None, end: datetime | None, *, now: datetime
-) -> Window | None:
+) -> Period | None:
     """The window that the options name; None for all times. Raises click.UsageError where they clash."""
     if length is not None and (begin or end):
         raise click.UsageError("--last names a time up to now, --from and --to another one: give either")
@@ -97,7 +97,7 @@ def window_of(
     if length is None and begin is None:
         return None
     try:
-        return last(length, now) if begin is None and length is not None else window(begin or now, end or now)
+        return last(length, now) if begin is None and length is not None else period(begin or now, end or now)
     except ValueError as error:
         raise click.UsageError(f"{error}: nothing can have been committed then") from error
 

@@ -9,18 +9,19 @@ from typing import Any
 
 import click
 
+from frazil.backfill.commit import abandon
+from frazil.backfill.estimate import estimate, sentences
+from frazil.backfill.request import BackfillRequest, parse_request
+from frazil.backfill.run import open_backfill
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import ask, echo_fields, echo_json
-from frazil.cli.positions import Moment, Offsets, OffsetsText
-from frazil.commit.backfill_commit import abandon
-from frazil.commit.backfill_lane import Lane, State, branch_name, read_lane
+from frazil.cli.positions import Moment, OffsetsText
+from frazil.commit.lane import Lane, State, branch_name, read_lane
 from frazil.commit.marker import nested
-from frazil.partitions.backfill_request import BackfillRequest, parse_request
+from frazil.commit.opened import OpenStream, open_stream
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.stream.backfill import open_backfill
-from frazil.stream.backfill_estimate import estimate, sentences
-from frazil.stream.opened import OpenStream, open_stream
+from frazil.status.reset_target import Offsets
 
 
 class Bound(click.ParamType[datetime | Offsets]):
@@ -90,7 +91,7 @@ def backfill(  # noqa: PLR0913 - a command's options
 
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
-    from frazil.stream.backfill_stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
+    from frazil.backfill.stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
     from frazil.stream.session import start_session  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1})})

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from frazil.cli.options import streams_option
+from frazil.host.launcher import ProcessState
+from frazil.host.local import LocalLauncher
 from frazil.spec.last_sound import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.supervise.desired import create_desired
-from frazil.supervise.launcher import ProcessState
-from frazil.supervise.local import LocalLauncher
 
 _reason_option = click.option("--reason", default="", help="Why; shown in the log and by `frazil status`.")
 

@@ -12,13 +12,13 @@ import os
 import select
 import shutil
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frazil.supervise.heartbeat import Heartbeat, Phase
-from frazil.supervise.liveness import ago
+from frazil import clock
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.timetext import ago
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -102,7 +102,7 @@ class Terminal:
         if not self._live:
             return
         beat = Heartbeat.read(self._folder)
-        words = live_words(beat if beat and beat.pid == writer else None, now_ms=time.time_ns() // 1_000_000)
+        words = live_words(beat if beat and beat.pid == writer else None, now_ms=clock.now_ms())
         print(CLEAR + words[: shutil.get_terminal_size().columns - 1], end="", flush=True)
 
 

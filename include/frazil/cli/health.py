@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from frazil import clock
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.cli.status import AT_ONCE
@@ -24,8 +24,8 @@ from frazil.maintenance.tables import Kind, MaintainedTable, find_maintained, ma
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import rounded_bytes
-from frazil.supervise.liveness import ago, utc
 from frazil.table.catalogs import load_catalog
+from frazil.timetext import ago, utc
 
 PARTITIONS_SHOWN = 20
 
@@ -66,7 +66,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     Example:
       frazil health demo.flights --deep
     """
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         found = [_look(find_maintained(specs, table, problems=errors), now_ms=now_ms, deep=deep)]

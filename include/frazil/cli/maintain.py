@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
 from pyiceberg.exceptions import NoSuchTableError
 
+from frazil import clock
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.dev import jars
@@ -72,7 +72,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Plan]:
     """In the order in which a run does them. Raises SpecError where there is no such table."""
-    planner = Planner(load_catalog(found.catalog), found, _now_ms())
+    planner = Planner(load_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
     except NoSuchTableError:
@@ -81,13 +81,13 @@ def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Pl
 
 def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
     from frazil.maintenance import run  # noqa: PLC0415 - seconds of imports, which only a run needs
-    from frazil.stream.submitted import start_session  # noqa: PLC0415
+    from frazil.spark.application import start_session  # noqa: PLC0415
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     session = start_session(f"frazil maintain {found.identifier}", found.catalog, properties=local_spark())
     try:
         catalog = load_catalog(found.catalog)
-        outcomes = run.maintain(session, catalog, found, actions=tuple(actions), now_ms=_now_ms())
+        outcomes = run.maintain(session, catalog, found, actions=tuple(actions), now_ms=clock.now_ms())
     finally:
         session.stop()
     echo_json(outcomes) if as_json else click.echo("\n".join(map(str, outcomes)))
@@ -132,7 +132,3 @@ def _show_partitions(plan: CompactionPlan) -> None:
         echo_table(columns, rows[:SHOWN], numbers=frozenset({"files", "bytes"}))
     if len(rows) > SHOWN:
         click.echo(f"and {len(rows) - SHOWN:,} more: --json has them all")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

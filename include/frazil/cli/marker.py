@@ -11,20 +11,20 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import streams_option
 from frazil.cli.output import ask, echo_table
-from frazil.cli.positions import Moment, OffsetsText, Wanted, available_now, consequences, target_of
+from frazil.cli.positions import Moment, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, readers_of
 from frazil.commit.marker import nested, of_same_topics, property_name
+from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import Move, Standing, moves, standing
 from frazil.errors import AdoptionRequired
 from frazil.home import run_folder
+from frazil.host.local import LocalLauncher
+from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
-from frazil.stream.opened import open_kafka, open_stream
-from frazil.supervise.desired import load_stream_table
-from frazil.supervise.liveness import utc
-from frazil.supervise.local import LocalLauncher
-from frazil.supervise.lock import WriterLock
-from frazil.table.tables import ensure_table
+from frazil.status.reset_target import NotInKafka, Wanted, available_now, consequences, target_of
+from frazil.table.tables import ensure_table, load_stream_table
+from frazil.timetext import utc
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 
@@ -58,14 +58,20 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
       frazil reset flights --to marker
       frazil reset flights --to timestamp --at 2013-12-30T00:00:00Z
     """
-    choice = Wanted(**wanted)
+    try:
+        choice = Wanted(**wanted)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     spec = find_stream(streams_folder, stream)
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:
         seen = standing(opened.tables)
         _check_started(seen, stream=stream, table=spec.table.identifier)
         now = available_now(kafka, seen.marker)
-        target = target_of(choice, seen=seen, now=now, kafka=kafka)
+        try:
+            target = target_of(choice, seen=seen, now=now, kafka=kafka)
+        except NotInKafka as error:
+            raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
     _show(plan)
     for sentence in consequences(plan, seen=seen, now=now):

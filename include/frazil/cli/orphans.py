@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 
+from frazil import clock
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json
 from frazil.maintenance.orphan_cleanup import clean_orphans
@@ -35,7 +35,7 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
     if not specs:
         raise no_stream(streams_folder)
     maintained = find_maintained(specs.values(), table)
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     report = clean_orphans(load_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
     if as_json:
         echo_json(report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,13 +10,14 @@ from pathlib import Path
 
 import click
 
+from frazil import clock
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_fields, echo_json, echo_table
-from frazil.commit.completion import Look, look, release, send_again
-from frazil.commit.signal import Signal
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.signals.completion import Look, look, release, send_again
+from frazil.signals.signal import Signal
 from frazil.spec.load import streams_of
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import load_catalog
@@ -87,7 +87,7 @@ def partitions(  # noqa: PLR0913 - a command's options
         raise click.UsageError("--release and --reason belong together")
     specs = streams_of(streams_folder, table)
     catalog = load_catalog(specs[0].table.catalog)
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     person = f"by {getpass.getuser()}, frazil partitions"
     if held and reason:
         release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)

@@ -1,23 +1,16 @@
-"""Positions as people give them to `frazil reset`, and as it tells them what a position costs."""
+"""Moments and offsets as people give them on the command line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
 import click
 
-from frazil.commit.marker import Marker, flat, of_same_topics, of_topics
-from frazil.commit.reset import Available, Move, Standing, before_cuts, clamped
-from frazil.errors import MarkerUnreadable, RolledBack
-from frazil.ingest.contract import TopicPartition
-from frazil.stream.kafka import KafkaOffsets
-from frazil.stream.log_watch import find_cut
-
-Offsets = Mapping[TopicPartition, int]
+from frazil.commit.marker import flat
+from frazil.status.reset_target import Offsets
 
 
 class Moment(click.ParamType[datetime]):
@@ -51,116 +44,3 @@ class OffsetsText(click.ParamType[Offsets]):
             self.fail(f"{text} is no JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
         except (ValueError, TypeError, AttributeError):
             self.fail(f'{text} is not of the form {{"topic": {{"partition": offset}}}}', param, ctx)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Where a person wants the stream to go on; raises click.UsageError where the options contradict each other."""
-
-    to: str
-    at: datetime | None = None
-    offsets: Offsets | None = None
-
-    def __post_init__(self) -> None:
-        if (self.at is not None) != (self.to == "timestamp"):
-            raise click.UsageError("--at TIME belongs to --to timestamp, and that needs it")
-        if (self.offsets is not None) != (self.to == "offsets"):
-            raise click.UsageError("--offsets belongs to --to offsets, and that needs it")
-
-
-def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
-    """What Kafka has of the stream's topics, and where their logs were cut before the marker."""
-    topics = kafka.describe()
-    first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
-    if marker is None:
-        return Available(topics.identity, first, end)
-    same = of_same_topics(of_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
-    cut = find_cut(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
-    return Available(topics.identity, first, end, cut)
-
-
-def target_of(wanted: Wanted, *, seen: Standing, now: Available, kafka: KafkaOffsets) -> dict[TopicPartition, int]:
-    """The offset to go on at, for every topic-partition that Kafka has.
-
-    Raises MarkerUnreadable or RolledBack where `to` starts from a position that is unknown, click.BadParameter for
-    offsets that Kafka does not have.
-    """
-    if wanted.to == "earliest":
-        return dict(now.first)
-    if wanted.to == "latest":
-        return dict(now.end)
-    if wanted.to == "timestamp" and wanted.at is not None:
-        return clamped(kafka.at(wanted.at, now.first), now)
-    if wanted.to == "table":
-        if seen.unknown:
-            raise RolledBack(seen.unknown)
-        return clamped(before_cuts(of_same_topics(seen.held, seen.source, now.source), now), now)
-    if wanted.to == "offsets" and wanted.offsets is not None:
-        check_available(wanted.offsets, now)
-        return {**_marker_target(seen, now, named=wanted.offsets), **wanted.offsets}
-    return _marker_target(seen, now)
-
-
-def _marker_target(seen: Standing, now: Available, *, named: Offsets | None = None) -> dict[TopicPartition, int]:
-    if seen.marker is None:
-        if named is not None and named.keys() == now.first.keys():
-            return {}
-        raise MarkerUnreadable(
-            "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
-            "--to offsets with every partition"
-        )
-    return clamped(before_cuts(of_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now)
-
-
-def check_available(offsets: Offsets, now: Available) -> None:
-    """Offsets that a reader can begin at: `first` to `end`, the end included."""
-    for (topic, partition), offset in offsets.items():
-        tp = (topic, partition)
-        if tp not in now.first:
-            known = ", ".join(sorted(f"{t}-{p}" for t, p in now.first))
-            raise click.BadParameter(f"Kafka has no {topic}-{partition}; it has: {known}", param_hint="--offsets")
-        if not now.first[tp] <= offset <= now.end[tp]:
-            raise click.BadParameter(
-                f"{topic}-{partition}: {offset} is outside of what Kafka has, {now.first[tp]} to {now.end[tp]}",
-                param_hint="--offsets",
-            )
-
-
-def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> list[str]:
-    """What a reset costs, a sentence each: what is lost to the table, and what it may hold twice. Pure."""
-    said = []
-    if seen.rolled_back:
-        said.append("The table was rolled back behind the marker: what it holds is counted from what is left in it.")
-    if seen.unknown:
-        said.append(f"What the table holds is unknown, and so is what is skipped or read again: {seen.unknown}.")
-    for topic in _made_again(seen, now):
-        said.append(f"Topic {topic} is not the one that the marker knows: its offsets are counted from its beginning.")
-    skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
-    repeated = sum(m.repeated for m in plan)
-    for m in plan:
-        if m.rewritten:
-            said.append(
-                f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
-                f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
-                "beside those that Kafka lost."
-            )
-    if skipped:
-        also = f", {gone:,} of which Kafka has deleted already" if gone else ""
-        said.append(f"It skips {skipped:,} offsets{also}: their records never reach the table.")
-    if repeated:
-        said.append(
-            f"It reads {repeated:,} offsets again that the table holds: their rows will be in it twice, unless they "
-            "are deleted first."
-        )
-    if not skipped and not repeated and not seen.unknown:
-        said.append("It skips nothing, and reads nothing again that the table holds.")
-    return said
-
-
-def _made_again(seen: Standing, now: Available) -> list[str]:
-    if seen.source is None:
-        return []
-    topics = sorted(now.source.topic_ids)
-    if seen.source.cluster_id != now.source.cluster_id:
-        return topics
-    return [t for t in topics if seen.source.topic_ids.get(t, now.source.topic_ids[t]) != now.source.topic_ids[t]]

@@ -22,11 +22,11 @@ from frazil.cli.foreground import Terminal, Totals, Voice
 from frazil.cli.options import streams_option
 from frazil.errors import FrazilError
 from frazil.home import run_folder
+from frazil.host.lock import WriterLock
+from frazil.host.processes import end_group
+from frazil.host.writer_log import LOG_FILE, redirect, rotate
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.supervise.lock import WriterLock
-from frazil.supervise.processes import end_group
-from frazil.supervise.writer_log import LOG_FILE, redirect, rotate
 
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0

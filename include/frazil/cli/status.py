@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import click
 
+from frazil import clock
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_fields, echo_json, echo_table
-from frazil.cli.stream_status import StreamStatus, WriterStatus, exit_words, stream_status
 from frazil.errors import SpecError
 from frazil.spec.last_sound import declared_streams, find_or_recall
-from frazil.supervise.liveness import ago, utc
+from frazil.status.stream import StreamStatus, WriterStatus, exit_words, stream_status
+from frazil.timetext import ago, utc
 
 AT_ONCE = 8
 """Streams that are looked at together: a catalog that does not answer costs its timeout once, not once a stream."""
@@ -37,7 +37,7 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
     Example:
       frazil status flights --json
     """
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     if stream is None:
         specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     else:

@@ -94,7 +94,7 @@ def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
 def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
     if not spec.source.properties:
         return {}
-    from frazil.stream.kafka_properties import property_problems  # noqa: PLC0415 - librdkafka, only where it is asked
+    from frazil.kafka.properties import property_problems  # noqa: PLC0415 - librdkafka, only where it is asked
 
     return property_problems(spec.source.properties)
 

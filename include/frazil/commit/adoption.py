@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.marker import PROPERTY_PREFIX, Marker, SourceIdentity, of_topics, read_marker
-from frazil.commit.rules import head_of
+from frazil.commit.marker import PROPERTY_PREFIX, Marker, of_topics, read_marker
 from frazil.errors import AdoptionRequired, MarkerUnreadable
-from frazil.ingest.contract import TopicPartition
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
+from frazil.table.branches import head_of
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:

@@ -20,15 +20,7 @@ from frazil.commit.held_letters import held_letters, reach
 from frazil.commit.journal import NO_LETTERS, Journal, JournalStore
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
-from frazil.commit.marker import (
-    BatchKey,
-    Marker,
-    SourceIdentity,
-    first_marker,
-    joined,
-    of_same_topics,
-    read_marker,
-)
+from frazil.commit.marker import BatchKey, Marker, first_marker, joined, of_same_topics, read_marker
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.rules import (
     Verdict,
@@ -43,7 +35,9 @@ from frazil.commit.rules import (
 from frazil.commit.snapshot import TEXT_MOST
 from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
 from frazil.errors import StaleBatch
-from frazil.ingest.contract import StagedFile, TopicPartition
+from frazil.ingest.contract import StagedFile
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.watermark import watermark_us
 from frazil.table.storage import ObjectStore

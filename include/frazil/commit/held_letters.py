@@ -11,11 +11,12 @@ from collections.abc import Collection
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.landed import Wanted, tally
-from frazil.commit.marker import Marker, SourceIdentity, of_same_topics, read_markers
-from frazil.commit.rules import head_of
+from frazil.commit.marker import Marker, of_same_topics, read_markers
 from frazil.errors import MarkerUnreadable
-from frazil.ingest.contract import TopicPartition
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
+from frazil.table.branches import head_of
+from frazil.table.landed_offsets import Wanted, tally
 
 
 def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:

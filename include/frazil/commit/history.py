@@ -8,10 +8,10 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.marker import SourceIdentity
-from frazil.commit.rules import MAIN, head_of
 from frazil.errors import RolledBack
-from frazil.ingest.contract import TopicPartition
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
+from frazil.table.branches import MAIN, head_of
 
 ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
 """Of summaries: ranges that were skipped, and backfills that were published. No record has the time of either."""

@@ -19,8 +19,10 @@ from operator import itemgetter
 from typing import Any
 
 from frazil.commit.folded_records import RECORDS_MOST, FoldedRecords, groups
-from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity, flat, nested
-from frazil.ingest.contract import RangeProgress, StagedFile, TopicPartition
+from frazil.commit.marker import BatchKey, Fate, Marker, flat, nested
+from frazil.ingest.contract import RangeProgress, StagedFile
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
 from frazil.table.storage import ObjectStore
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import TEXT_MOST
-from frazil.commit.window_rows import added_rows
 from frazil.partitions.completeness import Cursor
+from frazil.partitions.window_rows import added_rows
 from frazil.partitions.windows import Grain
 
 WINDOWS = "frazil.windows"

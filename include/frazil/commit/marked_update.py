@@ -20,10 +20,10 @@ from pyiceberg.table.update import (
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.marker import Marker, open_branch, property_name
 from frazil.commit.open_branch import BranchChange
-from frazil.commit.rules import head_of
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
 from frazil.ingest.contract import StagedFile
+from frazil.table.branches import head_of
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from frazil.errors import MarkerUnreadable
-from frazil.ingest.contract import TopicPartition
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
 
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
@@ -42,14 +43,6 @@ class Fate(Enum):
     COMMITTED = "it is in the table"
     NEVER = "it is not in the table"
     UNKNOWN = "its epoch is older than the marker's memory"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceIdentity:
-    """Which Kafka this is: offsets mean nothing in another cluster, or in a topic made again."""
-
-    cluster_id: str
-    topic_ids: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,7 @@ from frazil.commit.committer import StreamTables
 from frazil.commit.held_letters import reach
 from frazil.commit.history import ancestors
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
-from frazil.commit.marker import (
-    Marker,
-    SourceIdentity,
-    first_marker,
-    joined,
-    of_same_topics,
-    open_branch,
-    property_name,
-    read_marker,
-)
+from frazil.commit.marker import Marker, first_marker, joined, of_same_topics, open_branch, property_name, read_marker
 from frazil.commit.open_branch import BranchChange, released
 from frazil.commit.open_branch_reset import after_reset
 from frazil.commit.reset import (
@@ -39,7 +30,8 @@ from frazil.commit.reset import (
 from frazil.commit.settle import bare_path, batch_folders, highest_epoch, referenced
 from frazil.commit.swap import Change, Done, TableHandle
 from frazil.errors import MarkerUnreadable, WriterBusy
-from frazil.ingest.contract import TopicPartition
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
 from frazil.table.storage import ObjectStore
 from frazil.table.tables import may_delete_files
 

@@ -22,11 +22,11 @@ from pyiceberg.types import IntegerType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.commit.marker import Marker, open_branch
-from frazil.commit.rules import head_of
 from frazil.errors import SchemaIncompatible, StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
+from frazil.table.branches import head_of
 
 T = TypeVar("T")
 

@@ -11,19 +11,11 @@ from pyiceberg.table import Table
 
 from frazil.commit.committer import StreamTables
 from frazil.commit.history import first_offsets, table_position
-from frazil.commit.marker import (
-    Marker,
-    SourceIdentity,
-    Span,
-    first_marker,
-    joined,
-    of_same_topics,
-    property_name,
-    read_marker,
-)
+from frazil.commit.marker import Marker, Span, first_marker, joined, of_same_topics, property_name, read_marker
 from frazil.commit.rules import check_ancestry
 from frazil.errors import MarkerUnreadable, RolledBack
-from frazil.ingest.contract import TopicPartition
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
 
 Offsets = Mapping[TopicPartition, int]
 Spans = Mapping[TopicPartition, tuple[Span, ...]]

@@ -11,14 +11,13 @@ from enum import Enum
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.journal import NO_LETTERS, Journal
-from frazil.commit.marker import Fate, Marker, SourceIdentity, of_same_topics, open_branch
+from frazil.commit.marker import Fate, Marker, of_same_topics, open_branch
 from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
-
-MAIN = "main"
+from frazil.kafka.identity import SourceIdentity
+from frazil.table.branches import MAIN
 
 
 class Verdict(Enum):
@@ -27,12 +26,6 @@ class Verdict(Enum):
     COMMIT = "it starts where the marker stands"
     COMMITTED = "it is in the table already"
     STALE = "it starts elsewhere than the marker stands"
-
-
-def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
-    """The newest snapshot of a branch."""
-    ref = metadata.refs.get(branch)
-    return metadata.snapshot_by_id(ref.snapshot_id) if ref else None
 
 
 def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:

@@ -45,9 +45,9 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from frazil.commit.rules import MAIN, head_of
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
+from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
 FORMAT_VERSION: Literal[2] = 2

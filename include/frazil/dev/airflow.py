@@ -282,7 +282,7 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
 
 def _local_spark() -> str:
     """spark-submit's properties: Iceberg's runtime, a lean JVM, and nothing beyond the loopback."""
-    from frazil.stream.class_archive import java_options  # noqa: PLC0415 - who stops or asks Airflow needs no Spark
+    from frazil.spark.class_archive import java_options  # noqa: PLC0415 - who stops or asks Airflow needs no Spark
 
     properties = {
         "spark.jars": ",".join(map(str, jars.ensure("spark"))),

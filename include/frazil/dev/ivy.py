@@ -17,7 +17,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from frazil.errors import EnvironmentUnusable
-from frazil.stream.java import require_java
+from frazil.spark.java import require_java
 
 _POLL_S = 0.3
 _NOT_FOUND = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")

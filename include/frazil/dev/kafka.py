@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from frazil.dev import jars, process
 from frazil.errors import EnvironmentUnusable
-from frazil.stream.java import require_java
+from frazil.spark.java import require_java
 
 READY_WITHIN_S = 120
 PROPERTIES_FILE = "server.properties"

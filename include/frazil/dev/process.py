@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from frazil.errors import EnvironmentUnusable
-from frazil.supervise.processes import has_ended
+from frazil.host.processes import has_ended
 
 RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"

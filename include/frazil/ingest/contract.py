@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-TopicPartition = tuple[str, int]
+from frazil.offsets.spans import TopicPartition
 
 Target = Literal["main", "dead-letters"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Self
@@ -19,8 +18,9 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from numpy.typing import NDArray
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
 from frazil.ingest.contract import OffsetRange
+from frazil.kafka.client import DENIED, client_errors
 
 CHUNK_RECORDS = 50_000
 """Parsing costs the same per record from 20,000 on; fewer records at hand are less memory, and less of it cold."""
@@ -45,29 +45,10 @@ EXACTNESS = {
 }
 """Not overridable: without any of these, records are lost or read that were never committed."""
 
-DENIED = frozenset(
-    {
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
-)
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 """An offset that retention deleted, or that a log lost while it was read."""
 _timestamp_ms = itemgetter(1)
-
-
-@contextmanager
-def client_errors() -> Iterator[None]:
-    """A client that librdkafka does not make is a mistake in what was declared. Raises SpecError in its words."""
-    try:
-        yield
-    except KafkaException as error:
-        said = error.args[0].str()
-        raise SpecError(f"source.properties: librdkafka takes them not as they are: {said}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from frazil.ingest.contract import OffsetRange, TopicPartition
+from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka import Chunk, RangeReader
+from frazil.offsets.spans import TopicPartition
 
 
 class TurnReader:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import rounded_bytes
-from frazil.supervise.liveness import ago, utc
+from frazil.timetext import ago, utc
 
 CLEARS_AT = 0.8
 """An alert ends where its value is at most this share of the threshold: a value that sways around it does not flap."""

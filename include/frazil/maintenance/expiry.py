@@ -19,17 +19,18 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.backfill_lane import branch_name, open_lanes
 from frazil.commit.history import ONLY_TOLD_HERE, ancestors
+from frazil.commit.lane import branch_name, open_lanes
 from frazil.commit.late_rows import may_be_late
 from frazil.commit.marked_update import OPEN_SNAPSHOT
 from frazil.commit.marker import Marker, open_branch, read_markers
-from frazil.commit.rules import MAIN, check_ancestry, check_open_branch, head_of
-from frazil.commit.signals import TableSignals
+from frazil.commit.rules import check_ancestry, check_open_branch
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.partitions.completeness import Cursor
+from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Expiry
+from frazil.table.branches import MAIN, head_of
 from frazil.table.tables import DEFAULT_PROPERTIES, may_delete_files
 
 READER_TAG = "frazil-reader-"

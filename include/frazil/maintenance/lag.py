@@ -7,11 +7,11 @@ import logging
 from confluent_kafka import KafkaException
 
 from frazil.commit.marker import Marker, of_topics
+from frazil.commit.opened import open_kafka
 from frazil.errors import FrazilError
+from frazil.host.local import LocalLauncher
 from frazil.spec.model import StreamSpec
-from frazil.stream.opened import open_kafka
 from frazil.supervise.liveness import beating
-from frazil.supervise.local import LocalLauncher
 
 logger = logging.getLogger(__name__)
 

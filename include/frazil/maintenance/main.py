@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from frazil import clock
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
+from frazil.spark.application import log_to_stderr, start_session
 from frazil.spec.load import sound_streams
-from frazil.stream.submitted import log_to_stderr, start_session
 from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger("frazil")
@@ -41,7 +41,7 @@ def run_maintenance(
     outcomes: list[Outcome] = []
     try:
         for table in tables:
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = clock.now_ms()
             outcomes += maintain(spark, load_catalog(table.catalog), table, actions=actions, now_ms=now_ms)
             _write(report, outcomes)
     finally:

@@ -21,7 +21,6 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.rules import head_of
 from frazil.commit.target import target_file_bytes
 from frazil.errors import MarkerUnreadable
 from frazil.ingest.contract import StagedFile
@@ -31,6 +30,7 @@ from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p1
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
 from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.spec.model import StreamSpec
+from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location

@@ -30,7 +30,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Self
 
-from frazil.commit.backfill_lane import open_lanes
+from frazil.commit.lane import open_lanes
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.file_paths import Place, below
 from frazil.maintenance.orphan_memory import Run, Standing

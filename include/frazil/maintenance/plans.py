@@ -12,8 +12,6 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.completion import feeds_of
-from frazil.commit.rules import head_of
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
@@ -21,6 +19,8 @@ from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, Manifest
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.partitions.completeness import complete_to
+from frazil.signals.completion import feeds_of
+from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
 
 Plan = CompactionPlan | ManifestPlan | ExpiryPlan

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from frazil.aggregate.due import WaitingDay
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
-from frazil.stream.aggregate_due import WaitingDay
-from frazil.supervise.liveness import ago, utc
+from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
 """A share of fewer records says nothing, but that it is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from datetime import timedelta
 from itertools import takewhile
 
@@ -11,21 +10,21 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil import clock
 from frazil.commit.history import ancestors, commit_records
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import property_name, read_marker
 from frazil.errors import FrazilError
+from frazil.host.launcher import Observation
+from frazil.host.local import LocalLauncher
+from frazil.host.records import ExitRecord
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.stream_rules import StreamState
 from frazil.spec.model import StreamSpec
-from frazil.supervise.desired import load_stream_table
-from frazil.supervise.launcher import Observation
-from frazil.supervise.local import LocalLauncher
 from frazil.supervise.observed import Desired, DesiredMode
-from frazil.supervise.records import ExitRecord
 from frazil.supervise.table_state import TableState
 from frazil.table.storage import open_store
-from frazil.table.tables import state_location
+from frazil.table.tables import load_stream_table, state_location
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
     writer = _writer(spec.name)
     exits = _fruitless(writer, now_ms=now_ms)
     last = writer.exits[-1] if writer and writer.exits else None
-    desired = TableState(clock=lambda: time.time_ns() // 1_000_000).desired(spec)
+    desired = TableState(clock=clock.now_ms).desired(spec)
     records, rejected = _rejected(table.metadata, spec.name, now_ms=now_ms) if table else (0, 0)
     return StreamState(
         name=spec.name,

@@ -15,7 +15,7 @@ from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
 
 SIGNALS = "frazil.signals"
-"""`frazil.commit.signals.IDENTIFIER`, which loads PyIceberg."""
+"""`frazil.signals.signal_table.IDENTIFIER`, which loads PyIceberg."""
 
 
 class Kind(StrEnum):

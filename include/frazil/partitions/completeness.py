@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from frazil.partitions.watermark import TopicPartition
+from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MOST_AT_ONCE = 500

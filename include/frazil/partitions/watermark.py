@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-TopicPartition = tuple[str, int]
+from frazil.offsets.spans import TopicPartition
 
 
 def watermark_us(

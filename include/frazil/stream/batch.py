@@ -24,11 +24,12 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.errors import Fenced, StaleBatch
+from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StageContext, StageResult
+from frazil.kafka.admin import KafkaOffsets
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
-from frazil.stream.kafka import KafkaOffsets
 from frazil.stream.plan import learned
 from frazil.stream.planner import Position, read_rates, write_rates
 from frazil.stream.progress import ProgressFolder
@@ -36,7 +37,6 @@ from frazil.stream.reporter import Reporter
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
 from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
-from frazil.supervise.heartbeat import Phase
 from frazil.table.storage import ObjectStore
 
 log = logging.getLogger(__name__)

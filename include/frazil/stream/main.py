@@ -10,9 +10,9 @@ from collections.abc import Callable
 from types import FrameType
 
 from frazil.errors import FrazilError
+from frazil.spark.java import find_java
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import Landed
-from frazil.stream.java import find_java
 from frazil.stream.writer import Writer
 
 log = logging.getLogger("frazil")

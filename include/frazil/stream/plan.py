@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from frazil.ingest.contract import OffsetRange, StageTask, TopicPartition
+from frazil.ingest.contract import OffsetRange, StageTask
+from frazil.offsets.spans import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

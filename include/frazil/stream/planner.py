@@ -14,17 +14,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from frazil.commit.marker import Marker, SourceIdentity, flat, nested, of_topics
+from frazil.clock import now_ms
+from frazil.commit.marker import Marker, flat, nested, of_topics
 from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap
-from frazil.ingest.contract import TopicPartition
+from frazil.host.json_file import replace_json
+from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.identity import SourceIdentity
+from frazil.kafka.log_watch import LogWatch
+from frazil.kafka.truncation import check_not_cut
+from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.kafka import KafkaOffsets
-from frazil.stream.log_watch import LogWatch
 from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, task_count
-from frazil.stream.truncation import check_not_cut
-from frazil.supervise.records import replace_json
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class Planner:
     source: SourceIdentity
     position: Position
     clock: Callable[[], float] = time.monotonic
-    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
     """When a partition's oldest unread record was first seen; None for what waited at the start."""

@@ -21,11 +21,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from frazil import errors
 from frazil.commit.target import target_file_bytes
 from frazil.errors import FrazilError, PythonStartTimeout
+from frazil.host.heartbeat import Phase
 from frazil.stream.batch import BatchRunner
 from frazil.stream.plan import Policy
 from frazil.stream.planner import PlannerSettings, Position, clear_report, read_rates, read_report, write_rates
 from frazil.stream.source import FORMAT
-from frazil.supervise.heartbeat import Phase
 
 LOOK_S = 1.0
 """Between two looks at a query that runs on: each costs a call into the JVM."""

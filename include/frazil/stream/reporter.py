@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Self
 
 from frazil.commit.marker import BatchKey, Marker
+from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.stream.planner import PlannerReport, read_report
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.stall_history import BatchName, Limits, Look
 from frazil.stream.stall_watch import StallWatch
-from frazil.supervise.heartbeat import Heartbeat, Phase
-from frazil.supervise.stall_history import BatchName, Limits, Look
 
 log = logging.getLogger(__name__)
 

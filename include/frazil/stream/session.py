@@ -11,10 +11,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from frazil.spark.class_archive import java_options
+from frazil.spark.java import java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
-from frazil.stream.class_archive import java_options
-from frazil.stream.java import java_needed
 from frazil.stream.source import RangeSource
 
 TASK_ATTEMPTS = 4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from frazil.supervise.heartbeat import Stall
-from frazil.supervise.liveness import ago
-from frazil.supervise.stall import find_stall
-from frazil.supervise.stall_history import WORKING, History, Limits, Look, remember
+from frazil.host.heartbeat import Stall
+from frazil.stream.stall import find_stall
+from frazil.stream.stall_history import WORKING, History, Limits, Look, remember
+from frazil.timetext import ago
 
 log = logging.getLogger(__name__)
 

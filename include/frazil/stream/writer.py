@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from frazil import errors
+from frazil import clock, errors
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.marker_change import reset
@@ -26,23 +25,23 @@ from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.swap import TableHandle
 from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
 from frazil.home import run_folder
-from frazil.ingest.contract import TopicPartition
+from frazil.host.heartbeat import Phase
 from frazil.ingest.decode import check_supported
+from frazil.kafka.admin import KafkaOffsets, Topics
+from frazil.kafka.log_watch import find_cut
+from frazil.kafka.truncation import check_not_cut
+from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner, Landed
-from frazil.stream.kafka import KafkaOffsets, Topics
-from frazil.stream.log_watch import find_cut
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.query import RangeQuery
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.session import start_session, warm_up, with_source
-from frazil.stream.truncation import check_not_cut
-from frazil.supervise.heartbeat import Phase
-from frazil.supervise.stall_history import Limits
+from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import ObjectStore, open_store
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
@@ -54,10 +53,6 @@ STALE_LIMIT = 3
 START_ATTEMPTS = 10
 START_WAIT_MOST_S = 30.0
 """Between two attempts to start Spark's Python processes on a busy host: some minutes in all."""
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True)
@@ -88,7 +83,7 @@ class Writer:
             fingerprint=self.spec.fingerprint(),
             folder=folder,
             limits=Limits.for_stream(self.spec),
-            clock_ms=now_ms,
+            clock_ms=clock.now_ms,
         ) as reporter:
             return self._run(folder, reporter)
 
@@ -151,7 +146,7 @@ class Writer:
         progress = ProgressFolder(f"{state}/progress", handle.io_properties)
         reporter.table(main.location(), progress)
         align = Alignment.of(self.spec)
-        tables = StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=now_ms, align=align)
+        tables = StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=clock.now_ms, align=align)
         return replace(tables, main=handle), store, progress
 
 
@@ -228,7 +223,7 @@ class Epoch:
         if marker is None:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
         log.info("epoch %d begins: %s", committer.epoch, settled)
-        p.reporter.committed(marker, at_ms=now_ms() if settled.committed else None)
+        p.reporter.committed(marker, at_ms=clock.now_ms() if settled.committed else None)
         marker = self._after_gaps(committer, marker, topics)
         return BatchRunner(
             spec=p.spec,

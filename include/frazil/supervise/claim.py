@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from frazil.home import run_folder
-from frazil.supervise.records import replace_json
+from frazil.host.json_file import replace_json
 
 CLAIM_FILE = "claim.json"
 

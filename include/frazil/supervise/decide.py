@@ -35,12 +35,13 @@ from frazil.errors import (
     TopicRecreated,
     kinds,
 )
+from frazil.host.launcher import ProcessState
+from frazil.host.records import ExitRecord, Launch
 from frazil.supervise.decision import Action, Cause, Decision
-from frazil.supervise.launcher import ProcessState
-from frazil.supervise.liveness import ago, hung, progress, stopping
+from frazil.supervise.liveness import hung, progress, stopping
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
 from frazil.supervise.policy import Policy
-from frazil.supervise.records import ExitRecord, Launch
+from frazil.timetext import ago
 
 TABLE_WAYS_OUT = frozenset(
     error.exit_code

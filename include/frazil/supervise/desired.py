@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil import clock
 from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 from frazil.supervise.observed import Desired, DesiredMode
-from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.storage import ObjectStore, open_store
-from frazil.table.tables import ensure_table, state_location
+from frazil.table.tables import ensure_table, load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"
 
@@ -56,7 +55,7 @@ class DesiredStore:
         return self._act(DesiredMode.RUNNING, by=by, reason=reason, restart=True)
 
     def _act(self, mode: DesiredMode, *, by: str, reason: str, restart: bool = False) -> Desired:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         try:
             before = self.read()
         except SpecError:
@@ -84,16 +83,6 @@ def open_desired(spec: StreamSpec) -> DesiredStore | None:
 def create_desired(spec: StreamSpec) -> DesiredStore:
     """The same, and the table is made if missing: a stream may be paused before it ever ran."""
     return _store(ensure_table(load_catalog(spec.table.catalog), spec), spec)
-
-
-def load_stream_table(spec: StreamSpec) -> Table | None:
-    """The stream's table as it stands now, or None."""
-    catalog = load_catalog(spec.table.catalog)
-    with catalog_errors(catalog.name):
-        try:
-            return catalog.load_table(spec.table.identifier)
-        except NoSuchTableError:
-            return None
 
 
 def table_fingerprint(table: Table, stream: str) -> str:

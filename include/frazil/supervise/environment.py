@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from frazil.host.lock import INHERITED_LOCK
 from frazil.spec.model import StreamSpec
-from frazil.supervise.lock import INHERITED_LOCK
 
 PREFIXES = (
     "FRAZIL_",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.launcher import Observation
+from frazil.host.records import Launch, StopRequest
 from frazil.supervise.decision import Action, Cause, Decision
-from frazil.supervise.heartbeat import Heartbeat, Phase
-from frazil.supervise.launcher import Observation
 from frazil.supervise.observed import Observed
 from frazil.supervise.policy import Policy
-from frazil.supervise.records import Launch, StopRequest
+from frazil.timetext import ago
 
 STALE_AFTER_MS = 10_000
 """A writer beats every second: ten missed beats are no hiccup."""
@@ -20,28 +19,6 @@ def beating(writer: Observation, *, now_ms: int) -> Heartbeat | None:
     beat = writer.heartbeat
     fresh = beat is not None and now_ms - beat.written_at_ms <= STALE_AFTER_MS
     return beat if fresh and writer.process.is_alive else None
-
-
-def ago(milliseconds: int) -> str:
-    """A duration as people say it: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`."""
-    seconds = max(milliseconds, 0) / 1000
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def utc(ms: int | None) -> str:
-    """Milliseconds since the epoch as people read them: `2013-12-30 04:00:00Z`; `unknown` for None."""
-    if ms is None:
-        return "unknown"
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-    except OverflowError:
-        return f"{ms} ms"
-    return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from frazil.errors import kinds
-from frazil.supervise.heartbeat import Heartbeat, Stall
-from frazil.supervise.launcher import Observation, ProcessState
-from frazil.supervise.records import ExitRecord, Launch, Notes, StopRequest
+from frazil.host.heartbeat import Heartbeat, Stall
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import ExitRecord, Launch, Notes, StopRequest
 
 
 class DesiredMode(StrEnum):

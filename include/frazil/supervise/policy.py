@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from frazil.host.heartbeat import Phase
 from frazil.spec.model import StreamSpec
-from frazil.supervise.heartbeat import Phase
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS

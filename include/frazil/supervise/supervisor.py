@@ -12,26 +12,26 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.home import home, run_folder
+from frazil.host.heartbeat import Stall
+from frazil.host.launcher import Launcher, LaunchRequest, LogPosition
+from frazil.host.local import LocalLauncher
+from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.declared import Declaration
 from frazil.supervise.environment import writer_environment
-from frazil.supervise.heartbeat import Stall
-from frazil.supervise.launcher import Launcher, LaunchRequest, LogPosition
-from frazil.supervise.local import LocalLauncher
 from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
 from frazil.supervise.policy import Policy
-from frazil.supervise.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.supervise.table_state import TableState
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,6 @@ class Step:
     """What a writer that lives says it is held back by; it is told, and never acted upon."""
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
     return {}
 
@@ -92,7 +88,7 @@ class Supervisor:
         *,
         connections: Connections = _no_connections,
         launcher: Launcher | None = None,
-        clock: Callable[[], int] = _now_ms,
+        clock: Callable[[], int] = clock.now_ms,
     ) -> None:
         self._program, self._connections = program, connections
         stream, streams = program.stream, program.streams

@@ -6,14 +6,9 @@ from collections.abc import Callable
 
 from frazil.errors import FrazilError
 from frazil.spec.model import StreamSpec
-from frazil.supervise.desired import (
-    DesiredStore,
-    create_desired,
-    load_stream_table,
-    open_desired,
-    table_fingerprint,
-)
+from frazil.supervise.desired import DesiredStore, create_desired, open_desired, table_fingerprint
 from frazil.supervise.observed import Desired, Unreadable
+from frazil.table.tables import load_stream_table
 
 LOOK_AGAIN_MS = 10_000
 """Between two loads of a table that does not exist yet, or that a person is to mend."""

@@ -8,7 +8,6 @@ already, by the host's clock.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -17,6 +16,8 @@ from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.table import StagedTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import MetadataLogEntry, SnapshotLogEntry
+
+from frazil import clock
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
             made = stage(current, *change)
             if current is not None:
                 made.metadata = in_order(current.metadata, made.metadata)
-                ahead_ms = made.metadata.last_updated_ms - time.time_ns() // 1_000_000
+                ahead_ms = made.metadata.last_updated_ms - clock.now_ms()
                 if ahead_ms > AHEAD_MS and current.name() not in said:
                     said.add(current.name())
                     _warn(".".join(current.name()), ahead_ms)

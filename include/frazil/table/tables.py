@@ -25,7 +25,7 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import COORDINATES
 from frazil.spec.types import UNREADABLE
-from frazil.table.catalogs import catalog_errors
+from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA, Addition, Conflict, Promotion, differences
 
 logger = logging.getLogger(__name__)
@@ -302,3 +302,13 @@ def _sort_terms(order: SortOrder, schema: Schema) -> list[str]:
 
 def _name(table: Table) -> str:
     return ".".join(table.name())
+
+
+def load_stream_table(spec: StreamSpec) -> Table | None:
+    """The stream's table as it stands now, or None."""
+    catalog = load_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        try:
+            return catalog.load_table(spec.table.identifier)
+        except NoSuchTableError:
+            return None

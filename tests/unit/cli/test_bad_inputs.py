@@ -11,7 +11,7 @@ import pytest
 
 from frazil.cli.main import main
 from frazil.home import run_folder
-from frazil.supervise.lock import WriterLock
+from frazil.host.lock import WriterLock
 
 SOUND = """
 name: rides

@@ -12,9 +12,9 @@ import pytest
 
 from frazil.cli.foreground import Terminal, Totals, Voice, live_words
 from frazil.commit.marker import BatchKey
+from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import Landed
-from frazil.supervise.heartbeat import Heartbeat, Phase
 
 SPEC = StreamSpec.model_validate(
     {

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
 from frazil.errors import CommitUnavailable, SpecError
-from frazil.supervise.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
+from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
 

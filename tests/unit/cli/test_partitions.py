@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.commit.completion import Gate, look, signal
 from frazil.errors import FrazilError, SpecError
+from frazil.signals.completion import Gate, look, signal
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream

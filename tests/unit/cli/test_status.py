@@ -11,15 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.cli.stream_status import writer_status
 from frazil.home import run_folder
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
+from frazil.host.json_file import replace_json
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.lock import WriterLock
+from frazil.host.processes import mark
+from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.supervise.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.supervise.launcher import Observation, ProcessState
+from frazil.status.stream import writer_status
 from frazil.supervise.liveness import STALE_AFTER_MS
-from frazil.supervise.lock import WriterLock
-from frazil.supervise.processes import mark
-from frazil.supervise.records import ExitRecord, Launch, LaunchKind, append_exit, replace_json
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 

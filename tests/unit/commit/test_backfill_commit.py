@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 
-from frazil.commit.backfill_commit import LaneCommitter, abandon
-from frazil.commit.backfill_lane import Lane, State, branch_name, read_lane
-from frazil.commit.backfill_records import Record, published
+from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
+from frazil.commit.lane import Lane, State, branch_name, read_lane
+from frazil.commit.lane_records import Record, published
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
+from frazil.commit.period import Period
 from frazil.commit.reset import standing
-from frazil.commit.rules import head_of
 from frazil.commit.settle import batch_folder
-from frazil.commit.window import Window
 from frazil.errors import Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
-from frazil.partitions.backfill_request import parse_request
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
+from frazil.table.branches import head_of
 
 REQUEST = parse_request({"stream": "events"})
 BRANCH = branch_name("events")
@@ -157,7 +157,7 @@ def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_onl
     live.run(live.committer, {0: (110, 111)})
     live.run(live.committer, {0: (111, 112)})
     assert expire(live).kept.keys() == {there.snapshot_id}
-    hour = Window(there.timestamp_ms, there.timestamp_ms + 1)
+    hour = Period(there.timestamp_ms, there.timestamp_ms + 1)
     found = published(live.tables.journals, live.load().metadata, "events", window=hour)
     assert [record.lane.id for record in found] == [lane.lane.id]
 

@@ -10,8 +10,8 @@ import pytest
 
 from frazil.commit.marker import Marker
 from frazil.errors import Fenced, OffsetGap
-from frazil.stream.kafka import Topics
-from frazil.stream.truncation import LogEnd
+from frazil.kafka.admin import Topics
+from frazil.kafka.truncation import LogEnd
 from frazil.stream.writer import Epoch
 
 P0, P1 = ("events", 0), ("events", 1)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.claims import claims, window_claims
+from frazil.audit.claims import claims, window_claims
 from frazil.commit.folded_records import BYTES_MOST, READS_AT_ONCE, groups
 from frazil.commit.history import commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
+from frazil.commit.period import Period
 from frazil.commit.settle import bare_path, highest_epoch
-from frazil.commit.window import Window
 from frazil.table.local_storage import LocalStore
 
 BATCHES = 23
@@ -43,7 +43,7 @@ def run(world: Any) -> Any:
 def seen(world: Any) -> dict[str, Any]:
     """All that anybody reads from commit records."""
     journals, marker, metadata = world.tables.journals, world.marker(), world.load().metadata
-    everything = Window(0, world.clock_ms + 1)
+    everything = Period(0, world.clock_ms + 1)
     return {
         "records": list(journals.records()),
         "newest first": list(journals.records(newest_first=True, below=BatchKey(3, 1))),
@@ -66,7 +66,7 @@ def test_whoever_asks_for_a_record_finds_it_after_it_was_folded(run):
     assert seen(run) == before
     run.expire_all_but_newest()
     assert claims(run.tables.journals, run.marker(), run.load().metadata) == before["claims"]
-    everything = Window(0, run.clock_ms + 1)
+    everything = Period(0, run.clock_ms + 1)
     found = window_claims(run.tables.journals, run.marker(), run.load().metadata, everything)
     assert found.records == before["claims"].records
 

@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from frazil.commit.journal import NO_LETTERS, Journal
-from frazil.commit.marker import EPOCHS_REMEMBERED, BatchKey, Fate, Marker, SourceIdentity, read_marker
+from frazil.commit.marker import EPOCHS_REMEMBERED, BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import Verdict, check_same_source, continuity, dead_letter_continuity
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
+from frazil.kafka.identity import SourceIdentity
 
 names = st.text(st.characters(categories=["Ll", "Lu", "Nd"], include_characters="._-"), min_size=1, max_size=12)
 topic_partitions = st.tuples(names, st.integers(0, 4000))

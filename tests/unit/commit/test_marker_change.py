@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import ForbiddenError
 
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity, property_name, read_marker
+from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.marker_change import adopt, forget, reset
 from frazil.commit.reset import Standing, standing
 from frazil.errors import AccessDenied, AdoptionRequired, Fenced, MarkerUnreadable, RolledBack, WriterBusy
+from frazil.kafka.identity import SourceIdentity
 
 P0, P1 = ("events", 0), ("events", 1)
 

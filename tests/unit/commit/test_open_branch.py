@@ -22,14 +22,15 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdat
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.commit.audit_run import audit_stream
+from frazil.audit.run import audit_stream
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity, open_branch
+from frazil.commit.marker import BatchKey, Marker, open_branch
 from frazil.commit.marker_change import forget, reset
 from frazil.commit.reset import standing
 from frazil.commit.settle import bare_path, referenced, sweep
 from frazil.errors import Fenced, RolledBack, SchemaIncompatible
+from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA

@@ -7,8 +7,9 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.commit.marker import BatchKey, Fate, Marker, SourceIdentity, first_marker, of_same_topics
+from frazil.commit.marker import BatchKey, Fate, Marker, first_marker, of_same_topics
 from frazil.commit.reset import Available, Standing, clamped, moved, moves
+from frazil.kafka.identity import SourceIdentity
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
 PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]

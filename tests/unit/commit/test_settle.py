@@ -11,11 +11,12 @@ import pytest
 from pyiceberg.types import StringType
 
 from frazil.commit.journal import VOID
-from frazil.commit.marker import BatchKey, Fate, SourceIdentity
+from frazil.commit.marker import BatchKey, Fate
 from frazil.commit.marker_change import change_marker, forget
 from frazil.commit.settle import bare_path, batch_folder, give_back, highest_epoch, sweep, sweep_batch
 from frazil.commit.swap import TableHandle
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
+from frazil.kafka.identity import SourceIdentity
 from frazil.table.tables import state_location
 
 

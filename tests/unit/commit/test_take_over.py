@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from frazil.commit.adoption import continued, readers_of
-from frazil.commit.marker import BatchKey, SourceIdentity
+from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import adopt
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
+from frazil.kafka.identity import SourceIdentity
 
 
 def test_the_first_take_over_writes_a_marker_with_an_empty_snapshot(world):

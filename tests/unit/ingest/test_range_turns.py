@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frazil.backfill.source import KafkaSource
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.range_turns import turns
-from frazil.stream.backfill_source import KafkaSource
 
 NO_KAFKA: Any = None
 several = st.lists(st.builds(OffsetRange, st.just("t"), st.integers(0, 3), st.integers(0, 9), st.integers(10, 20)))

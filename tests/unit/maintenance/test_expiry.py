@@ -16,8 +16,9 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import LongType, NestedField
 
-from frazil.commit.backfill_lane import Lane, State
-from frazil.commit.marker import SourceIdentity, first_marker
+from frazil.commit.lane import Lane, State
+from frazil.commit.marker import first_marker
+from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry, unset_properties
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain

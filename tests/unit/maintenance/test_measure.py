@@ -17,11 +17,11 @@ from pyiceberg.table.snapshots import Operation, Summary
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.home import run_folder
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.lock import WriterLock
 from frazil.maintenance.health import RecentFiles, TableHealth
 from frazil.maintenance.measure import RECORDS_MOST, measure
 from frazil.maintenance.tables import find_maintained
-from frazil.supervise.heartbeat import Heartbeat, Phase
-from frazil.supervise.lock import WriterLock
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
 from tests.made_batches import MadeStream

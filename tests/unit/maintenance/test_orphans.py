@@ -19,10 +19,11 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyiceberg.table.statistics import StatisticsFile
 
+from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.request import parse_request
 from frazil.cli.main import frazil
-from frazil.commit.backfill_commit import LaneCommitter
-from frazil.commit.backfill_lane import Lane
 from frazil.commit.journal import Journal
+from frazil.commit.lane import Lane
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import settle
 from frazil.commit.snapshot import SnapshotWriter
@@ -31,7 +32,6 @@ from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup, orphan_references
 from frazil.maintenance.orphan_cleanup import OrphanReport, clean_orphans
 from frazil.maintenance.tables import MaintainedTable, find_maintained
-from frazil.partitions.backfill_request import parse_request
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore

@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from frazil.aggregate.due import WaitingDay
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.local import LocalLauncher
+from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertStates, step_readings
 from frazil.maintenance.stream_rules import (
@@ -24,11 +29,6 @@ from frazil.maintenance.stream_rules import (
 from frazil.maintenance.stream_state import observe_stream
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
-from frazil.stream.aggregate_due import WaitingDay
-from frazil.supervise.heartbeat import Heartbeat, Phase
-from frazil.supervise.launcher import Observation, ProcessState
-from frazil.supervise.local import LocalLauncher
-from frazil.supervise.records import ExitRecord, Launch, LaunchKind, append_exit
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_800_000_000_000

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.marker import BatchKey, Marker, SourceIdentity
+from frazil.commit.marker import BatchKey, Marker
+from frazil.host.heartbeat import Heartbeat, Phase, StallKind
+from frazil.kafka.identity import SourceIdentity
 from frazil.stream.planner import PlannerReport, read_report, write_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
+from frazil.stream.stall_history import Limits
 from frazil.stream.stall_watch import StallWatch
-from frazil.supervise.heartbeat import Heartbeat, Phase, StallKind
-from frazil.supervise.stall_history import Limits
 
 INTERVAL_S = 20
 STILL_S = 3 * INTERVAL_S

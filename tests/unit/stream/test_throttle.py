@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
+from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.planner import read_rates
 from frazil.stream.reporter import Reporter
+from frazil.stream.stall_history import Limits
 from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
-from frazil.supervise.heartbeat import Heartbeat, Phase
 from frazil.supervise.policy import Policy
-from frazil.supervise.stall_history import Limits
 from tests.made_batches import MadeStream
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

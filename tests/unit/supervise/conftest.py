@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from frazil.home import run_folder
-from frazil.supervise.heartbeat import Heartbeat
-from frazil.supervise.launcher import LaunchRequest
-from frazil.supervise.local import LocalLauncher
+from frazil.host.heartbeat import Heartbeat
+from frazil.host.launcher import LaunchRequest
+from frazil.host.local import LocalLauncher
 from tests import polling
 
 FAKE_WRITER = Path(__file__).with_name("fake_writer.py")

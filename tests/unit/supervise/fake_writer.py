@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from frazil.home import home, run_folder
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.spec.load import find_stream
-from frazil.supervise.heartbeat import Heartbeat, Phase, Stall, StallKind
 
 stop = threading.Event()
 

@@ -13,13 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import NO_RESTART
-from frazil.supervise.decide import MAY_BE_OVER, RESTARTABLE, TABLE_WAYS_OUT, decide
-from frazil.supervise.decision import Action, Cause, Decision
-from frazil.supervise.heartbeat import Heartbeat, Phase
-from frazil.supervise.launcher import Observation, ProcessState
-from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
-from frazil.supervise.policy import ADVANCE_LIMITS_MS, Policy
-from frazil.supervise.records import (
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import (
     EXITS_KEPT,
     ExitRecord,
     GivenUp,
@@ -31,6 +27,10 @@ from frazil.supervise.records import (
     append_exit,
     read_exits,
 )
+from frazil.supervise.decide import MAY_BE_OVER, RESTARTABLE, TABLE_WAYS_OUT, decide
+from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
+from frazil.supervise.policy import ADVANCE_LIMITS_MS, Policy
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
-from frazil.supervise.desired import DESIRED_FILE, create_desired, load_stream_table, open_desired, table_fingerprint
+from frazil.supervise.desired import DESIRED_FILE, create_desired, open_desired, table_fingerprint
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.table.evolution import ACCEPTED_SCHEMA
-from frazil.table.tables import state_location
+from frazil.table.tables import load_stream_table, state_location
 
 pytestmark = pytest.mark.usefixtures("frazil_home")
 

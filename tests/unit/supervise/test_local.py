@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from frazil.errors import EnvironmentUnusable, WriterBusy
-from frazil.supervise.launcher import ProcessState
-from frazil.supervise.local import LocalLauncher
-from frazil.supervise.lock import LOCK_FILE, WriterLock, read_launch
-from frazil.supervise.records import replace_json
+from frazil.host.json_file import replace_json
+from frazil.host.launcher import ProcessState
+from frazil.host.local import LocalLauncher
+from frazil.host.lock import LOCK_FILE, WriterLock, read_launch
 
 
 def running(at_hand: Any, eventually: Any) -> Any:
@@ -225,7 +225,7 @@ def test_a_foreground_writer_excludes_a_supervised_one_and_is_not_stopped_by_it(
 def test_a_supervised_writer_finds_that_it_has_the_lock_and_gives_it_to_no_child(at_hand: Any, eventually: Any) -> None:
     script = (
         "import os, subprocess, time; from frazil.home import run_folder; "
-        "from frazil.supervise.lock import WriterLock; "
+        "from frazil.host.lock import WriterLock; "
         "fd = WriterLock(run_folder('ticks')).acquire(); print(fd, os.get_inheritable(fd), flush=True); "
         "subprocess.Popen(['sleep', '300'], start_new_session=True); time.sleep(300)"
     )

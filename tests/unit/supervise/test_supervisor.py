@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.supervise.decision import Action, Cause
 from frazil.supervise.desired import create_desired
 from frazil.supervise.given_up import confirm_given_up
-from frazil.supervise.launcher import ProcessState
 from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
 
 FAKE_WRITER = Path(__file__).with_name("fake_writer.py")

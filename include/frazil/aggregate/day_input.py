@@ -1,0 +1,160 @@
+"""Which snapshot of the source a day is aggregated from, and what the target remembers of that: PyIceberg alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.aggregate.spec import AggregationSpec
+from frazil.commit.history import ancestors, ancestors_and_kept
+from frazil.errors import SpecError
+from frazil.partitions.windows import Window
+from frazil.signals.signal import Signal
+from frazil.signals.signal_table import newest_signals
+from frazil.table.catalogs import catalog_errors
+
+log = logging.getLogger(__name__)
+
+NO_REVISIONS = "none"
+"""The day is not complete by its signals: it is history, or still open."""
+
+
+@dataclass(frozen=True, slots=True)
+class DayInput:
+    """What one run reads: the source at one snapshot, and the revisions of the day's windows that it stands for."""
+
+    snapshot_id: int
+    sequence_number: int
+    revisions: str
+    """`1` for every window; JSON of the windows that have another one: `{"2013-12-30T15":2}`; or NO_REVISIONS."""
+
+
+def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
+    """The newest signal of each of the day's windows that has one."""
+    whole = Window.parse(str(day))
+    with catalog_errors(catalog.name):
+        return newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
+
+
+def is_complete(day: date, signals: Sequence[Signal]) -> bool:
+    """Whether windows that were signalled, and are not held by a gate, cover the day."""
+    whole = Window.parse(str(day))
+    reached_us = whole.start_us
+    for signal in sorted(signals, key=lambda s: s.start_us):
+        if signal.start_us > reached_us or not signal.sent:
+            return False
+        reached_us = max(reached_us, signal.end_us)
+    return reached_us >= whole.end_us
+
+
+def held(signals: Sequence[Signal]) -> list[str]:
+    """The windows that a quality gate holds."""
+    return [signal.partition for signal in signals if not signal.sent]
+
+
+def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
+    """The snapshot that the day's signals name, which is the newest of them; the current one where that is not told.
+
+    That is: where the day is not complete (history, or still open), and where the snapshot was expired or rolled
+    back. Raises SpecError where the source has no table or no snapshot.
+    """
+    branch = _branch(catalog, spec.source)
+    current = next(iter(branch))
+    if not is_complete(day, signals):
+        chosen, revisions, why = current, NO_REVISIONS, "it is the current one; not every window was signalled"
+    else:
+        named = max(signals, key=lambda s: s.sequence_number).snapshot_id
+        chosen, revisions, why = named, revisions_of(signals), "the day's signals name it"
+        if named not in branch:
+            chosen, why = current, f"the day's signals name {named}, which was expired or rolled back"
+    log.info("%s of %s is read at snapshot %d: %s", day, spec.source, chosen, why)
+    return DayInput(chosen, branch[chosen], revisions)
+
+
+def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
+    """The snapshot that was chosen before; where it is gone meanwhile, one that is chosen anew for the same revisions.
+
+    Raises SpecError where the day's signals say others by now, or a quality gate holds the day.
+    """
+    branch = _branch(catalog, spec.source)
+    if snapshot_id in branch:
+        return DayInput(snapshot_id, branch[snapshot_id], revisions)
+    log.warning("%s has snapshot %d no more: it is expired or rolled back", spec.source, snapshot_id)
+    signals = day_signals(catalog, spec, day)
+    chosen = choose_input(catalog, spec, day, signals)
+    if chosen.revisions != revisions or held(signals):
+        raise SpecError(
+            f"{spec.source} has snapshot {snapshot_id} no more: it was expired or rolled back since it was chosen, and "
+            f"the signals of {day} changed, or a gate holds it. Choose again: clear the run's first task, or leave "
+            "--snapshot-id out"
+        )
+    return chosen
+
+
+def revisions_of(signals: Sequence[Signal]) -> str:
+    """The windows' revisions, as `DayInput.revisions` is written."""
+    others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
+    return json.dumps(others, separators=(",", ":")) if others else "1"
+
+
+def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
+    """What the target's snapshot summary says of a run."""
+    return {
+        "frazil.aggregation": spec.name,
+        "frazil.day": str(day),
+        "frazil.input-table": spec.source,
+        "frazil.input-snapshot-id": str(given.snapshot_id),
+        "frazil.input-sequence-number": str(given.sequence_number),
+        "frazil.input-revisions": given.revisions,
+    }
+
+
+def newer_input(
+    spec: AggregationSpec, day: date, given: DayInput, *, target: TableMetadata, source: TableMetadata
+) -> Mapping[str, str] | None:
+    """The lineage of the target's newest run of that day, if it read a newer state of the source than is given.
+
+    A state that the source took back since (it was rolled back, or made again) is no newer one.
+    """
+    keys = lineage(spec, day, given)
+    for snapshot in ancestors(target):
+        found = {key: str(snapshot.summary[key] or "") for key in keys} if snapshot.summary else {}
+        if (found.get("frazil.aggregation"), found.get("frazil.day")) == (spec.name, str(day)):
+            number = int(found["frazil.input-sequence-number"])
+            is_newer = number > given.sequence_number
+            return found if is_newer and stands(source, int(found["frazil.input-snapshot-id"]), number) else None
+    return None
+
+
+def _branch(catalog: Catalog, source: str) -> dict[int, int]:
+    """The sequence numbers of the source's snapshots by id, the current one first."""
+    with catalog_errors(catalog.name):
+        try:
+            metadata = catalog.load_table(source).metadata
+        except NoSuchTableError:
+            raise SpecError(
+                f"there is no table {source} yet: its stream's writer makes it at its first start"
+            ) from None
+    branch = _line(metadata)
+    if not branch:
+        raise SpecError(f"the table {source} has no snapshot yet: nothing was ever written to it")
+    return branch
+
+
+def _line(metadata: TableMetadata) -> dict[int, int]:
+    """As `_branch`; with what expiry keeps behind the branch's line, since signals name it."""
+    return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
+
+
+def stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
+    """Whether the source has been at that snapshot and has not left its line since."""
+    if any(s.snapshot_id == snapshot_id for s in source.snapshots):
+        return snapshot_id in _line(source)
+    return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)

@@ -1,0 +1,130 @@
+"""Which days of an aggregation are complete by their signals, and not in its target: decided from metadata alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.aggregate.day_input import is_complete, revisions_of, stands
+from frazil.aggregate.spec import AggregationSpec, parse_day
+from frazil.commit.history import ancestors
+from frazil.partitions.windows import Grain, Window
+from frazil.signals.signal import Signal
+from frazil.signals.signal_table import TableSignals
+from frazil.table.catalogs import catalog_errors
+
+MOST_DAYS = 35
+"""How far back is looked, from the newest complete window: a month that nobody was there, and some days."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDay:
+    """A day that is complete, and whose newest state is not aggregated."""
+
+    day: date
+    revisions: str
+    """As `DayInput.revisions` is written."""
+    since_ms: int
+    """When its last signal made it so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """What the target's history says of its days."""
+
+    days: Mapping[date, tuple[str, int]]
+    """Of each, the revisions and the source's sequence number that its newest run read."""
+    oldest_ms: int = 0
+    """Before this the history is gone, and says nothing; 0 where it is whole."""
+
+
+def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
+    """The days from `first` on that wait, by day; at most MOST_DAYS back. Raises what `catalog_errors` makes."""
+    with catalog_errors(catalog.name):
+        signals = TableSignals.load(catalog, spec.source)
+        cursor = signals.cursor
+        if cursor is None:
+            return ()
+        from_us = max(cursor.from_us, cursor.through_us - MOST_DAYS * Grain.DAY.us)
+        from_us = max(from_us, Window.parse(str(first)).start_us)
+        newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
+        try:
+            source = catalog.load_table(spec.source).metadata
+            done = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source)
+        except NoSuchTableError:
+            done = Aggregated({})
+    return decide_waiting(list(newest.values()), done)
+
+
+def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
+    """The first day that is not complete yet, or the first that the target has; None before the first signal."""
+    with catalog_errors(catalog.name):
+        cursor = TableSignals.load(catalog, spec.source).cursor
+        try:
+            source = catalog.load_table(spec.source).metadata
+            days = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source).days
+        except NoSuchTableError:
+            days = {}
+    if cursor is None:
+        return None
+    return min([parse_day(Window.of(cursor.through_us, Grain.DAY).key), *days])
+
+
+def is_shown(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
+    """Whether the target has a day at these signals, or at a newer state of the source."""
+    with catalog_errors(catalog.name):
+        try:
+            source = catalog.load_table(spec.source).metadata
+            done = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source)
+        except NoSuchTableError:
+            return False
+    return day in done.days and not decide_waiting(signals, done)
+
+
+def decide_waiting(signals: Sequence[Signal], done: Aggregated) -> tuple[WaitingDay, ...]:
+    """The days whose newest signals the target does not show. Pure."""
+    by_day: dict[date, list[Signal]] = {}
+    for signal in signals:
+        by_day.setdefault(parse_day(Window.of(signal.start_us, Grain.DAY).key), []).append(signal)
+    found = []
+    for day, mine in sorted(by_day.items()):
+        since_ms, revisions = max(s.signalled_at_ms for s in mine), revisions_of(mine)
+        if is_complete(day, mine) and not _shown(day, mine, revisions, since_ms, done):
+            found.append(WaitingDay(day, revisions, since_ms))
+    return tuple(found)
+
+
+def _shown(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, done: Aggregated) -> bool:
+    known = done.days.get(day)
+    if known is None:
+        return since_ms < done.oldest_ms
+    return known[0] == revisions or known[1] >= max(s.sequence_number for s in signals)
+
+
+def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Aggregated:
+    """What a target's history says of one aggregation's days.
+
+    A run that read a state which the source took back since (it was rolled back, or made again) does not count.
+    """
+    days: dict[date, tuple[str, int]] = {}
+    oldest_ms = 0
+    for snapshot in ancestors(target):
+        said = snapshot.summary.additional_properties if snapshot.summary else {}
+        oldest_ms = snapshot.timestamp_ms if snapshot.parent_snapshot_id is not None else 0
+        if said.get("frazil.aggregation") == name and "frazil.day" in said:
+            day = date.fromisoformat(said["frazil.day"])
+            number = int(said.get("frazil.input-sequence-number", 0))
+            # Each look at the source's line costs as much as its history is long: one for each day.
+            if day not in days and stands(source, int(said.get("frazil.input-snapshot-id", -1)), number):
+                days[day] = (said.get("frazil.input-revisions", ""), number)
+    return Aggregated(days, oldest_ms)
+
+
+def late(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
+    """Those that wait for longer than was declared."""
+    return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

@@ -1,0 +1,45 @@
+"""The process of one daily aggregation's run: its Spark session, its log, and the exit code that Airflow sees."""
+
+from __future__ import annotations
+
+import logging
+from datetime import date
+from pathlib import Path
+
+from frazil.aggregate.day_input import NO_REVISIONS, choose_input, day_signals, given_input
+from frazil.aggregate.run import aggregate_day
+from frazil.aggregate.spec import AggregationSpec, find_aggregation, parse_day
+from frazil.errors import FrazilError
+from frazil.spark.application import log_to_stderr, start_session
+from frazil.table.catalogs import load_catalog
+
+log = logging.getLogger("frazil")
+
+
+def run_aggregation(
+    name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
+) -> int:
+    """Aggregate one day; the process's exit code, which is 0 also where a newer input is there already.
+
+    Without a snapshot id, the day's signals are asked here. Codes are those of `frazil.errors`.
+    """
+    log_to_stderr()
+    try:
+        _run(find_aggregation(folder, name), parse_day(day), snapshot_id=snapshot_id, revisions=revisions)
+    except FrazilError as error:
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
+        return error.exit_code
+    return 0
+
+
+def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
+    catalog = load_catalog(spec.catalog)
+    if snapshot_id is None:
+        given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
+    else:
+        given = given_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
+    spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
+    try:
+        log.info(aggregate_day(spark, catalog, spec, day=day, given=given).sentence)
+    finally:
+        spark.stop()

@@ -1,0 +1,124 @@
+"""One day of a daily aggregation in Spark: read at one snapshot, and written over that day's partition, exactly so.
+
+Two runs of a day may overlap. The write asserts that nobody wrote the day since this run looked at what the target
+remembers; otherwise it looks again. So the day's partition is always of the newest input that any run was given.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own abbreviation
+
+from frazil.aggregate.day_input import DayInput, lineage, newer_input
+from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec
+from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
+from frazil.table.catalogs import catalog_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 5
+_CONFLICTS = ("ValidationException", "CommitFailedException")
+"""Of Iceberg: another run wrote the day; the catalog kept refusing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    written: bool
+    sentence: str
+
+
+def aggregate_day(
+    spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
+) -> Outcome:
+    """Write the day's partition of the target, unless a newer state of the source is in it already.
+
+    The session must have the catalog under the catalog's name, and the time zone UTC. Raises SpecError for SQL that
+    Spark refuses, SchemaIncompatible where its columns do not fit the target, CommitUnavailable after ATTEMPTS.
+    """
+    result = _result(spark, catalog, spec, day=day, given=given)
+    _make_target(spark, catalog, spec, result)
+    for _ in range(ATTEMPTS):
+        with catalog_errors(catalog.name):
+            target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
+        newer = newer_input(spec, day, given, target=target.metadata, source=source.metadata)
+        if newer is not None:
+            return Outcome(False, _refusal(spec, day, given, newer))
+        if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
+            return Outcome(True, f"{spec.target}: {day} is of {spec.source} at snapshot {given.snapshot_id}")
+        log.info("%s: another run wrote %s meanwhile; looking again", spec.target, day)
+    raise CommitUnavailable(f"{spec.target}: {day} was written by others at each of {ATTEMPTS} attempts; run it again")
+
+
+def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput) -> DataFrame:
+    """What the SQL makes of the day, the day before it as the first column."""
+    source = _name(catalog, spec.source)
+    try:
+        spark.catalog.refreshTable(source)
+        rows = spark.read.option("versionAsOf", str(given.snapshot_id)).table(source)
+        moment = rows[spec.event_time]
+        kind = rows.schema[spec.event_time].dataType
+        begin, end = (F.lit(f"{d} 00:00:00").cast(kind) for d in (day, day + timedelta(days=1)))
+        rows.where((moment >= begin) & (moment < end)).createOrReplaceTempView(SOURCE_VIEW)
+        return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
+    except AnalysisException as error:
+        raise SpecError(f"aggregation {spec.name}: {spec.source} cannot be read so: {_first_line(error)}") from error
+
+
+def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
+    target = _name(catalog, spec.target)
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {target} ({result.schema.toDDL()}) USING iceberg PARTITIONED BY ({DAY_COLUMN})"
+    )
+    spark.catalog.refreshTable(target)
+
+
+def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summary: Mapping[str, str]) -> bool:
+    """Replace the day's partition, as it was in `base`, by the result, which may be empty; False if it changed."""
+    writer = result.writeTo(target).option("isolation-level", "serializable")
+    snapshot = base.current_snapshot()
+    if snapshot is not None:
+        writer = writer.option("validate-from-snapshot-id", str(snapshot.snapshot_id))
+    for key, value in summary.items():
+        writer = writer.option(f"snapshot-property.{key}", value)
+    try:
+        writer.overwrite(F.col(DAY_COLUMN) == F.lit(day))
+    except AnalysisException as error:
+        raise SchemaIncompatible(
+            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change either (ALTER TABLE)"
+        ) from error
+    except (Py4JJavaError, PySparkException) as error:
+        if not any(conflict in str(error) for conflict in _CONFLICTS):
+            raise
+        return False
+    return True
+
+
+def _refusal(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
+    return (
+        f"{spec.target}: nothing is done, for {day} is of a newer state of {spec.source} already: sequence number "
+        f"{newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}), and this run was "
+        f"given {given.sequence_number} (snapshot {given.snapshot_id})"
+    )
+
+
+def _name(catalog: Catalog, identifier: str) -> str:
+    return ".".join(f"`{part}`" for part in (catalog.name, *identifier.split(".")))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]

@@ -1,0 +1,305 @@
+"""Three Dags per declared aggregation: one runs a day when it is complete, and two ask for a day again.
+
+A day starts by Airflow's own roll-up of the source's windows. An hour that reopens must not be sent to it again: the
+roll-up would wait for the other 23 for ever. So it goes to the second Dag, which asks the signals whether the day
+was complete before. If so, it sends an event with the day as its key, for which alone the first Dag starts as well.
+The third asks every ten minutes for what is complete by its signals and was not aggregated (see `reconcile`).
+(The task SDK's own trigger message cannot do it: Airflow 3.3 drops its partition key on the way.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import (
+    DAG,
+    DayWindow,
+    PartitionedAssetTimetable,
+    RollupMapper,
+    StartOfDayMapper,
+    get_current_context,
+    task,
+)
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from frazil import clock
+from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
+from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
+from frazil.airflow.declared import declared_streams
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.writers.dag import START_DATE, OnFailure
+from frazil.errors import FrazilError, SpecError
+from frazil.partitions.windows import Grain
+from frazil.spec.last_sound import Found, find_declared
+from frazil.spec.load import streams_of
+from frazil.spec.model import StreamSpec
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from frazil.signals.signal import Signal
+
+RETRIES = 2
+ASSET_TRIGGERED = "asset_triggered"
+"""Airflow's type of a run that events started."""
+RECONCILED_EVERY = timedelta(minutes=10)
+_DAY = StartOfDayMapper(input_format=Grain.DAY.key_format)
+
+
+def daily_dag_id(name: str) -> str:
+    return f"frazil_daily_{name}"
+
+
+def reopened_dag_id(name: str) -> str:
+    return f"frazil_reopened_{name}"
+
+
+def reconcile_dag_id(name: str) -> str:
+    return f"frazil_reconcile_{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """An aggregation as its Dags see it: with what completes in its source, or with what is wrong."""
+
+    name: str
+    folder: str
+    spec: AggregationSpec | None = None
+    grain: Grain = Grain.DAY
+    problem: str | None = None
+
+
+def daily_dags(
+    aggregations: str | Path, *, streams: str | Path, application: str | Path, on_failure: OnFailure | None = None
+) -> dict[str, DAG]:
+    """The aggregations' Dags by Dag id, three for each declared aggregation of the folder.
+
+    Any past day runs on request too: trigger `frazil_daily_<name>` with the day as the partition key. A declaration
+    that cannot be used keeps its daily Dag, which says what is wrong, has no schedule, and fails when it is run.
+
+    :param aggregations: folder of the declared aggregations.
+    :param streams: folder of the declared streams, which say whether hours or days of a source complete.
+    :param application: the PySpark file, `spark_apps/aggregate_daily.py` of the checkout.
+    :param on_failure: notifiers, called when a day could not be aggregated after all retries.
+    """
+    dags = []
+    folder = Path(aggregations)
+    found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
+    fed = {one.spec.table.identifier: one.spec for one in declared_streams(Path(streams)) if one.spec}
+    declared = [_declared(one, fed, Path(streams)) for one in found if not one.removed]
+    for one in _one_a_target(declared):
+        dags.append(_daily_dag(one, Path(application), on_failure))
+        if one.spec:
+            dags.append(_reopened_dag(one, one.spec, on_failure))
+            dags.append(_reconcile_dag(one, one.spec, on_failure))
+    return {dag.dag_id: dag for dag in dags}
+
+
+def _one_a_target(declared: Sequence[_Declared]) -> list[_Declared]:
+    """Aggregations that would overwrite each other's days are each refused."""
+    targets = Counter(found.spec.target for found in declared if found.spec)
+    return [
+        replace(found, spec=None, problem=f"another aggregation has the target {found.spec.target!r} too")
+        if found.spec and targets[found.spec.target] > 1
+        else found
+        for found in declared
+    ]
+
+
+def _declared(file: Found[AggregationSpec], fed: Mapping[str, StreamSpec], streams: Path) -> _Declared:
+    # A file's odd name must not break the other files' Dags.
+    found = _Declared(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
+    if (spec := file.spec) is None:
+        return found
+    try:
+        source = fed.get(spec.source) or streams_of(streams, spec.source)[0]
+    except SpecError as error:
+        return replace(found, problem=str(error))
+    if source.window is None:
+        problem = f"{file.path}: source: {spec.source!r} is fed by streams that say `complete: none`"
+        return replace(found, problem=problem)
+    return replace(found, spec=spec, grain=Grain(source.window))
+
+
+def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None) -> DAG:
+    spec = found.spec
+    with DAG(
+        daily_dag_id(found.name),
+        description=(spec.description or f"{spec.source} by day into {spec.target}") if spec else "Cannot be used",
+        doc_md=_page(found),
+        schedule=_schedule(found.grain, spec) if spec else None,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        default_args={"retries": RETRIES, "on_failure_callback": on_failure},
+        tags={"frazil", "daily", *(["broken"] if found.problem else [])},
+    ) as dag:
+        chosen: Any = task(inputs)(found.name, found.folder)
+        chosen >> SparkSubmitOperator(
+            task_id="aggregate",
+            conn_id=SPARK_CONNECTION,
+            name=daily_dag_id(found.name),
+            application=str(application.absolute()),
+            properties_file=PROPERTIES_FILE,
+            pool=spark_pool(),
+            application_args=[
+                *(found.name, "--aggregations", found.folder, "--day", "{{ dag_run.partition_key }}"),
+                *("--snapshot-id", "{{ ti.xcom_pull('inputs')['snapshot_id'] }}"),
+                *("--revisions", "{{ ti.xcom_pull('inputs')['revisions'] }}"),
+            ],
+            outlets=[partition_asset(spec.target)] if spec else [],
+        )
+    return dag
+
+
+def _reopened_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
+    with DAG(
+        reopened_dag_id(found.name),
+        description=f"Runs {daily_dag_id(found.name)} again for a day into which rows came late",
+        schedule=PartitionedAssetTimetable(
+            assets=reopened_asset(spec.source),
+            default_partition_mapper=StartOfDayMapper(input_format=found.grain.key_format),
+        ),
+        start_date=START_DATE,
+        catchup=False,
+        default_args={"retries": RETRIES, "on_failure_callback": on_failure},
+        tags={"frazil", "daily"},
+    ) as dag:
+        task(outlets=[again_asset(found.name)])(again)(found.name, found.folder)
+    return dag
+
+
+def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
+    asset = again_asset(found.name)
+    with DAG(
+        reconcile_dag_id(found.name),
+        description=f"Asks for days of {daily_dag_id(found.name)} that are complete and were not aggregated",
+        schedule=RECONCILED_EVERY,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        default_args={"on_failure_callback": on_failure},
+        tags={"frazil", "daily"},
+    ) as dag:
+        asked = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
+        asked(ask_for_late_days)(found.name, found.folder)
+    return dag
+
+
+def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
+    """When the day's windows are complete, or when the day is asked for again."""
+    hours = RollupMapper(upstream_mapper=StartOfDayMapper(input_format=Grain.HOUR.key_format), window=DayWindow())
+    return PartitionedAssetTimetable(
+        assets=partition_asset(spec.source) | again_asset(spec.name),
+        partition_mapper_config={again_asset(spec.name): _DAY},
+        default_partition_mapper=hours if grain is Grain.HOUR else _DAY,
+    )
+
+
+def inputs(name: str, aggregations: str) -> dict[str, str]:
+    """Choose the source's snapshot for the run's day, by the day's signals; skip a day that a quality gate holds."""
+    # A DAG file that is parsed needs no PyIceberg.
+    from frazil.aggregate.day_input import choose_input, held  # noqa: PLC0415
+
+    with _for_a_person():
+        day = _signalled_day(name, aggregations)
+        if waiting := held(day.signals):
+            raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
+        _check_needed(day)
+        chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
+    # As text: JSON numbers of that size are rounded by those who read them as floats.
+    return {"snapshot_id": str(chosen.snapshot_id), "revisions": chosen.revisions}
+
+
+def _check_needed(day: _SignalledDay) -> None:
+    """Raises AirflowSkipException where an event started a run that nobody needs.
+
+    What a person starts or clears always runs.
+    """
+    from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
+    from frazil.aggregate.due import is_shown  # noqa: PLC0415 - as above
+
+    run = get_current_context()["dag_run"]
+    if run.run_type != ASSET_TRIGGERED or run.clear_number:  # whoever clears a run wants it again: its SQL changed
+        return
+    if not is_complete(day.day, day.signals):
+        raise AirflowSkipException(f"{day.day} is not complete by its signals: the events that started it are not ours")
+    if is_shown(day.catalog, day.spec, day.day, day.signals):
+        raise AirflowSkipException(f"{day.spec.target} has {day.day} at these revisions already")
+
+
+def again(name: str, aggregations: str) -> None:
+    """Succeed, which sends the event with the run's day as its key; skip where the day's first run is still to come."""
+    from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
+
+    with _for_a_person():
+        day = _signalled_day(name, aggregations)
+    if not is_complete(day.day, day.signals):
+        raise AirflowSkipException(f"{day.day} is not complete, or held by a gate: the run to come reads all of it")
+
+
+def ask_for_late_days(name: str, aggregations: str) -> None:
+    """Send an event for each day that is late and that no run is about."""
+    from frazil.airflow.aggregations.reconcile import reconcile  # noqa: PLC0415 - as above
+
+    with _for_a_person():
+        reconcile(name, Path(aggregations), daily_dag_id(name), get_current_context())
+
+
+@contextmanager
+def _for_a_person() -> Iterator[None]:
+    """What may pass is tried again; what a person has to mend fails the task for good."""
+    try:
+        yield
+    except FrazilError as error:
+        if error.restartable:
+            raise
+        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _SignalledDay:
+    """The day that is the run's partition key, and what was signalled of it."""
+
+    spec: AggregationSpec
+    day: date
+    catalog: Catalog
+    signals: Sequence[Signal]
+
+
+def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
+    from frazil.aggregate.day_input import day_signals  # noqa: PLC0415 - as above
+    from frazil.table.catalogs import load_catalog  # noqa: PLC0415
+
+    spec = find_aggregation(Path(aggregations), name)
+    day = parse_day(get_current_context()["dag_run"].partition_key)
+    catalog = load_catalog(spec.catalog)
+    return _SignalledDay(spec, day, catalog, day_signals(catalog, spec, day))
+
+
+def _page(found: _Declared) -> str:
+    """The Dag's page: what is declared, or what is wrong with it, and how a person runs a day."""
+    spec = found.spec
+    if spec is None:
+        return f"**This declaration cannot be used:**\n\n```\n{found.problem}\n```\n"
+    broken = f"**Its last sound declaration is used, for now it has a problem:**\n\n```\n{found.problem}\n```\n\n"
+    return f"""{broken if found.problem else ""}{spec.description}
+
+From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
+
+```sql
+{spec.sql}
+```
+
+A day runs when its {found.grain} windows are complete, and again when one reopens (`{reopened_dag_id(found.name)}`). To
+run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. The target's snapshots say from
+which snapshot and revisions of the source they are.
+"""

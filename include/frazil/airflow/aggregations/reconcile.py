@@ -1,0 +1,135 @@
+"""Days that are complete by their signals and were never aggregated are asked for again, whatever Airflow lost.
+
+Airflow forgets events that come while a Dag is paused, drops half-full roll-ups when a mapper changes or a Dag
+vanishes, and a foreign event may start a day too early. The signals forget nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, DagRunState
+from airflow.sdk.exceptions import AirflowSkipException
+
+from frazil import clock
+from frazil.aggregate.due import WaitingDay, late, open_day, waiting_days
+from frazil.aggregate.spec import find_aggregation, parse_day
+from frazil.airflow.assets import AGAIN, again_asset, partition_asset
+from frazil.airflow.untrusted import Store, stored_mapping, stored_text
+from frazil.errors import SpecError
+from frazil.table.catalogs import load_catalog
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+FIRST = "frazil.first-day"
+"""In Airflow's store of the asset: the first day that is watched. What was complete before is run on request."""
+ASKED = "asked for"
+"""Beside the states of runs: an event of the asset that asks for the day."""
+Runs = Mapping[str, Sequence[tuple[str, int]]]
+"""By partition key: states of runs, and when they started; ASKED, and when. In milliseconds since 1970."""
+CLOCKS_APART = timedelta(days=1)
+ASKED_DAYS = "frazil.asked-days"
+"""In the same store: when a day was asked for last, in milliseconds since 1970, for the time when Airflow does not list
+events."""
+
+
+def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
+    """Send an event for each day that is late and that no run is about. Raises AirflowSkipException where none is."""
+    spec, asset = find_aggregation(aggregations, name), again_asset(name)
+    catalog, store = load_catalog(spec.catalog), context["asset_state_store"][asset]
+    first = first_day(store)
+    if first is None:
+        if (opened := open_day(catalog, spec)) is None:
+            raise AirflowSkipException(f"no window of {spec.source} was signalled yet")
+        store.set(FIRST, str(opened))
+        first = opened
+    now_ms = clock.now_ms()
+    # Half of the time that is declared, so that the other half is left for the run before anybody is alarmed.
+    found = late(waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
+    if not found:
+        raise AirflowSkipException(f"no day of {name} is complete for {spec.within / 2} and not aggregated")
+    since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - CLOCKS_APART
+    runs = _runs(dag_id, [asset, partition_asset(spec.source)], since, context)
+    asked_before = _asked_before(store, found)
+    if runs is None:
+        if going_on := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
+            raise AirflowSkipException(
+                f"{dag_id} has runs that wait or go on ({going_on}), and Airflow does not list the events, by which it "
+                "would tell their days, while a run that they started is queued"
+            )
+        # That run is another Dag's, which may be paused for ever. A day whose run failed is asked for again then.
+        runs = {day: [(ASKED, at_ms)] for day, at_ms in asked_before.items()}
+    asked = to_ask(found, runs, asked_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
+    if not asked:
+        raise AirflowSkipException(f"each of {len(found)} days that wait was asked for, or has a run of {dag_id}")
+    for one in asked:
+        log.warning(
+            "%s: %s is complete (revisions %s) and not aggregated: it is asked for", name, one.day, one.revisions
+        )
+    store.set(ASKED_DAYS, {**asked_before, **{str(one.day): now_ms for one in asked}})
+    outlet = context["outlet_events"][asset]
+    outlet.add_partitions([str(one.day) for one in asked])
+    outlet.extra = {str(one.day): {"revisions": one.revisions} for one in asked}
+
+
+def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, asked_after_ms: int) -> list[WaitingDay]:
+    """Those of which no run stands for their newest state, and that were not asked for lately. Pure.
+
+    A run that goes on may still do it, and one that failed told people, who clear it; one that succeeded before the
+    day's last signal read less.
+    """
+
+    def stands(state: str, at_ms: int, one: WaitingDay) -> bool:
+        if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
+            return True
+        if state == ASKED:
+            return at_ms >= max(one.since_ms, asked_after_ms)
+        return state == DagRunState.FAILED and at_ms >= one.since_ms
+
+    return [w for w in waiting if not any(stands(state, at_ms, w) for state, at_ms in runs.get(str(w.day), ()))]
+
+
+def first_day(store: Store) -> date | None:
+    """The first day that is watched; None where nobody looked yet."""
+    text = stored_text(store, FIRST)
+    try:
+        return parse_day(text) if text else None
+    except SpecError:
+        log.warning("%s in Airflow's store is no day, and is left out: %.100r", FIRST, text)
+        return None
+
+
+def _asked_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
+    """What stands in ASKED_DAYS of days that still wait."""
+    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, ASKED_DAYS)
+    return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
+
+
+def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
+    """The runs of a Dag that events of these assets started; None where Airflow does not say."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for asset in assets:
+        events: Any = context["inlet_events"][asset]
+        try:
+            listed = list(events.after(since.isoformat()))
+        except Exception as error:  # AirflowRuntimeError: see frazil.airflow.partitions.sent_events
+            log.warning("the events of the asset %s are not listed: %s", asset.name, error)
+            return None
+        for event in listed:
+            if asset.name.startswith(AGAIN) and event.partition_key is not None:
+                found.setdefault(event.partition_key, []).append((ASKED, _ms(event.timestamp)))
+            for run in event.created_dagruns:
+                if run.dag_id == dag_id and run.partition_key is not None:
+                    found.setdefault(run.partition_key, []).append((run.state, _ms(run.start_date)))
+    return found
+
+
+def _ms(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)

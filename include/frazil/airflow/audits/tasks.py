@@ -1,0 +1,78 @@
+"""What the audit's task does, in its own process: PyIceberg alone, no Spark."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from frazil.airflow.declared import declared_stream
+from frazil.audit.run import Audit, audit_stream
+from frazil.audit.source import ask_kafka
+from frazil.commit.opened import open_stream
+from frazil.commit.period import Period, complete_hours
+from frazil.errors import AdoptionRequired
+from frazil.spec.model import StreamSpec
+from frazil.table.tables import load_stream_table
+
+log = logging.getLogger(__name__)
+
+SENTENCES = 50
+"""Handed on at most: what is wrong in each of 1,000 topic-partitions would be too much for Airflow's database."""
+
+Found = dict[str, Any]
+"""One audit as JSON: stream, from, to (ISO 8601, UTC), findings (how many), sentences (of the first of them)."""
+
+
+def audit_hours(stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False) -> Found:
+    """Audit the complete hours before a moment, and log what is found, sentence by sentence.
+
+    Raises AirflowSkipException where the stream has not begun, and what `audit_stream` raises.
+    """
+    spec = declared_stream(streams, stream)
+    window = complete_hours(moment, hours)
+    result = _audited(spec, window, with_source=with_source)
+    found = {
+        "stream": stream,
+        "from": _iso(window.from_ms),
+        "to": _iso(window.to_ms),
+        "findings": len(result.wrong),
+        "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:SENTENCES]],
+    }
+    _tell(result, found)
+    return found
+
+
+def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
+    if load_stream_table(spec) is None:
+        raise AirflowSkipException(
+            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer never ran. Nothing to audit"
+        )
+    try:
+        return audit_stream(
+            open_stream(spec).tables,
+            coordinates=spec.coordinates,
+            window=window,
+            ask_kafka=partial(ask_kafka, spec) if with_source else None,
+        )
+    except AdoptionRequired as not_begun:
+        raise AirflowSkipException(str(not_begun)) from not_begun
+
+
+def _tell(result: Audit, found: Found) -> None:
+    for finding in result.findings:
+        level = logging.ERROR if finding.kind.is_wrong else logging.INFO
+        log.log(level, "%s: %s", finding.where, finding.sentence)
+    log.info(
+        "%s, %s to %s: %d batches, %d rows, %d dead letters, %d findings",
+        found["stream"], found["from"], found["to"], result.batches, sum(p.rows for p in result.partitions),
+        sum(p.dead_letters for p in result.partitions), found["findings"],
+    )  # fmt: skip
+
+
+def _iso(ms: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)).isoformat()

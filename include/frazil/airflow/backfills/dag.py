@@ -1,0 +1,167 @@
+"""The Dag `frazil_backfill`: a form asks for what a stream's table lacks, three tasks land it exactly once.
+
+- `plan` validates the form again, and says what would be touched. A dry run ends there.
+- `stage` is the Spark application, bounded by the form's resources: chunk by chunk to the stream's backfill branch.
+- `publish` holds the branch against its source and the table, and publishes it in one commit.
+
+Each may be interrupted and cleared, or the whole be triggered again with the same bounds: it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import DAG, Param, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException
+
+from frazil.airflow.declared import declared_streams
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.writers.dag import START_DATE, OnFailure
+
+if TYPE_CHECKING:
+    from frazil.backfill.run import Backfill
+
+log = logging.getLogger(__name__)
+
+DAG_ID = "frazil_backfill"
+RETRIES = 2
+RETRY_DELAY = timedelta(minutes=1)
+RUN_PARAMS = frozenset({"dry-run", "cores", "driver-memory"})
+"""What the form has beside the request."""
+
+
+def backfill_dag(
+    streams: str | Path,
+    *,
+    application: str | Path,
+    conn_id: str = SPARK_CONNECTION,
+    on_failure: OnFailure | None = None,
+) -> DAG:
+    """The Dag that backfills any declared stream. Its runs queue, and take no more than one does.
+
+    :param streams: folder of the declared streams.
+    :param application: the Spark application, `spark_apps/backfill.py` of the checkout.
+    :param conn_id: the Airflow connection of the Spark that stages.
+    :param on_failure: notifiers, called when a backfill needs a person.
+    """
+    folder = Path(streams).absolute()
+    with DAG(
+        DAG_ID,
+        description="Lands what Kafka, or files, have before a stream's position and its table lacks, each record once",
+        doc_md=__doc__,
+        schedule=None,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        default_args={"on_failure_callback": on_failure, "retries": RETRIES, "retry_delay": RETRY_DELAY},
+        params=_form([found.name for found in declared_streams(folder) if found.spec is not None]),
+        tags={"frazil", "backfill"},
+    ) as dag:
+        asked: Any = task.short_circuit(plan)(str(folder))
+        staged = SparkSubmitOperator(
+            task_id="stage",
+            conn_id=conn_id,
+            application=str(Path(application).absolute()),
+            name="frazil backfill {{ params.stream }}",
+            application_args=[
+                "{{ params.stream }}", "--streams", str(folder),
+                "--request", "{{ ti.xcom_pull(task_ids='plan') | tojson }}",
+            ],
+            conf={
+                "spark.cores.max": "{{ params.cores }}",
+                # As many tasks at once, whatever the connection's master offers.
+                "spark.default.parallelism": "{{ params.cores }}",
+                "spark.driver.memory": "{{ params['driver-memory'] }}",
+            },
+            properties_file=PROPERTIES_FILE,
+            pool=spark_pool(),
+        )  # fmt: skip
+        asked >> staged >> task(publish)(str(folder), asked)
+    return dag
+
+
+def _form(streams: list[str]) -> dict[str, Param]:
+    def moment(title: str, section: str) -> Param:
+        return Param(None, type=["null", "string"], format="date-time", title=title, section=section)
+
+    def offsets(title: str) -> Param:
+        example = 'As {"topic": {"0": 1200}}; partitions that are not named have no bound.'
+        return Param(None, type=["null", "object"], title=title, description=example, section="Kafka offsets")
+
+    return {
+        "stream": Param(streams[0] if streams else None, type="string", enum=streams or [""], title="Stream"),
+        "dry-run": Param(True, type="boolean", title="Dry run", description="Say what it would touch, and stop there."),
+        "target": Param(
+            "table", type="string", enum=["table", "branch"], title="Target",
+            description="branch: audited and left on its branch; a later run with table publishes it.",
+        ),
+        "from-time": moment("From", "Kafka timestamps"),
+        "to-time": moment("To, and before", "Kafka timestamps"),
+        "from-offsets": offsets("From"),
+        "to-offsets": offsets("To, and before"),
+        "from-event-time": moment("From", "Event time"),
+        "to-event-time": moment("To, and before", "Event time"),
+        "files": Param(
+            None, type=["null", "string"], title="Files", section="Files instead of Kafka",
+            description="A path or URI of a folder or file: Parquet or JSON lines that have the Kafka coordinates.",
+        ),
+        "chunk-records": Param(
+            1_000_000, type="integer", minimum=1, title="Records of a chunk", section="Resources",
+            description="About how many are committed to the branch at once: what an interruption costs.",
+        ),
+        "cores": Param(1, type="integer", minimum=1, title="Tasks at once", section="Resources"),
+        "driver-memory": Param("1g", type="string", pattern=r"^\d+[mg]$", title="Driver memory", section="Resources"),
+    }  # fmt: skip
+
+
+def plan(streams: str) -> dict[str, Any] | None:
+    """Say what would be touched; the request, if there is anything to do and this is no dry run."""
+    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - not when a DAG file is parsed
+
+    params = dict(get_current_context()["params"])
+    request = {key: value for key, value in params.items() if key not in RUN_PARAMS}
+    with _opened(streams, request) as backfill:
+        lane = backfill.lane()
+        found = estimate(backfill, backfill.plan(lane))
+        for sentence in sentences(found, stream=backfill.request.stream):
+            log.info(sentence)
+        if lane and lane.is_open:
+            log.info("Backfill %s of this request is under way, with %d chunks: it goes on", lane.id, lane.chunks)
+        if params["dry-run"] or not (found.records_at_most or (lane and lane.is_open)):
+            return None
+        return backfill.request.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Audit and publish; how the backfill ended, as its lane's marker has it."""
+    with _opened(streams, request) as backfill:
+        lane = backfill.publish()
+        if lane is None:
+            log.info("Nothing was missing any more")
+            return None
+        log.info("Backfill %s is %s: %d rows, %d dead letters", lane.id, lane.state, lane.records, lane.rejected)
+        return lane.to_json()
+
+
+@contextmanager
+def _opened(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
+    """A request that cannot be carried out fails its task for good; what may pass is tried again."""
+    from frazil.backfill.request import parse_request  # noqa: PLC0415
+    from frazil.backfill.run import open_backfill  # noqa: PLC0415
+    from frazil.errors import FrazilError  # noqa: PLC0415 - as above
+    from frazil.spec.load import find_stream  # noqa: PLC0415
+
+    try:
+        parsed = parse_request(request)
+        with open_backfill(find_stream(Path(streams), parsed.stream), parsed) as backfill:
+            yield backfill
+    except FrazilError as error:
+        if error.restartable:
+            raise
+        raise AirflowFailException(f"{type(error).__name__}: {error}") from error

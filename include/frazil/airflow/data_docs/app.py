@@ -1,0 +1,43 @@
+"""The pages of the quality gates in Airflow's UI, for whoever is signed in there."""
+
+from __future__ import annotations
+
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import FileResponse, HTMLResponse, Response
+
+from frazil.airflow.data_docs.address import PREFIX, docs_folder
+
+VIEW = {
+    "name": "Data Docs",
+    "href": f"{PREFIX}/index.html",
+    "destination": "nav",
+    "category": "browse",
+    "url_route": "frazil-data-docs",
+}
+# Values that came from the data are escaped in the pages; no script would run if one were not.
+HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"}
+NOTHING_YET = """<!doctype html>
+<title>Data Docs</title>
+<h1>No quality gate has run yet</h1>
+<p>A gate judges a window when it is complete, where include/expectations/ has a suite of its table. Its page then
+stands here, and this list of all pages.</p>
+<p>Where workers and the API server are different hosts, FRAZIL_HOME must be a folder that both see.</p>
+"""
+
+
+def data_docs() -> FastAPI:
+    """The application that Airflow's API server mounts at PREFIX."""
+    app = FastAPI(title="frazil: Data Docs of the quality gates", openapi_url=None)
+
+    @app.get("/{page:path}")
+    def show(page: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+        folder = docs_folder().resolve()
+        if page == "index.html" and not (folder / page).exists():
+            return HTMLResponse(NOTHING_YET, headers=HEADERS)
+        found = (folder / page).resolve()
+        if found.suffix != ".html" or not found.is_relative_to(folder) or not found.is_file():
+            raise HTTPException(404, f"no gate has written the page {page!r}")
+        return FileResponse(found, headers=HEADERS)
+
+    return app

@@ -1,0 +1,134 @@
+"""The Dag `frazil_health`: every five minutes it measures all tables, and says what begins and what ends to be wrong.
+
+- `measure` reads metadata alone; Airflow's store of the asset `frazil.health` remembers since when what is wrong.
+- `changed` sends an event of that asset where an alert fired or resolved; its extra has both.
+- `alerts` fails as long as an alert stands, so that a red run says that something is wrong now. Notifiers are called
+  only by the run in which one fires.
+- `resolved` succeeds where one ended, which is what calls `on_resolved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Asset, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from frazil import clock
+from frazil.aggregate.spec import AGGREGATIONS
+from frazil.airflow.assets import again_asset
+from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.untrusted import handed_on
+from frazil.airflow.writers.dag import START_DATE, OnFailure
+from frazil.spec.last_sound import find_declared
+
+DAG_ID = "frazil_health"
+EVERY = timedelta(minutes=5)
+LATE_AFTER = timedelta(minutes=15)
+HEALTH = Asset("frazil.health")
+Measured = dict[str, Any]
+"""`fired`, `resolved` and `active`: lists of alerts, each with table, rule, value, since and sentence."""
+MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
+
+
+def health_dag(  # noqa: PLR0913 - keywords, each with a default
+    streams: str | Path,
+    *,
+    aggregations: str | Path | None = None,
+    every: timedelta = EVERY,
+    on_failure: OnFailure | None = None,
+    on_resolved: OnFailure | None = None,
+    on_late: OnLate | None = None,
+) -> DAG:
+    """The Dag that watches every table that declared streams have a part in.
+
+    :param streams: folder of the declared streams.
+    :param aggregations: folder of the declared aggregations, whose days are watched.
+    :param every: how often.
+    :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
+    :param on_resolved: notifiers, called when an alert ends.
+    :param on_late: called where a measurement hangs; otherwise the triggerer's log says it.
+    """
+    folder = str(Path(streams).absolute())
+    aggregated = str(Path(aggregations).absolute()) if aggregations else None
+    names = _aggregations(Path(aggregations)) if aggregations else []
+    with DAG(
+        DAG_ID,
+        description="How every table is: small files, manifests, metadata, freshness; alerts that resolve themselves",
+        doc_md=__doc__,
+        schedule=every,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        deadline=deadline(
+            LATE_AFTER, sentence=f"{DAG_ID} has not ended in {LATE_AFTER}: no alert can fire", on_late=on_late
+        ),
+        default_args={"on_failure_callback": on_failure},
+        tags={"frazil", "maintenance"},
+    ) as dag:
+        inlets = [HEALTH, *map(again_asset, names)]
+        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names)
+        task(outlets=[HEALTH])(changed)(measured)
+        task(on_failure_callback=[_when_fired(call) for call in _listed(on_failure)])(alerts)(measured)
+        task(on_success_callback=on_resolved)(resolved)(measured)
+    return dag
+
+
+def _aggregations(folder: Path) -> list[str]:
+    found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
+    return [one.spec.name for one in found if one.spec and not one.removed]
+
+
+def measure(streams: str, aggregations: str | None, names: list[str]) -> Measured:
+    """Measure every table, look at all that is watched, and step the alerts. `names` are the aggregations'."""
+    from frazil.airflow.health import subjects as watched  # noqa: PLC0415 - a parsed DAG file needs no PyIceberg
+    from frazil.airflow.health import tasks as table_health  # noqa: PLC0415 - as above
+
+    stores = get_current_context()["asset_state_store"]
+    again = {name: stores[again_asset(name)] for name in names}
+    folder = Path(aggregations) if aggregations else None
+    return table_health.measure_all(
+        Path(streams), stores[HEALTH], aggregations=folder, again=again, failed=watched.failed_runs
+    )
+
+
+def changed(measured: Measured) -> None:
+    """Send the event, if anything changed."""
+    measured = handed_on(measured, "measure", MEASURED)
+    extra = {key: measured[key] for key in ("fired", "resolved")}
+    if not any(extra.values()):
+        raise AirflowSkipException("no alert fired, and none resolved")
+    get_current_context()["outlet_events"][HEALTH].extra = extra
+
+
+def alerts(measured: Measured) -> None:
+    """Fail, as long as something is wrong."""
+    if not handed_on(measured, "measure", MEASURED)["active"]:
+        raise AirflowSkipException("nothing is wrong")
+    raise AirflowFailException("\n".join(alert["sentence"] for alert in measured["active"]))
+
+
+def resolved(measured: Measured) -> None:
+    """Succeed, where something is well again: the log of `measure` has the sentences."""
+    if not handed_on(measured, "measure", MEASURED)["resolved"]:
+        raise AirflowSkipException("no alert resolved")
+
+
+def _listed(callbacks: OnFailure | None) -> list[Callable[[Any], None]]:
+    if callbacks is None:
+        return []
+    return [callbacks] if callable(callbacks) else list(callbacks)
+
+
+def _when_fired(call: Callable[[Any], None]) -> Callable[[Any], None]:
+    """An alert that stands fails every run: people are told of it once."""
+
+    def told_once(context: Any) -> None:
+        measured = context["ti"].xcom_pull(task_ids="measure")
+        if isinstance(measured, dict) and measured.get("fired"):
+            call(context)
+
+    return told_once

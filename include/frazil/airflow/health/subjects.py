@@ -1,0 +1,166 @@
+"""What `frazil_health` watches beside the tables' shape: streams, gates, aggregations, and the Dags that care for them.
+
+Reads run folders of this host, tables' metadata and Airflow's answers; each subject has alerts of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+from airflow.sdk import DagRunState
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import GetPreviousDagRun, PreviousDagRunResult
+
+from frazil.aggregate.due import late, open_day, waiting_days
+from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
+from frazil.airflow.aggregations.dag import reconcile_dag_id
+from frazil.airflow.audits.dag import audit_dag_id
+from frazil.airflow.declared import DeclaredStream
+from frazil.airflow.maintenance.dag import maintenance_dag_id
+from frazil.airflow.partitions.dag import partitions_dag_id
+from frazil.maintenance.alert_rules import Reading
+from frazil.maintenance.stream_rules import flag, held_reading, late_reading, runs_reading, stream_readings
+from frazil.maintenance.stream_state import observe_stream
+from frazil.signals.signal_table import TableSignals
+from frazil.spec.last_sound import Found, find_declared
+from frazil.spec.maintenance import Alerts
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+
+log = logging.getLogger(__name__)
+
+FailedRuns = Callable[[str, int], int | None]
+"""Failed runs of a Dag in a row, the newest first; counted up to the second argument."""
+FirstDays = dict[str, date | None]
+"""By aggregation, the first day that is watched; None where nobody looked yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is watched of one thing, and how."""
+
+    alerts: Alerts
+    look: Callable[[], Iterable[Reading]]
+    """May raise whatever a catalog or a storage raises."""
+    dags: tuple[str, ...] = ()
+    """The Dags that look after it."""
+
+
+def look_at(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
+    """The readings of each subject, or why there are none."""
+    # A task talks to Airflow from one thread.
+    runs = {
+        name: [_runs(dag_id, subject.alerts, failed) for dag_id in subject.dags]
+        for name, subject in subjects.items()
+        if subject.alerts.enabled
+    }
+
+    def look(name: str) -> list[Reading] | str:
+        try:
+            return [*subjects[name].look(), *runs.get(name, [])]
+        except Exception as error:  # whatever a catalog or a storage raises: the others are looked at
+            return f"{type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip(subjects, pool.map(look, subjects), strict=True))
+
+
+def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
+    return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs)
+
+
+def subjects_of(
+    declared: Iterable[DeclaredStream], aggregations: Path | None, *, first_days: FirstDays, now_ms: int
+) -> dict[str, Subject]:
+    """Streams, tables whose windows complete, and aggregations; by the name that their alerts have.
+
+    A look at an aggregation that nobody looked at before sets its first day.
+    """
+    found: dict[str, Subject] = {}
+    specs: dict[str, StreamSpec] = {}
+    for stream in declared:
+        found[f"stream {stream.name}"] = _stream(stream, now_ms)
+        if stream.spec is not None:
+            specs.setdefault(stream.spec.table.identifier, stream.spec)
+    for table, spec in specs.items():
+        found[f"care of {table}"] = _care(table, spec)
+    for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
+        if not file.removed:
+            source = specs.get(file.spec.source) if file.spec else None
+            alerts = source.maintenance.alerts if source else Alerts()
+            found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, first_days, now_ms)
+    return found
+
+
+def _stream(stream: DeclaredStream, now_ms: int) -> Subject:
+    spec, problem = stream.spec, stream.problem
+    dags = (audit_dag_id(stream.name),)
+    if spec is None:
+        said = f"the declaration of stream {stream.name} is broken, and never was sound: {problem}"
+        return Subject(Alerts(), lambda: [flag("declaration", True, said)], dags)
+    alerts = spec.maintenance.alerts
+    return Subject(
+        alerts, lambda: stream_readings(observe_stream(spec, problem, now_ms=now_ms), alerts, now_ms=now_ms), dags
+    )
+
+
+def _care(table: str, spec: StreamSpec) -> Subject:
+    alerts = spec.maintenance.alerts
+    if spec.window is None:
+        return Subject(alerts, list, (maintenance_dag_id(table),))
+
+    def look() -> Iterable[Reading]:
+        signals = TableSignals.load(load_catalog(spec.table.catalog), table)
+        starts = signals.cursor.held if signals.cursor else frozenset()
+        newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
+        held = [(s.partition, s.note or "the gate said nothing") for s in newest.values() if not s.sent]
+        return held_reading(table, held, alerts)
+
+    return Subject(alerts, look, (partitions_dag_id(table), maintenance_dag_id(table)))
+
+
+def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> Subject:
+    name, spec = file.path.stem, file.spec
+
+    def look() -> Iterable[Reading]:
+        if not alerts.enabled:
+            return
+        said = (
+            f"the declaration of aggregation {name} is broken; it runs as it was when it was sound last: {file.problem}"
+        )
+        yield flag("declaration", file.problem is not None, said)
+        if spec is None or name not in first_days:
+            return
+        catalog = load_catalog(spec.catalog)
+        first_days[name] = first = first_days[name] or open_day(catalog, spec)
+        if first is not None:
+            waiting = waiting_days(catalog, spec, first=first)
+            yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
+
+    return Subject(alerts, look, (reconcile_dag_id(name),))
+
+
+def failed_runs(dag_id: str, most: int) -> int | None:
+    """As Airflow tells this task; runs that go on do not count. None where it does not say."""
+    try:
+        good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
+        failed, before = 0, datetime.now(UTC) + timedelta(days=1)
+        while failed < most and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
+            failed, before = failed + 1, bad
+    except Exception as error:
+        log.warning("the runs of the Dag %s are not known: %s", dag_id, error)
+        return None
+    return failed
+
+
+def _newest(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
+    asked = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
+    answer = task_runner.SUPERVISOR_COMMS.send(asked)
+    if not isinstance(answer, PreviousDagRunResult):
+        raise TypeError(f"{answer!r}")
+    return answer.dag_run.logical_date if answer.dag_run else None

@@ -1,0 +1,126 @@
+"""What the health task does, in its own process: PyIceberg alone, no Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from frazil import clock
+from frazil.airflow.aggregations.reconcile import FIRST, first_day
+from frazil.airflow.declared import declared_streams
+from frazil.airflow.health.subjects import FailedRuns, look_at, subjects_of
+from frazil.airflow.untrusted import Store, stored_mapping, stored_names
+from frazil.errors import FrazilError
+from frazil.maintenance.alert_rules import Reading
+from frazil.maintenance.alerts import AlertStates, Step, step, step_readings
+from frazil.maintenance.health import TableHealth
+from frazil.maintenance.measure import measure
+from frazil.maintenance.tables import MaintainedTable, maintained_tables
+from frazil.maintenance.unmeasured import gone, unmeasured
+from frazil.spec.maintenance import Alerts
+from frazil.spec.units import rounded_bytes
+from frazil.table.catalogs import load_catalog
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8
+"""Tables that are measured together: a catalog that does not answer costs its timeout once."""
+TABLES = "tables"
+"""The store's key for the names of the tables that it has states of."""
+
+
+def measure_all(
+    streams: Path,
+    store: Store,
+    *,
+    aggregations: Path | None = None,
+    again: Mapping[str, Store] = MappingProxyType({}),
+    failed: FailedRuns = lambda *_: None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Measure the tables of all declarations, look at all that is watched, and step the alerts, whose states `store`
+    keeps by subject.
+
+    `again` has the stores of the assets `frazil.again.<name>`, by aggregation: whoever looks first, this or the
+    reconciliation, writes there from which day on an aggregation is watched; one that is not in it is not watched.
+
+    The alerts that `fired` and that `resolved` now, and all that are `active`. What nobody declares any more is done
+    with; where a declaration never was sound, a table may be that one's, and cannot be measured.
+    """
+    declared = declared_streams(streams)
+    problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
+    for problem in problems:
+        log.warning("not watched, if it has a table: %s", problem)
+    tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
+    now_ms = clock.now_ms()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
+    first_days = {name: first_day(kept) for name, kept in again.items()}
+    new = [name for name, day in first_days.items() if day is None]
+    subjects = subjects_of(declared, aggregations, first_days=first_days, now_ms=now_ms)
+    seen = look_at(subjects, failed, at_once=AT_ONCE)
+    for name in new:
+        if (day := first_days[name]) is not None:
+            again[name].set(FIRST, str(day))
+    steps: dict[str, Step] = {}
+    for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
+        before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
+        if name in subjects:
+            steps[name] = _subject(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
+        elif isinstance(health, TableHealth):
+            steps[name] = step(before, health, tables[name].settings, now_ms=now_ms)
+        elif name in tables and health is None:
+            steps[name] = gone(before, name, "there is no such table")
+        elif name in tables or (problems and " " not in name):
+            settings = tables[name].settings.alerts if name in tables else Alerts()
+            problem = health or f"a declaration is not sound: {'; '.join(problems)}"
+            steps[name] = unmeasured(before, name, problem, settings, now_ms=now_ms)
+        else:
+            steps[name] = gone(before, name, "no stream declares it any more")
+    return _remembered(steps, store)
+
+
+def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int) -> Step:
+    if isinstance(seen, str):
+        return unmeasured(before, name, seen, alerts, now_ms=now_ms)
+    return step_readings(before, name, seen, alerts, now_ms=now_ms)
+
+
+def _remembered(steps: Mapping[str, Step], store: Store) -> dict[str, list[dict[str, Any]]]:
+    """Keep the states, and say what changed."""
+    for name, made in steps.items():
+        store.set(name, made.states.to_json())
+    store.set(TABLES, sorted(name for name, made in steps.items() if made.states.rules))
+    changes = {
+        kind: [asdict(alert) for made in steps.values() for alert in getattr(made, kind)]
+        for kind in ("fired", "resolved", "active")
+    }
+    for kind, level in (("active", logging.WARNING), ("resolved", logging.INFO)):
+        for alert in changes[kind]:
+            log.log(level, "%s: %s", kind, alert["sentence"])
+    return changes
+
+
+def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
+    """The table's health, None where there is no table, or why it cannot be known."""
+    try:
+        found = measure(load_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
+    except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are measured
+        return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
+    log.info("%s: %s", table.name, _measurement(found) if found else "there is no table yet")
+    return found
+
+
+def _measurement(found: TableHealth) -> str:
+    """What was measured, in a line."""
+    waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
+    return (
+        f"{found.data_files:,} data files of {rounded_bytes(found.average_file_bytes)} on average, {found.rows:,} "
+        f"rows, {found.manifests:,} manifests, {found.snapshots:,} snapshots, {rounded_bytes(found.metadata_bytes)} of "
+        f"metadata.json" + (f"; records that wait: {', '.join(waits)}" if waits else "")
+    )

@@ -1,0 +1,166 @@
+"""One Dag a table that keeps it in shape, `frazil_maintenance_<table>`, hourly by default and one run at a time.
+
+- `look` measures the table and its dead-letter tables from metadata, and says of each action whether it is due and why
+  not. No JVM starts where nothing is.
+- `rewrite` is the Spark application, in the pool that bounds Spark's work: compaction, manifests, snapshot expiry. It
+  decides anew, from all manifests.
+- `orphans` deletes, once a day, what no snapshot, journal or backfill knows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import DAG, Param, get_current_context, task
+from airflow.sdk.exceptions import AirflowSkipException
+
+from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.declared import declared_streams
+from frazil.airflow.health.dag import HEALTH
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.writers.dag import START_DATE, OnFailure
+from frazil.maintenance.due import Action
+from frazil.maintenance.tables import Kind, MaintainedTable, maintained_tables
+
+ACTIONS = (*map(str, Action), "orphans")
+LATE_AFTER = timedelta(hours=2)
+RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class _App:
+    """The Spark application."""
+
+    path: str
+    conf: dict[str, str]
+
+
+def maintenance_dag_id(table: str) -> str:
+    return f"frazil_maintenance_{table}"
+
+
+def maintenance_dags(
+    streams: str | Path,
+    *,
+    application: str | Path,
+    spark: Mapping[str, str] | None = None,
+    on_failure: OnFailure | None = None,
+    on_late: OnLate | None = None,
+) -> dict[str, DAG]:
+    """The maintenance Dags by Dag id: one for each table that streams feed, with their dead-letter tables, and one for
+    `frazil.signals`. A Dag runs as soon as it is unpaused, and from then on at its interval; of whole hours, at a
+    minute of its own.
+
+    :param streams: folder of the declared streams.
+    :param application: the PySpark file, `spark_apps/maintain_table.py` of the checkout.
+    :param spark: Spark properties of the application, such as `spark.driver.memory`, over those of the connection.
+    :param on_failure: notifiers, called when a run needs a person.
+    :param on_late: called where a run has not ended in time; otherwise the triggerer's log says it.
+    """
+    folder = Path(streams).absolute()
+    app = _App(str(Path(application).absolute()), dict(spark or {}))
+    tables = maintained_tables(found.spec for found in declared_streams(folder) if found.spec is not None)
+    dags = {}
+    for table in tables:
+        if table.kind is not Kind.DEAD_LETTERS:
+            beside = [t for t in tables if table.kind is Kind.MAIN and _dead_letters_of(t, table)]
+            dag = _dag([table, *beside], folder, app, on_failure, on_late)
+            dags[dag.dag_id] = dag
+    return dags
+
+
+def _dead_letters_of(table: MaintainedTable, main: MaintainedTable) -> bool:
+    """Dead letters that several tables' streams share are the first one's."""
+    return table.kind is Kind.DEAD_LETTERS and table.streams[0] in main.streams
+
+
+def _dag(
+    tables: Sequence[MaintainedTable],
+    streams: Path,
+    app: _App,
+    on_failure: OnFailure | None,
+    on_late: OnLate | None,
+) -> DAG:
+    dag_id, names = maintenance_dag_id(tables[0].name), [table.name for table in tables]
+    with DAG(
+        dag_id,
+        description=f"Keeps {tables[0].name} in shape: few files, manifests and snapshots, no orphans",
+        doc_md=f"{_page(tables[0])}\n{__doc__}",
+        schedule=_schedule(tables[0]),
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        deadline=deadline(
+            LATE_AFTER,
+            sentence=f"{dag_id} has not ended in {LATE_AFTER}: it hangs, or waits for its pool",
+            on_late=on_late,
+        ),
+        default_args={"on_failure_callback": on_failure, "retries": RETRIES, "retry_delay": RETRY_DELAY},
+        params={
+            "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="What to do."),
+            "dry-run": Param(False, type="boolean", description="Say what would be done, and stop there."),
+        },
+        tags={"frazil", "maintenance"},
+    ) as dag:
+        # Orphans are looked for also where nothing is to be rewritten; never beside a rewrite of the same table.
+        look_first: Any = task.short_circuit(ignore_downstream_trigger_rules=False)(look)(names, str(streams))
+        rewrite = SparkSubmitOperator(
+            task_id="rewrite",
+            conn_id=SPARK_CONNECTION,
+            name=dag_id,
+            application=app.path,
+            conf=app.conf,
+            properties_file=PROPERTIES_FILE,
+            pool=spark_pool(),
+            application_args=[
+                *(*names, "--streams", str(streams)),
+                *("--actions", "{{ params.actions | reject('equalto', 'orphans') | join(',') }}"),
+            ],
+        )
+        cleaned: Any = task(trigger_rule="none_failed", inlets=[HEALTH])(orphans)(names, str(streams))
+        look_first >> rewrite >> cleaned
+    return dag
+
+
+def look(tables: list[str], streams: str) -> list[str]:
+    """What is due, a sentence each; nothing in a dry run, which says all of it in the log."""
+    from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+    params = get_current_context()["params"]
+    return table_care.look(tables, Path(streams), actions=params["actions"], dry_run=params["dry-run"])
+
+
+def orphans(tables: list[str], streams: str) -> dict[str, Any]:
+    """Delete what nobody knows, if the day's clean-up is still to be made; what was found, by table."""
+    from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - as above
+
+    context = get_current_context()
+    params, store = context["params"], context["asset_state_store"][HEALTH]
+    if "orphans" not in params["actions"]:
+        raise AirflowSkipException("this run was not asked to look for orphans")
+    return table_care.orphans(tables, Path(streams), store, dry_run=params["dry-run"])
+
+
+def _schedule(table: MaintainedTable) -> str | timedelta:
+    """Of whole hours: each table at a minute of its own, so that they do not all ask for Spark at once."""
+    hours, rest = divmod(table.settings.every, timedelta(hours=1))
+    if rest or 24 % max(hours, 1) or not hours:
+        return table.settings.every
+    return f"{zlib.crc32(table.name.encode()) % 60} {'*' if hours == 1 else f'*/{hours}' if hours < 24 else 0} * * *"
+
+
+def _page(table: MaintainedTable) -> str:
+    """The Dag's page begins with what is declared."""
+    settings = table.settings.model_dump(mode="json", by_alias=True)
+    rows = [f"| {name} | {_words(settings[name])} |" for name in ACTIONS]
+    return "\n".join([f"### {table.name}", "", "| action | declared |", "|---|---|", *rows, ""])
+
+
+def _words(action: dict[str, Any]) -> str:
+    return ", ".join(f"{k}: {v}" for k, v in action.items() if k != "enabled") if action["enabled"] else "off"

@@ -1,0 +1,85 @@
+"""What the tasks of a maintenance Dag do, in their own process: PyIceberg alone, no Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from pyiceberg.catalog import Catalog
+
+from frazil import clock
+from frazil.airflow.declared import declared_streams
+from frazil.airflow.untrusted import Store, stored_number
+from frazil.maintenance.due import due, enabled
+from frazil.maintenance.measure import measure
+from frazil.maintenance.orphan_cleanup import clean_orphans
+from frazil.maintenance.plans import Planner
+from frazil.maintenance.tables import MaintainedTable, maintained_tables
+from frazil.table.catalogs import load_catalog
+
+log = logging.getLogger(__name__)
+
+DAY_MS = 23 * 3_600_000
+"""A run may come some minutes earlier than the day before's."""
+
+
+def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+    """What is due, a sentence each. A dry run logs what would be done, from all manifests; then nothing is due."""
+    found = []
+    for table, catalog in _tables(names, streams):
+        health = measure(catalog, table, now_ms=clock.now_ms())
+        if health is None:
+            log.info("%s: there is no table yet", table.name)
+            continue
+        for action, answer in due(health, table.settings).items():
+            if action in actions:
+                sentence = f"{table.name}: {action} is {'' if answer.due else 'not '}due: {answer.reason}"
+                log.info("%s", sentence)
+                found += [sentence] if answer.due else []
+                if dry_run and enabled(table.settings, action):
+                    plan = Planner(catalog, table, clock.now_ms()).plan(action)
+                    log.info("%s: %s would be: %s", table.name, action, plan.sentence)
+    return [] if dry_run else found
+
+
+def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
+    """Clean up the tables whose last clean-up, by Airflow's `store`, is a day ago; in a dry run all of them.
+
+    Raises AirflowSkipException where there is none, and AirflowFailException where one refused or could not be looked
+    at, after all were tried.
+    """
+    reports, problems = {}, []
+    for table, catalog in _tables(names, streams):
+        key, now_ms = f"orphans:{table.name}", clock.now_ms()
+        last_ms = stored_number(store, key, most=now_ms) or 0
+        if not table.settings.orphans.enabled or not (dry_run or now_ms - last_ms >= DAY_MS):
+            continue
+        try:
+            if not catalog.table_exists(table.identifier):
+                log.info("%s: there is no table yet", table.name)
+                continue
+            report = clean_orphans(catalog, table, now_ms=now_ms, dry_run=dry_run)
+        except Exception as error:  # whatever a catalog or a storage raises: the other tables have their turn
+            log.exception("%s: orphans were not looked for", table.name)
+            problems.append(f"{table.name}: {error!r}")
+            continue
+        reports[table.name] = asdict(report)
+        problems += [report.sentence] if report.refused else []
+        if not dry_run:
+            store.set(key, now_ms)
+    if problems:
+        raise AirflowFailException("\n".join(problems))
+    if not reports:
+        raise AirflowSkipException("orphans were looked for within a day, or the tables' streams say orphans: off")
+    return reports
+
+
+def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
+    specs = [found.spec for found in declared_streams(streams) if found.spec is not None]
+    for table in maintained_tables(specs):
+        if table.name in names:
+            yield table, load_catalog(table.catalog)

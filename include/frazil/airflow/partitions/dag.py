@@ -1,0 +1,178 @@
+"""One Dag per table whose windows complete: it looks each minute, and tells Airflow which partitions are complete.
+
+- `look` waits in the triggerer for something to be complete, signals it in `frazil.signals`, and goes on only with what
+  there is to do.
+- `complete` and `reopened` send the asset events, each one key a window. What Airflow lacks is sent by the next run.
+- `held` fails, with the sentences of the quality gates that hold windows: that is what calls notifiers.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Param, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException
+
+from frazil import clock
+from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.declared import all_streams, streams_feeding
+from frazil.airflow.partitions.wait import LookOperator
+from frazil.airflow.writers.dag import START_DATE, OnFailure
+from frazil.spec.model import StreamSpec
+
+log = logging.getLogger(__name__)
+
+EVERY = timedelta(minutes=1)
+RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
+RELEASE_DAG = "frazil_release"
+NAMED = 5
+"""Of windows that are held, so many are named in one sentence."""
+
+
+def partitions_dag_id(table: str) -> str:
+    return f"frazil_partitions_{table}"
+
+
+def partition_dags(
+    streams: str | Path,
+    *,
+    expectations: str | Path | None = None,
+    every: timedelta = EVERY,
+    on_failure: OnFailure | None = None,
+) -> dict[str, DAG]:
+    """The partition Dags by Dag id, one for each table whose windows complete, and the Dag that releases held windows.
+
+    :param streams: folder of the declared streams.
+    :param expectations: folder of the quality gates' suites, `<table>.json`; without it no window is gated.
+    :param every: how often each table is looked at.
+    :param on_failure: notifiers, called when a gate holds a window, or a table cannot be looked at.
+    """
+    folder, suites = Path(streams).absolute(), Path(expectations).absolute() if expectations else None
+    tables: dict[str, list[StreamSpec]] = {}
+    streams_there = all_streams(folder)
+    for found in streams_there:
+        if found.spec is not None and found.spec.window is not None:
+            tables.setdefault(found.spec.table.identifier, []).append(found.spec)
+    fed = {found.spec.table.identifier for found in streams_there if found.spec is not None and not found.removed}
+    dags = {}
+    for table, specs in tables.items():
+        every_look = every if table in fed else None
+        dags[partitions_dag_id(table)] = _dag(table, specs, (folder, suites), every_look, on_failure)
+    return {**dags, RELEASE_DAG: _release_dag(sorted(tables), folder)} if tables else {}
+
+
+def _dag(
+    table: str,
+    specs: list[StreamSpec],
+    folders: tuple[Path, Path | None],
+    every: timedelta | None,
+    on_failure: OnFailure | None,
+) -> DAG:
+    """`every` is None where no stream feeds the table any more: what still runs ends, and nothing begins."""
+    streams = str(folders[0])
+    assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
+    with DAG(
+        partitions_dag_id(table),
+        description=f"Which {specs[0].window}s of {table} are complete",
+        doc_md=_page(table, specs),
+        schedule="@continuous" if every else None,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        default_args={"on_failure_callback": on_failure},
+        tags={"frazil", "partitions", *([] if every else ["removed"])},
+    ) as dag:
+        looked = LookOperator(
+            task_id="look",
+            table=table,
+            streams=folders[0],
+            expectations=folders[1],
+            poll_seconds=(every or EVERY).total_seconds(),
+            inlets=list(assets.values()),
+            # A run that fails at once would be followed at once by the next.
+            retries=RETRIES,
+            retry_delay=RETRY_DELAY,
+        )
+        for name, asset in assets.items():
+            sent: Any = task(task_id=name, inlets=[asset], outlets=[asset])(send)(table, streams, name)
+            looked >> sent
+        looked >> task(inlets=[assets["complete"]])(held)(table, streams)
+    return dag
+
+
+def send(table: str, streams: str, name: str) -> None:
+    """Send the events that Airflow lacks of one asset."""
+    from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+    windows.send(table, Path(streams), name, get_current_context())
+
+
+def held(table: str, streams: str) -> None:
+    """Fail with what the gates found."""
+    from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - as above
+
+    found = windows.held(table, Path(streams), get_current_context())
+    if not found:  # all were released meanwhile
+        return
+    for one in found:
+        # A line each: the one of an exception is cut off where it is long.
+        log.error("%s %s is held by its quality gate: %s", table, one.partition, one.note)
+    said = ", ".join(one.partition for one in found[:NAMED]) + (" and others" if len(found) > NAMED else "")
+    raise AirflowFailException(
+        f"{table}: {len(found)} windows are held by their quality gate, and not signalled: {said}. The lines above say "
+        f"why. The data is in the table. Mend it: late rows are judged anew. Or release the window: {RELEASE_DAG}"
+    )
+
+
+def _release_dag(tables: list[str], streams: Path) -> DAG:
+    with DAG(
+        RELEASE_DAG,
+        description="Signals a window that its quality gate holds, with a reason that is recorded",
+        schedule=None,
+        start_date=START_DATE,
+        params={
+            "table": Param(tables[0], type="string", enum=tables, description="The table."),
+            "partition": Param("", type="string", minLength=10, description="2013-12-30T15, or 2013-12-30 for a day."),
+            "reason": Param("", type="string", minLength=3, description="Why; it stands in frazil.signals for ever."),
+        },
+        tags={"frazil", "partitions"},
+        doc_md="A run signals the window as it stands: the table's partition Dag sends its event within a minute.",
+    ) as dag:
+        task(release)(str(streams))
+    return dag
+
+
+def release(streams: str) -> None:
+    """Release the window that the form names, in the name of whoever triggered the run."""
+    from frazil.partitions.windows import Window  # noqa: PLC0415 - as above
+    from frazil.signals import completion  # noqa: PLC0415 - as above
+    from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
+
+    context = get_current_context()
+    form, person = context["params"], context["dag_run"].triggering_user_name or "Airflow"
+    try:
+        window = Window.parse(form["partition"])
+    except ValueError as error:
+        raise AirflowFailException(f"partition: {error}") from error
+    spec = streams_feeding(Path(streams), form["table"])[0]
+    note = f"released by {person}: {form['reason']}"
+    completion.release(load_catalog(spec.table.catalog), spec, window, note=note, clock_ms=clock.now_ms())
+
+
+def _page(table: str, specs: list[StreamSpec]) -> str:
+    """The Dag's page."""
+    lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
+    return f"""### Complete {specs[0].window}s of {table}
+
+A {specs[0].window} of event time is complete when every stream that feeds the table has passed its end and its lateness
+({lateness}). Then the asset `{partition_asset(table).name}` gets one event with the window's key, such as
+`{"2013-01-01T05" if specs[0].window == "hour" else "2013-01-01"}`; and `{reopened_asset(table).name}` one each time
+that late rows reopen it. The events' extra says, by key: revision, rows, dead letters, late rows, watermark, snapshot.
+
+- `frazil partitions {table}`: how far it is, and what the next window waits for.
+- `frazil partitions {table} --send-again 2013-01-01`: for consumers that were paused.
+- The Dag `{RELEASE_DAG}`: signals a window that its quality gate holds.
+"""

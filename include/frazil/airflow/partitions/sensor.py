@@ -1,0 +1,77 @@
+"""A sensor for Dags that no asset starts: it waits for a table's partition to be complete, in the triggerer.
+
+Purpose: `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
+How it works: the window's row in `frazil.signals` is looked for; meanwhile the task is deferred and holds no slot, and
+its log says what the window waits for, each time that it is something else. A day of a table whose hours complete is
+complete when its 24 hours are. What it does not do: decide completeness by itself; the table's partition Dag does, and
+must run. Known limits: a window of before the first that is signalled never comes, and fails the task at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from frazil.airflow.partitions.waiting_trigger import Event, WaitingTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+DEFAULT_STREAMS = "include/streams"
+
+
+class PartitionCompleteSensor(BaseSensorOperator):
+    """Succeeds when a window of event time is complete; its XCom is what is known of it, by window key.
+
+    :param table: the table's identifier, such as `demo.flights`.
+    :param partition: an hour (`2013-12-30T15`) or a day (`2013-12-30`). (templated)
+    :param streams: folder of the declared streams; FRAZIL_STREAMS if not given, else `include/streams`.
+    """
+
+    template_fields: Sequence[str] = ("table", "partition")
+
+    def __init__(self, *, table: str, partition: str, streams: str | Path | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table, self.partition = table, partition
+        self.streams = str(Path(streams or os.environ.get("FRAZIL_STREAMS") or DEFAULT_STREAMS).absolute())
+
+    def execute(self, context: Context) -> Any:
+        """What is known of the window, if it is complete; else defer."""
+        trigger = PartitionTrigger(
+            table=self.table, partition=self.partition, streams=self.streams, poll_seconds=self.poke_interval
+        )
+        event, sentence = trigger.attempt()
+        if event is None:
+            self.log.info("%s", sentence)
+            self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+        return self.execute_complete(context, event)
+
+    def execute_complete(self, context: Context, event: Event) -> Any:  # noqa: ARG002 - as above
+        """What the trigger found. Raises AirflowFailException where the window never comes."""
+        if event["problem"]:
+            raise AirflowFailException(event["problem"])
+        return event["windows"]
+
+
+class PartitionTrigger(WaitingTrigger):
+    """Looks for a window's signals. Its arguments: table, partition, streams."""
+
+    def look(self) -> tuple[Event | None, str]:
+        """What is known of the window, where all of it was signalled; else what it waits for."""
+        from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
+        from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
+        from frazil.signals.waiting import look_for  # noqa: PLC0415 - as above
+
+        table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
+        found = look_for(streams_feeding(Path(streams), table), partition)
+        if found.never:
+            return {"problem": found.waits_for}, ""
+        if found.signals:
+            return {"problem": None, "windows": {s.partition: facts(s) for s in found.signals}}, ""
+        return None, f"{table} {partition}: {found.waits_for}"

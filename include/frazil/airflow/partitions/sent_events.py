@@ -1,0 +1,128 @@
+"""Which signals Airflow's assets were told of, and which they lack.
+
+The events themselves say it. But Airflow 3.3 refuses to list events of which one started a run that is still queued
+(its answer has no place for a run without a start), and a paused Dag keeps such a run for ever. Then counts what the
+sending tasks wrote down before they succeeded, for with their success the events went out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, TaskInstanceState
+from airflow.sdk.exceptions import AirflowException
+
+from frazil.airflow.assets import reopened_asset
+from frazil.airflow.untrusted import Store, Told, stored_mapping, stored_number, told_of, told_pairs
+from frazil.signals.signal import Signal, State
+from frazil.signals.signal_table import TableSignals
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+SENT_TO = "frazil.sent-to"
+"""In Airflow's store of an asset: the number of the signal up to which all are among Airflow's events."""
+SENDING = "frazil.sending"
+"""And what was told after that: by a task of a run that may have failed, and before it."""
+CLOCKS_APART = timedelta(days=1)
+"""How far the clocks of a worker and of Airflow's server may be apart, when the events of a signal are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """What one asset lacks."""
+
+    missing: tuple[Signal, ...] = ()
+    sent: Told = frozenset()
+    """What it has, of the signals after SENT_TO."""
+
+
+def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
+    """Begin with the table's signals of now: an Airflow that meets a table is told of nothing that is older.
+
+    Where its store does not know any more what was sent, begin with its first event instead.
+    """
+    store: Store = context["asset_state_store"][asset]
+    if store.get(SENT_TO) is None:
+        store.set(SENT_TO, signals.number)
+    elif stored_number(store, SENT_TO, most=signals.number) is None:
+        told = [number for _, number in _told(asset, context, since=None) if number <= signals.number]
+        store.set(SENT_TO, min(told) - 1 if told else signals.number)
+
+
+def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
+    """What Airflow lacks of an asset's signals; where it lacks nothing, the next look begins after them.
+
+    Raises AirflowException where that cannot be told now.
+    """
+    store: Store = context["asset_state_store"][asset]
+    new = signals.after(stored_number(store, SENT_TO) or 0)
+    if not new:
+        return Unsent()
+    since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - CLOCKS_APART
+    sent = _told(asset, context, since=since)
+    missing = to_send(new, sent, reopened=asset == reopened_asset(signals.table))
+    if not missing:
+        store.set(SENT_TO, signals.number)
+    return Unsent(tuple(missing), sent & {(s.partition, s.number) for s in new})
+
+
+def write_down(sending: Collection[Signal], sent: Told, asset: Asset, context: Context) -> None:
+    """What the task that runs tells an asset of when it succeeds, and what was told before."""
+    record: dict[str, Any] = {
+        "run_id": context["ti"].run_id,
+        "task_id": context["ti"].task_id,
+        "telling": [[s.partition, s.number] for s in sending],
+        "told": sorted(map(list, sent)),
+    }
+    context["asset_state_store"][asset].set(SENDING, record)
+
+
+def to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
+    """The signals of one asset that Airflow lacks, by number: of each window the newest, for one key has one event.
+
+    `sent` are the signals among Airflow's events, by partition key and number. What was asked for again goes to the
+    first asset whatever its revision, for its consumers are those that missed it.
+    """
+    newest = {
+        s.partition: s
+        for s in sorted(signals, key=lambda s: s.number)
+        if s.sent and (s.revision > 1 and s.state is not State.AGAIN) == reopened
+    }
+    return [s for s in newest.values() if (s.partition, s.number) not in sent]
+
+
+def _told(asset: Asset, context: Context, *, since: datetime | None) -> Told:
+    events: Any = context["inlet_events"][asset]
+    try:
+        return told_of(events.after(since.isoformat()) if since else events, asset.name)
+    except Exception as error:  # AirflowRuntimeError from a server, and what `dag.test()` makes of it
+        log.warning(
+            "Airflow does not list the events of the asset %s, as it does not while a run that they started is "
+            "queued. What the sending tasks wrote down counts: %s",
+            asset.name,
+            error,
+        )
+        return _written_down(asset, context)
+
+
+def _written_down(asset: Asset, context: Context) -> Told:
+    record = stored_mapping(context["asset_state_store"][asset], SENDING)
+    told, telling = told_pairs(record.get("told")), told_pairs(record.get("telling"))
+    run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))
+    states = context["ti"].get_task_states(dag_id=context["ti"].dag_id, task_ids=[task_id], run_ids=[run_id])
+    state = states.get(run_id, {}).get(task_id)
+    if state == TaskInstanceState.SUCCESS:
+        return told | telling
+    if telling and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
+        raise AirflowException(
+            f"whether {task_id} of {run_id} told the asset {asset.name} of {len(telling)} windows is not known while "
+            "it runs again and Airflow does not list the asset's events: a run that they started is queued"
+        )
+    return told

@@ -1,0 +1,142 @@
+"""What the tasks of a table's partition Dag do, in their own process: PyIceberg alone, no Spark.
+
+The row in `frazil.signals` makes a signal happen once. An event that was lost between the row and Airflow is found
+missing among Airflow's own events, and sent then; one that is there is not sent twice, whoever repeats a task.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowSkipException
+
+from frazil import clock
+from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.declared import streams_feeding
+from frazil.airflow.partitions.gates import gates_of
+from frazil.airflow.partitions.sent_events import meet, unsent, write_down
+from frazil.airflow.untrusted import stored_number
+from frazil.partitions.completeness import moment
+from frazil.signals.completion import look, signal
+from frazil.signals.signal import Signal
+from frazil.signals.signal_table import TableSignals
+from frazil.table.catalogs import load_catalog
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+TOLD_TO = "frazil.told-to"
+"""In Airflow's store of the first asset: the number of the signal up to which people were told of windows that gates
+hold."""
+MOST_JUDGED = 12
+"""Windows of one look where a quality gate judges them, one after the other; the next look has the next."""
+MOST_AT_ONCE = 100
+"""Events of one task: each carries the facts of all. What is over is sent by the next run."""
+
+
+def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
+    """The number of the table's last signal, and the tasks that have to send what Airflow lacks."""
+    signals = _signals(table, streams)
+    for asset in _assets(table).values():
+        meet(signals, asset, context)
+    store = context["asset_state_store"][partition_asset(table)]
+    if stored_number(store, TOLD_TO, most=signals.number) is None:
+        store.set(TOLD_TO, signals.number if store.get(TOLD_TO) is None else 0)
+    return signals.number, _following(signals, context)
+
+
+def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
+    """Whether something is complete, or was signalled after a number; and what the next window waits for.
+
+    Metadata alone is read. Raises what `look` raises.
+    """
+    specs = streams_feeding(streams, table)
+    seen = look(load_catalog(specs[0].table.catalog), specs)
+    if seen is None:
+        return False, f"there is no table {table} yet: its writer never ran"
+    first = seen.signals.cursor is None and seen.cursor is not None
+    return bool(seen.decision.windows) or first or seen.signals.number > after, seen.decision.reason
+
+
+def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
+    """Signal what is complete; the tasks to go on with: `complete`, `reopened`, `held`.
+
+    Raises what `look` and `signal` raise.
+    """
+    specs = streams_feeding(streams, table)
+    catalog = load_catalog(specs[0].table.catalog)
+    gates = gates_of(expectations, table)
+    seen = look(catalog, specs, **({"most": MOST_JUDGED} if gates else {}))
+    if seen is None:
+        return []
+    made = signal(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
+    for one in made:
+        log.log(logging.INFO if one.sent else logging.ERROR, "%s", _told(one))
+    log.info("%s: %s", table, seen.decision.reason)
+    return _following(TableSignals.load(catalog, table), context)
+
+
+def send(table: str, streams: Path, name: str, context: Context) -> None:
+    """Send the events that Airflow lacks. Raises AirflowSkipException where it lacks none: an event would go out."""
+    asset = _assets(table)[name]
+    lacks = unsent(_signals(table, streams), asset, context)
+    sending = lacks.missing[:MOST_AT_ONCE]
+    if not sending:
+        raise AirflowSkipException(f"Airflow has every event of the asset {asset.name}")
+    outlet = context["outlet_events"][asset]
+    outlet.add_partitions([s.partition for s in sending])
+    outlet.extra = {s.partition: facts(s) for s in sending}
+    write_down(sending, lacks.sent, asset, context)
+
+
+def held(table: str, streams: Path, context: Context) -> list[Signal]:
+    """The windows of a table that gates hold; whoever asks tells people of them."""
+    signals = _signals(table, streams)
+    starts = signals.cursor.held if signals.cursor else frozenset()
+    newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
+    context["asset_state_store"][partition_asset(table)].set(TOLD_TO, signals.number)
+    return [s for s in newest.values() if not s.sent]
+
+
+def facts(s: Signal) -> dict[str, Any]:
+    """What an event's extra says of its partition, by partition key."""
+    return {
+        "revision": s.revision,
+        "rows": s.rows,
+        "dead_letters": s.dead_letters,
+        "late_rows": s.late_rows,
+        "watermark": moment(s.watermark_us),
+        "snapshot_id": s.snapshot_id,
+        "sequence_number": s.sequence_number,
+        "number": s.number,
+        **({"note": s.note} if s.note else {}),
+    }
+
+
+def _signals(table: str, streams: Path) -> TableSignals:
+    return TableSignals.load(load_catalog(streams_feeding(streams, table)[0].table.catalog), table)
+
+
+def _assets(table: str) -> dict[str, Asset]:
+    return {"complete": partition_asset(table), "reopened": reopened_asset(table)}
+
+
+def _following(signals: TableSignals, context: Context) -> list[str]:
+    """The tasks that have something to send or to tell; also what an earlier run left undone."""
+    lacking = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
+    told_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], TOLD_TO) or 0
+    untold = any(not s.sent for s in signals.after(told_to))
+    return [*lacking, *(["held"] if untold else [])]
+
+
+def _told(s: Signal) -> str:
+    what = "is held by its quality gate" if not s.sent else "is complete" if s.revision == 1 else "was reopened"
+    return (
+        f"{s.table} {s.partition} {what}: revision {s.revision}, {s.rows} rows, {s.late_rows} of them late, up to "
+        f"{s.dead_letters} dead letters, snapshot {s.snapshot_id}" + (f"; {s.note}" if s.note else "")
+    )

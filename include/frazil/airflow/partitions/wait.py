@@ -1,0 +1,87 @@
+"""Waits in the triggerer until windows of a table are complete, or somebody else signalled some; then a worker acts.
+
+A look costs some 50 ms of metadata; a task of Airflow's costs seconds before it does anything. So one deferred task
+looks again and again, and a worker is used only when there is something to signal, to judge or to send.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.branch import BaseBranchOperator
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+
+from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.partitions.waiting_trigger import Event, WaitingTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class LookOperator(BaseBranchOperator):
+    """Signals what is complete of one table, and goes on with those of its following tasks that have something to do.
+
+    :param table: the table's identifier.
+    :param streams: folder of the declared streams.
+    :param expectations: folder of the quality gates' suites; None for no gates.
+    :param poll_seconds: how often the table is looked at.
+    """
+
+    def __init__(
+        self, *, table: str, streams: Path, expectations: Path | None, poll_seconds: float, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table, self.streams, self.poll_seconds = table, str(streams), poll_seconds
+        self.expectations = str(expectations) if expectations else None
+
+    def execute(self, context: Context) -> Any:
+        """Go on at once with what is complete, or was not told yet; wait for more otherwise."""
+        from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+        if nobody_feeds(Path(self.streams), self.table):
+            raise AirflowSkipException(_removed(self.table))
+        number, following = windows.begin(self.table, Path(self.streams), context)
+        if following:
+            return self.do_branch(context, following)
+        ready, sentence = windows.ready(self.table, Path(self.streams), after=number)
+        if not ready:
+            self.log.info("%s: %s", self.table, sentence)
+            trigger = LookTrigger(table=self.table, streams=self.streams, number=number, poll_seconds=self.poll_seconds)
+            self.defer(trigger=trigger, method_name="execute_complete")
+        return self._act(context)
+
+    def execute_complete(self, context: Context, event: Event) -> Any:
+        """Signal, and branch. Raises AirflowException where the table cannot be looked at: tried again, with alerts."""
+        if event["problem"]:
+            raise AirflowException(f"{self.table} cannot be looked at: {event['problem']}")
+        return self._act(context)
+
+    def _act(self, context: Context) -> Any:
+        from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - as above
+
+        suites = Path(self.expectations) if self.expectations else None
+        following = windows.act(self.table, Path(self.streams), context, expectations=suites)
+        return self.do_branch(context, following or None)
+
+
+def _removed(table: str) -> str:
+    return f"{table}: the streams that fed it were removed; nothing completes any more, and this Dag goes"
+
+
+class LookTrigger(WaitingTrigger):
+    """Looks at a table, and fires when there is something to do.
+
+    Its arguments: table; streams; `number`, of the table's last signal when the task was deferred: a later one is
+    somebody else's, such as a release.
+    """
+
+    def look(self) -> tuple[Event | None, str]:
+        """Whether there is something to do, and what the next window waits for."""
+        from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - loads PyIceberg
+
+        table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
+        if nobody_feeds(Path(streams), table):
+            return {"removed": _removed(table)}, ""
+        ready, sentence = windows.ready(table, Path(streams), after=number)
+        return ({"problem": None} if ready else None), f"{table}: {sentence}"

@@ -1,0 +1,113 @@
+"""One Dag per declared stream: the Airflow UI shows each writer as a running Dag run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG
+
+from frazil.airflow.declared import DeclaredStream, all_streams
+from frazil.airflow.writers.operator import WriterOperator
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_bytes, format_duration
+
+TASK_ID = "write"
+START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
+RETRIES = 1_000_000
+"""The supervisor starts writers again, not the task: what is retried is a worker or a triggerer that broke down."""
+RETRY_DELAY = timedelta(seconds=10)
+
+OnFailure = Callable[[Any], None] | Sequence[Callable[[Any], None]]
+"""What Airflow calls with the task's context: a notifier (`airflow.sdk.BaseNotifier`), a function, or several."""
+
+
+def writer_dag_id(stream: str) -> str:
+    return f"frazil_writer_{stream}"
+
+
+def writer_dags(
+    streams: str | Path,
+    *,
+    application: str | Path,
+    on_failure: OnFailure | None = None,
+) -> dict[str, DAG]:
+    """The writers' Dags by Dag id, one for each declared stream of the folder.
+
+    A file that cannot be read takes no Dag with it: its own stays as it was, and says what is wrong. A writer that runs
+    already goes on. The Dag of a stream that was removed stays for a while, so that its run ends with its writer, and
+    begins no other.
+
+    :param streams: folder of the declared streams.
+    :param application: the writer's Python file, `spark_apps/write_stream.py` of the checkout.
+    :param on_failure: notifiers, called when the supervisor gives up on a writer.
+    """
+    return {
+        writer_dag_id(found.name): _writer_dag(found, Path(streams), Path(application), on_failure)
+        for found in all_streams(Path(streams))
+    }
+
+
+def _writer_dag(found: DeclaredStream, streams: Path, application: Path, on_failure: OnFailure | None) -> DAG:
+    with DAG(
+        writer_dag_id(found.name),
+        description=_summary(found),
+        doc_md=_page(found),
+        schedule=None if found.removed else "@continuous",
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        dagrun_timeout=None,
+        tags={"frazil", "writer", *(["removed"] if found.removed else ["broken"] if found.problem else [])},
+    ) as dag:
+        WriterOperator(
+            task_id=TASK_ID,
+            stream=found.name,
+            streams=streams.absolute(),
+            application=application.absolute(),
+            retries=RETRIES,
+            retry_delay=RETRY_DELAY,
+            on_failure_callback=on_failure,
+            doc_md=WriterOperator.__doc__,
+        )
+    return dag
+
+
+def _summary(found: DeclaredStream) -> str:
+    if found.spec is None:
+        return f"The declaration of {found.name} cannot be read"
+    return f"Kafka {', '.join(found.spec.source.topics)} into Iceberg {found.spec.table.identifier}"
+
+
+def _page(found: DeclaredStream) -> str:
+    """The Dag's page: what is declared, what is wrong with it, and the commands that a person needs."""
+    lines = [f"### {_summary(found)}", ""]
+    if found.problem:
+        lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]
+    if found.spec is not None:
+        lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in _facts(found.spec).items()), ""]
+    return "\n".join(lines) + (
+        f"""Pausing this Dag leaves the writer running. To operate the writer:
+
+- `frazil pause {found.name}`: it stops after the batch at hand, and stays stopped.
+- `frazil resume {found.name}`: it runs again; also when the supervisor gave up on it.
+- `frazil restart {found.name}`, or *Clear* here: a new writer replaces it after the batch at hand.
+- *Mark failed* or *Mark success* here: as `frazil pause {found.name}`.
+- `frazil status {found.name}`: where it stands.
+"""
+    )
+
+
+def _facts(spec: StreamSpec) -> dict[str, str]:
+    commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
+    return {
+        "topics": ", ".join(spec.source.topics),
+        "table": spec.table.identifier,
+        "event time": spec.event_time.column,
+        "partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",
+        "commits": commit,
+        "lateness": format_duration(spec.lateness),
+        "dead letters": spec.dead_letter_table,
+    }

@@ -1,0 +1,82 @@
+"""The task that stands for a writer: it defers at once, and fails only when a person is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+DEFAULT_POLL_SECONDS = 2.0
+
+
+class WriterOperator(BaseOperator):
+    """Keeps the writer of one declared stream running for as long as the task is deferred.
+
+    How it works: the task defers to a `WriterTrigger`, which launches the writer as a detached process, watches it,
+    and launches it again when it dies; no worker slot is held, and scheduler, API server, workers and triggerer may
+    be restarted while the writer goes on. A retry, and every later run, finds the writer that runs and goes on with it.
+
+    What a person does, and what follows: *mark failed* (or *success*) stops the writer after the batch at hand, and
+    it stays stopped until `frazil resume STREAM`, or until the run that holds for it is cleared. *Clear* replaces the
+    writer by a new one after the batch at hand. Pausing the Dag does not stop the writer: `frazil pause STREAM` does.
+
+    The task fails only when the supervisor gives up: an exit code after which a restart would fail in the same way,
+    or crash after crash without a commit. The next run holds, and says what gets out of it.
+
+    What it does *not* do: start a writer on another host than the triggerer's, or move one that runs elsewhere.
+
+    :param stream: name of the declared stream.
+    :param streams: folder of the declared streams.
+    :param application: the writer's Python file, `spark_apps/write_stream.py` of the checkout.
+    :param poll_seconds: time between two looks at the writer.
+    """
+
+    ui_color = "#cfe8f3"
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        streams: str | Path,
+        application: str | Path,
+        poll_seconds: float = DEFAULT_POLL_SECONDS,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.streams = str(streams)
+        self.application = str(application)
+        self.poll_seconds = poll_seconds
+
+    def execute(self, context: Context) -> None:
+        """Hand over to the trigger."""
+        from frazil.airflow.writers.trigger import WriterTrigger  # noqa: PLC0415 - a DAG file that is parsed needs no trigger
+        from frazil.supervise.claim import Claim, write_claim  # noqa: PLC0415
+
+        instance = context["ti"]
+        write_claim(self.stream, Claim(instance.run_id, instance.try_number))
+        self.log.info("The triggerer supervises the writer of %s from here on.", self.stream)
+        trigger = WriterTrigger(
+            stream=self.stream,
+            streams=self.streams,
+            application=self.application,
+            poll_seconds=self.poll_seconds,
+        )
+        self.defer(trigger=trigger, method_name="execute_complete")
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Fail, for the supervisor gave up.
+
+        That is written down here, not in the trigger: the failure is never lost, whatever dies between the two.
+        """
+        from frazil.supervise.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
+
+        reason = str(event["reason"])
+        confirm_given_up(self.stream, event["subject"], reason=reason, table_fingerprint=event["table_fingerprint"])
+        raise AirflowFailException(f"{self.stream}: {event['cause']}: {reason}")

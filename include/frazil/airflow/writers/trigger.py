@@ -1,0 +1,194 @@
+"""The trigger that supervises a writer from the triggerer, and tells the task's log what it does and why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+
+from frazil.airflow.writers.acts import Act, DeferredTask, act_of, follow, look_up
+from frazil.airflow.writers.log_lines import WriterLines
+from frazil.errors import SpecError
+
+if TYPE_CHECKING:
+    from frazil.host.heartbeat import Stall
+    from frazil.supervise.supervisor import Step, Supervisor
+
+PROGRESS_SECONDS = 300.0
+"""A writer that goes on as before is mentioned this often."""
+REMOVED_SECONDS = 60.0
+"""Until the Dag of a removed stream has no schedule any more, or soon: its file may be gone for a minute."""
+CONNECTION_SECONDS = 30.0
+LOOK_UP_SECONDS = 20.0
+"""Airflow gives a kill 30 s in all."""
+
+THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
+"""Of our own: the loop's few threads would let one catalog that does not answer hold up every other writer."""
+
+T = TypeVar("T")
+
+
+class WriterTrigger(BaseTrigger):
+    """Looks at one writer every few seconds, and carries out what the supervisor decides.
+
+    It holds no state and no secret: a triggerer that is restarted makes another from the same arguments, which finds
+    the writer by its run folder. It fires once, when the supervisor gives up or nothing is left to supervise.
+    All that blocks runs in threads of its own.
+    """
+
+    def __init__(self, *, stream: str, streams: str, application: str, poll_seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stream, self.streams, self.application = stream, streams, application
+        self.poll_seconds = poll_seconds
+        self._supervisor: Supervisor | None = None
+        self._asking_ahead: asyncio.Task[None] | None = None
+        self._said: tuple[object, ...] = ()
+        self._said_at_s = 0.0
+        self._stall: Stall | None = None
+        self._lines = WriterLines()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        arguments = {
+            "stream": self.stream,
+            "streams": self.streams,
+            "application": self.application,
+            "poll_seconds": self.poll_seconds,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Step, tell, wait; until there is something for the task to say."""
+        supervisor = await self._make_supervisor()
+        self._asking_ahead = asyncio.create_task(self._ask_ahead())
+        while True:
+            step = await _in_thread(supervisor.step)
+            self._tell(step)
+            if step.decision.action == "give up":
+                yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
+                return
+            if step.decision.action == "end":
+                # A run that ended while its Dag still had a schedule would be followed by the next at once.
+                await asyncio.sleep(REMOVED_SECONDS)
+                # Its Dag is about to go with its declaration: no worker could end the task any more.
+                if (await _in_thread(supervisor.look)).decision.action == "end":
+                    yield TaskSuccessEvent()
+                    return
+            await asyncio.sleep(self.poll_seconds)
+
+    async def on_kill(self) -> None:
+        """The task is deferred no longer, and nobody's restart is the reason: the writer follows what a person did."""
+        act = await self._act()
+        self.log.info("In Airflow the task was %s.", act)
+        if act is Act.TAKEN_OVER:
+            return
+        supervisor = await self._make_supervisor()
+        run_id = self.task_instance.run_id if self.task_instance else "unknown"
+        self._tell(await _in_thread(partial(follow, act, supervisor, run_id=run_id)))
+
+    async def _act(self) -> Act:
+        """What became of the task; UNKNOWN where Airflow does not say within the time that a kill has."""
+        try:
+            return act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
+        except Exception:
+            self.log.warning("What became of the task cannot be looked up.", exc_info=True)
+            return Act.UNKNOWN
+
+    async def _look_up(self) -> DeferredTask:
+        instance = self.task_instance
+        if instance is None:
+            raise LookupError("a trigger without a task")
+        return await look_up(
+            self.stream,
+            dag_id=instance.dag_id,
+            run_id=instance.run_id,
+            task_id=instance.task_id,
+            try_number=instance.try_number,
+        )
+
+    async def _ask_ahead(self) -> None:
+        """Airflow loads much before its first answer, for which a kill has no time: the answer itself is not used."""
+        with suppress(Exception):
+            await self._look_up()
+
+    async def _make_supervisor(self) -> Supervisor:
+        """In a thread, for importing PyIceberg takes a second."""
+        if self._supervisor is None:
+            loop = asyncio.get_running_loop()
+            self._supervisor = await _in_thread(partial(self._supervise, loop))
+        return self._supervisor
+
+    def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
+        from frazil.supervise.supervisor import Supervisor, WriterProgram  # noqa: PLC0415 - loads PyIceberg
+
+        def connections(ids: frozenset[str]) -> Mapping[str, str]:
+            return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_SECONDS)
+
+        program = WriterProgram(self.stream, Path(self.streams), Path(self.application))
+        return Supervisor(program, connections=connections)
+
+    def _tell(self, step: Step) -> None:
+        """Log what of the writer's log matters, and the decision where it is another, or some time has passed."""
+        from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
+
+        for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
+            self.log.log(level, "writer | %s", line)
+        self._tell_stall(step.stall)
+        decision = step.decision
+        said = (decision.action, decision.cause, decision.until_ms, step.problem)
+        if said == self._said and time.monotonic() - self._said_at_s < PROGRESS_SECONDS:
+            return
+        self._said, self._said_at_s = said, time.monotonic()
+        self.log.info("%s: %s (%s): %s", self.stream, decision.action, decision.cause, decision.reason)
+        if step.problem:
+            self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
+
+    def _tell_stall(self, stall: Stall | None) -> None:
+        """A warning when a stall begins and when it ends: between the two it is the same one, with other numbers."""
+        before, self._stall = self._stall, stall
+        if (before and before.kind) == (stall and stall.kind):
+            return
+        if before is not None:
+            self.log.warning("%s: the stall (%s) is over.", self.stream, before.kind)
+        if stall is not None:
+            self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.reason)
+
+
+async def _in_thread(blocking: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(THREADS, blocking)
+
+
+def _event(step: Step) -> dict[str, Any]:
+    decision = step.decision
+    return {
+        "cause": str(decision.cause),
+        "reason": decision.reason,
+        "subject": decision.subject,
+        "table_fingerprint": step.table_fingerprint,
+    }
+
+
+async def _connections(ids: frozenset[str]) -> dict[str, str]:
+    """Airflow connections as JSON, by id; the caller keeps them to itself. Raises SpecError for one that is missing."""
+    found = {}
+    for name in sorted(ids):
+        try:
+            found[name] = _as_json(await Connection.async_get(name))
+        except AirflowNotFoundException:
+            raise SpecError(f"the spec refers to the Airflow connection {name!r}, which is not there; add it") from None
+    return found
+
+
+def _as_json(connection: Connection) -> str:
+    fields = ("conn_type", "host", "login", "password", "schema", "port")
+    known = {field: getattr(connection, field) for field in fields}
+    return json.dumps({**known, "extra": connection.extra_dejson})

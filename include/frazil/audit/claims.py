@@ -1,0 +1,122 @@
+"""What commit records say was committed: of all time, or of a window of commit times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.audit.compare import CommittedRange
+from frazil.commit.history import ancestors, commit_records, lost_ranges
+from frazil.commit.journal import Journal, JournalStore, key_of
+from frazil.commit.lane_records import Record, chunks, published
+from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.period import Period
+from frazil.offsets.spans import TopicPartition
+
+CLOCK_SLACK_MS = 3_600_000
+"""How far writers' clocks may have gone back: records are searched so much further than the window begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What the commit records of a stream say."""
+
+    ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
+    records: int = 0
+    rejected: int = 0
+    batches: int = 0
+    gone: tuple[str, ...] = ()
+    """Paths of the records that snapshots name, and that are missing or unreadable."""
+    lost: tuple[str, ...] = ()
+    """What a window's snapshots name as deleted by retention before it was read."""
+
+    def beside(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
+        """These claims without those of a part of them."""
+        return {
+            tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
+            for tp, ranges in self.ranges.items()
+        }
+
+
+def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
+    """Read every commit record up to the marker, and those of backfills that were published.
+
+    Journals that wait, or never were committed, claim nothing.
+    """
+    live = (record for record in journals.records() if _committed(record.key, marker))
+    return _summed(live, _of_backfills(journals, published(journals, metadata, marker.stream)))
+
+
+def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
+    """Read the commit records of a window, and few others.
+
+    A batch's time is its snapshot's in the branch's history: a journal that waited for its writer to come back was
+    committed when it came back. So one window after the other leaves nothing out, whenever a batch was journaled.
+    Where the history of the window's beginning was expired, the records themselves are searched, newest first, by the
+    time they were written at, back to an hour before the window: a clock that went back further hides some. Records
+    of backfills and of skipped ranges have no such time: expiry keeps their snapshots for the audits of their hour.
+    """
+    found: list[Journal] = []
+    gone: list[str] = []
+    oldest: BatchKey | None = None
+    for snapshot, path in commit_records(metadata, marker.stream):
+        oldest = key_of(path) or oldest
+        if snapshot.timestamp_ms in window:
+            record = journals.read(path)
+            if record is None:
+                gone.append(path)
+            else:
+                found.append(record)
+    if _history_begins_ms(metadata) > window.from_ms:
+        found += _before_history(journals, marker, oldest, window)
+    lost = [text for snapshot, text in lost_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
+    backfills = _of_backfills(journals, published(journals, metadata, marker.stream, window=window))
+    return dataclasses.replace(_summed(found, backfills), gone=tuple(gone), lost=tuple(lost))
+
+
+def _before_history(
+    journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
+) -> Iterator[Journal]:
+    """Records of the window, newest first, from before the oldest batch that the history still has."""
+    for record in journals.records(newest_first=True, below=oldest):
+        if not _committed(record.key, marker):
+            continue
+        if record.created_at_ms in window:
+            yield record
+        elif record.created_at_ms < window.from_ms - CLOCK_SLACK_MS:
+            return
+
+
+def _history_begins_ms(metadata: TableMetadata) -> int:
+    """Since when the branch tells of every commit; 0 where it does since the table's first."""
+    oldest = next(reversed(list(ancestors(metadata))), None)
+    # Not by its parent: PyIceberg takes an expired parent's id away.
+    return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
+
+
+def _committed(key: BatchKey, marker: Marker) -> bool:
+    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
+
+
+def _of_backfills(journals: JournalStore, backfills: Iterable[Record]) -> Iterator[tuple[Journal, bool]]:
+    return ((chunk, record.selects) for record in backfills for chunk in chunks(journals, record.lane))
+
+
+def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) -> Claims:
+    ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
+    landed = rejected = batches = 0
+    for record, selects in chain(((record, False) for record in live), backfills):
+        batches += 1
+        landed, rejected = landed + record.records, rejected + record.rejected
+        for p in record.progress:
+            topic_id = record.source.topic_ids.get(p.topic, "")
+            epoch = record.leader_epochs.get(p.topic_partition)
+            ranges[p.topic_partition].append(
+                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, leader_epoch=epoch)
+            )
+    return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches)

@@ -1,0 +1,333 @@
+"""Whether a topic-partition landed exactly once: a pure comparison of what its table, commit records and Kafka say.
+
+What Kafka does not have is not missing: compaction and transactions leave gaps in a topic, and retention deletes its
+beginning. What the commit records do not cover was never claimed: a reset skipped it, or it is older than the records.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import reduce
+from itertools import pairwise
+
+from pyroaring import BitMap64
+
+from frazil.offsets.spans import between
+from frazil.offsets.tally import OffsetTally, spans
+
+SPANS_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CommittedRange:
+    """What one commit record says of a topic-partition: `[start, end)` became rows and dead letters."""
+
+    start: int
+    end: int
+    records: int
+    rejected: int
+    topic_id: str
+    selects: bool = False
+    """A backfill's, which took some of the records by their event time: the others are not missing."""
+    leader_epoch: int | None = field(default=None, compare=False)
+    """Of the leader that had `end`; None where no broker said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class InKafka:
+    """What Kafka has of a topic-partition, read at `read_committed`: `offsets` of `[first, marker)`."""
+
+    first: int
+    offsets: BitMap64
+    cut: int | None = None
+    """Where its log was cut below what was committed: from there on it has, or will have, other records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that is known of one topic-partition."""
+
+    topic: str
+    partition: int
+    marker: int
+    topic_id: str
+    ranges: tuple[CommittedRange, ...]
+    """What is audited."""
+    rows: OffsetTally
+    dead_letters: OffsetTally
+    """Of the topic with this id."""
+    kafka: InKafka | None = None
+    """None where Kafka was not asked."""
+    whole: bool = True
+    """False where `ranges` are those of a window, and rows and dead letters only what lies in them."""
+    elsewhere: tuple[CommittedRange, ...] = ()
+    """What was committed outside of the window, where that was looked up: it may explain what looks wrong."""
+    rewritten: tuple[tuple[int, int], ...] = ()
+    """Offsets `[start, end)` that Kafka gave to a second record, known and accepted: they may be there twice."""
+    given_up: tuple[tuple[int, int], ...] = ()
+    """Committed offsets `[start, end)` whose absence somebody accepted after a rollback."""
+
+    @property
+    def generations(self) -> dict[str, list[CommittedRange]]:
+        """All ranges that are known, by the id of the topic that had the name."""
+        return _by_topic_id((*self.ranges, *self.elsewhere))
+
+
+class Kind(StrEnum):
+    DUPLICATES = "duplicates"
+    """One offset is in the table, or in the dead-letter table, more than once."""
+    MISSING = "missing"
+    """Kafka has the record, a commit claims it, and no table has it."""
+    MISCOUNTED = "miscounted"
+    """The tables hold more or fewer than the commit records say."""
+    ROW_AND_DEAD_LETTER = "row and dead letter"
+    UNCLAIMED = "unclaimed"
+    """Rows that no commit covers."""
+    ROLLED_BACK = "rolled back"
+    RECORD_GONE = "record gone"
+    """A snapshot names a commit record that is missing or unreadable."""
+    LOG_CUT = "log cut"
+    """Kafka lost records that were committed, and gives their offsets to others, which no table has."""
+    UNCHECKED = "unchecked"
+    SKIPPED = "skipped"
+
+    @property
+    def is_wrong(self) -> bool:
+        return self not in {Kind.UNCHECKED, Kind.SKIPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: Kind
+    count: int
+    """Offsets, or rows, that it is about."""
+    sentence: str
+    where: str
+    """The topic-partition, or the stream."""
+
+
+def compare(evidence: Evidence) -> tuple[Finding, ...]:
+    """Everything that is off, and what could not be checked. Pure."""
+    found = [
+        *_duplicates(evidence),
+        *_both(evidence),
+        *_missing(evidence),
+        *_log_cut(evidence),
+        *_unclaimed(evidence),
+        *_miscounted(evidence),
+        *_limits(evidence),
+    ]
+    return tuple(f for f in found if f.count)
+
+
+def missing(evidence: Evidence) -> BitMap64:
+    """Offsets that Kafka has and a commit claims, and that are in neither table."""
+    if evidence.kafka is None:
+        return BitMap64()
+    claimed = _claimed(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
+    there = evidence.rows.seen | evidence.dead_letters.seen | _whole(evidence.given_up)
+    return (evidence.kafka.offsets & claimed) - there
+
+
+def duplicates(evidence: Evidence) -> int:
+    """Rows more than there should be: an offset may be there once for each topic that bore the name."""
+    allowed_twice = _whole(evidence.rewritten)
+    covered = BitMap64()
+    for ranges in evidence.generations.values():
+        claimed = _claimed(ranges)
+        allowed_twice |= covered & claimed
+        covered |= claimed
+    if not allowed_twice:
+        return evidence.rows.copies
+    return len(evidence.rows.repeated - allowed_twice)
+
+
+def _duplicates(e: Evidence) -> Iterable[Finding]:
+    for table, tally, count in (
+        ("table", e.rows, duplicates(e)),
+        ("dead-letter table", e.dead_letters, _copies(e.dead_letters, e)),
+    ):
+        yield _finding(
+            e, Kind.DUPLICATES, count,
+            f"{count:,} rows too many in the {table}, at offsets {_named(tally.repeated)}",
+        )  # fmt: skip
+
+
+def _both(e: Evidence) -> Iterable[Finding]:
+    if len(e.generations) > 1:
+        return
+    both = (e.rows.seen & e.dead_letters.seen) - _whole(e.rewritten)
+    sentence = f"{len(both):,} offsets are rows and dead letters at once: {_named(both)}"
+    yield _finding(e, Kind.ROW_AND_DEAD_LETTER, len(both), sentence)
+
+
+def _missing(e: Evidence) -> Iterable[Finding]:
+    lost = missing(e)
+    sentence = f"{len(lost):,} records that Kafka has, and that were committed, are in no table: {_named(lost)}"
+    yield _finding(e, Kind.MISSING, len(lost), sentence)
+
+
+def _log_cut(e: Evidence) -> Iterable[Finding]:
+    if e.kafka is None or e.kafka.cut is None:
+        return
+    cut = e.kafka.cut
+    others = len(e.kafka.offsets & between(cut, e.marker) - _whole(e.rewritten))
+    yield _finding(
+        e, Kind.LOG_CUT, max(others, 1),
+        f"Kafka's log was cut at offset {cut:,}, below what was committed: {others:,} records that it has since "
+        "are in no table, and the table's have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
+    )  # fmt: skip
+
+
+def _unclaimed(e: Evidence) -> Iterable[Finding]:
+    """Rows at or past the marker, or in a hole between commits; older rows than the records are only said."""
+    claimed = _claimed(e.ranges)
+    begin = min((r.start for r in e.ranges), default=e.marker)
+    before = e.rows.seen & between(0, begin)
+    yield _finding(
+        e, Kind.UNCHECKED, len(before), f"{len(before):,} rows lie before the first commit record, at offset {begin:,}"
+    )
+    unclaimed = e.rows.seen - claimed - before
+    sentence = f"{len(unclaimed):,} rows that no commit covers (the marker is {e.marker:,}): {_named(unclaimed)}"
+    yield _finding(e, Kind.UNCLAIMED, len(unclaimed), sentence)
+
+
+def _miscounted(e: Evidence) -> Iterable[Finding]:
+    """Commit records against the tables, range by range; what Kafka names as missing already is not said again."""
+    if len(e.generations) > 1:
+        return
+    lost = missing(e)
+    for name, tally, lost_here in (("rows", e.rows, lost), ("dead letters", e.dead_letters, BitMap64())):
+        fewer = more = 0
+        first: CommittedRange | None = None
+        for r in _read_once(e):
+            said = r.records if tally is e.rows else r.rejected
+            there = tally.seen.range_cardinality(r.start, r.end)
+            off = there + lost_here.range_cardinality(r.start, r.end) - said
+            fewer, more = fewer - min(off, 0), more + max(off, 0)
+            first = first or (r if off else None)
+        if first is not None:
+            where = f"first between offsets {first.start:,} and {first.end - 1:,}"
+            yield _finding(
+                e, Kind.MISCOUNTED, fewer + more,
+                f"the table lacks {fewer:,} {name} that commit records count, and has {more:,} that none does, {where}",
+            )  # fmt: skip
+
+
+def _limits(e: Evidence) -> Iterable[Finding]:
+    """What could not be checked, and what was skipped on purpose."""
+    generations = e.generations
+    if len(generations) > 1:
+        yield _finding(
+            e, Kind.UNCHECKED, len(generations),
+            f"{len(generations)} topics bore this name: their offsets overlap, and are not counted against the records",
+        )  # fmt: skip
+    current = [r for r in e.ranges if r.topic_id == e.topic_id]
+    if e.whole:
+        there = e.rows.seen | e.dead_letters.seen
+        holes = [(a[1], b[0] - 1) for a, b in pairwise(joined(current))]
+        holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & between(a, b))])
+        skipped = sum(last - first + 1 for first, last in holes)
+        yield _finding(
+            e,
+            Kind.SKIPPED,
+            skipped,
+            f"{skipped:,} offsets were skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
+        )
+    again = _whole(e.rewritten)
+    yield _finding(
+        e, Kind.UNCHECKED, len(again),
+        f"{len(again):,} offsets were given to a second record after Kafka's log was cut, and may be there twice: "
+        f"{_named(again)}",
+    )  # fmt: skip
+    if e.kafka is not None:
+        gone = len(_claimed(current) & between(0, e.kafka.first))
+        yield _finding(
+            e, Kind.UNCHECKED, gone,
+            f"{gone:,} offsets before {e.kafka.first:,} are no longer in Kafka: checked against the records alone",
+        )  # fmt: skip
+
+
+def _whole(spans: Iterable[tuple[int, int]]) -> BitMap64:
+    return reduce(lambda whole, span: whole | between(*span), spans, BitMap64())
+
+
+def _copies(tally: OffsetTally, e: Evidence) -> int:
+    return len(tally.repeated - _whole(e.rewritten)) if e.rewritten else tally.copies
+
+
+def _finding(e: Evidence, kind: Kind, count: int, sentence: str) -> Finding:
+    return Finding(kind, count, sentence, f"{e.topic}-{e.partition}")
+
+
+def _by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
+    found: dict[str, list[CommittedRange]] = defaultdict(list)
+    for r in ranges:
+        found[r.topic_id].append(r)
+    return dict(found)
+
+
+def _claimed(ranges: Iterable[CommittedRange]) -> BitMap64:
+    return reduce(lambda whole, r: whole | between(*r), joined(ranges), BitMap64())
+
+
+def joined(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
+    """Ranges `[start, end)` in order, with those put together that touch or overlap; empty ones left out."""
+    whole: list[tuple[int, int]] = []
+    for r in sorted(r for r in ranges if r.end > r.start):
+        if whole and r.start <= whole[-1][1]:
+            whole[-1] = (whole[-1][0], max(whole[-1][1], r.end))
+        else:
+            whole.append((r.start, r.end))
+    return whole
+
+
+def _read_once(e: Evidence) -> list[CommittedRange]:
+    """Audited ranges that no other one overlaps: what was read twice cannot be told apart by its count."""
+    ordered = sorted(r for r in (*e.ranges, *e.elsewhere) if r.end > r.start)
+    alone = []
+    reach = -1
+    for index, r in enumerate(ordered):
+        follower = ordered[index + 1] if index + 1 < len(ordered) else None
+        if r.start >= reach and (follower is None or follower.start >= r.end):
+            alone.append(r)
+        reach = max(reach, r.end)
+    audited, other = set(e.ranges), _whole((*e.rewritten, *e.given_up))
+    return [r for r in alone if r in audited and not other.range_cardinality(r.start, r.end)]
+
+
+def _named(offsets: BitMap64) -> str:
+    return _spans_named(list(spans(offsets, limit=SPANS_NAMED + 1)))
+
+
+def _spans_named(found: list[tuple[int, int]]) -> str:
+    """The first few spans, as people read them."""
+    named = [f"{first}" if first == last else f"{first} to {last}" for first, last in found[:SPANS_NAMED]]
+    return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
+
+
+def compare_counts(
+    *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0
+) -> tuple[Finding, ...]:
+    """A stream without Kafka coordinates: the table's rows against the commit records' sum, and no more. Pure.
+
+    `adopted` are the rows that the table had before the stream.
+    """
+    found = [
+        Finding(
+            Kind.UNCHECKED, 1,
+            "the stream keeps no Kafka coordinates (coordinates: false): it cannot be audited by offset, only by count",
+            stream,
+        )
+    ]  # fmt: skip
+    if other_streams:
+        sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
+        found.append(Finding(Kind.UNCHECKED, other_streams, sentence, stream))
+    elif rows != claimed + adopted:
+        before = f", beside {adopted:,} that were adopted" if adopted else ""
+        sentence = f"the table has {rows:,} rows, and the commit records count {claimed:,}{before}"
+        found.append(Finding(Kind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
+    return tuple(found)

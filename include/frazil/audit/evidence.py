@@ -1,0 +1,50 @@
+"""What the audit compares: claims, rows, dead letters and Kafka's own offsets, put side by side by topic-partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from frazil.audit.claims import Claims
+from frazil.audit.compare import CommittedRange, Evidence, InKafka
+from frazil.commit.marker import Marker
+from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally
+
+Tallies = Mapping[TopicPartition, OffsetTally]
+
+
+def gather(  # noqa: PLR0913 - what is known, and of what
+    marker: Marker,
+    claimed: Claims,
+    *,
+    rows: Tallies,
+    dead_letters: Tallies,
+    kafka: Mapping[TopicPartition, InKafka],
+    whole: bool = True,
+) -> tuple[Evidence, ...]:
+    """One piece of evidence for every topic-partition that anything is known of, or that a window claims."""
+    known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
+    return tuple(
+        Evidence(
+            topic=tp[0],
+            partition=tp[1],
+            marker=marker.offsets.get(tp, 0),
+            topic_id=marker.source.topic_ids.get(tp[0], ""),
+            ranges=claimed.ranges.get(tp, ()),
+            rows=rows.get(tp) or OffsetTally(),
+            dead_letters=dead_letters.get(tp) or OffsetTally(),
+            kafka=kafka.get(tp),
+            whole=whole,
+            rewritten=marker.rewritten.get(tp, ()),
+            given_up=marker.given_up.get(tp, ()),
+        )
+        for tp in sorted(known)
+    )
+
+
+def explained(
+    evidence: tuple[Evidence, ...], elsewhere: Mapping[TopicPartition, tuple[CommittedRange, ...]]
+) -> tuple[Evidence, ...]:
+    """The evidence of a window with what was committed outside of it."""
+    return tuple(replace(e, elsewhere=elsewhere.get((e.topic, e.partition), ())) for e in evidence)

@@ -1,0 +1,188 @@
+"""One audit of one stream: read all evidence at one snapshot, compare it, and say what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+
+from frazil.audit.claims import Claims, claims, window_claims
+from frazil.audit.compare import Evidence, Finding, InKafka, Kind, compare, compare_counts, duplicates, joined, missing
+from frazil.audit.evidence import explained, gather
+from frazil.commit.committer import StreamTables
+from frazil.commit.journal import key_of
+from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
+from frazil.commit.period import Period
+from frazil.commit.reset import is_rolled_back
+from frazil.errors import AdoptionRequired
+from frazil.offsets.spans import TopicPartition
+from frazil.table.branches import MAIN, head_of
+from frazil.table.landed_offsets import Wanted, has_coordinates, tally
+
+AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
+"""What Kafka itself has of the claimed ranges, and what it cannot be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAudit:
+    """One topic-partition in numbers; offsets `[start, end)` are committed, of a window those of its batches."""
+
+    topic: str
+    partition: int
+    start: int | None
+    """None where no batch was committed."""
+    end: int
+    rows: int
+    distinct: int
+    duplicates: int
+    gaps: int | None
+    """Records that Kafka has and no table does; None where Kafka was not asked."""
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    stream: str
+    clean: bool
+    partitions: tuple[PartitionAudit, ...]
+    findings: tuple[Finding, ...]
+    batches: int
+    """Commit records that were read."""
+    window: Period | None = None
+    """None for all that was ever committed."""
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.kind.is_wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one audit reads from: the main table at one snapshot, with the marker that came with it."""
+
+    tables: StreamTables
+    table: Table
+    marker: Marker
+    window: Period | None
+    ask_kafka: AskKafka | None
+
+    def claims(self) -> Claims:
+        if self.window is None:
+            return claims(self.tables.journals, self.marker, self.table.metadata)
+        return window_claims(self.tables.journals, self.marker, self.table.metadata, self.window)
+
+    def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
+        topics = {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
+        within = {tp: spans for tp, of in claimed.ranges.items() if (spans := joined(of))} if self.window else None
+        ids = self.marker.source.topic_ids
+        kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
+        found = gather(
+            self.marker,
+            claimed,
+            rows=tally(
+                self.table,
+                Wanted(topics, within),
+                Wanted(topics, within, branch=open_branch(self.marker.stream)),
+            ),
+            dead_letters=tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids, self.marker.stream)),
+            kafka=kafka,
+            whole=self.window is None,
+        )
+        return found, notes
+
+
+def audit_stream(
+    tables: StreamTables, *, coordinates: bool = True, window: Period | None = None, ask_kafka: AskKafka | None = None
+) -> Audit:
+    """Read all evidence and compare it. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
+
+    The main table is read first, at one snapshot; its dead letters and commit records are there before it moves.
+    """
+    table = tables.main.refresh()
+    marker = read_marker(table.properties, tables.stream)
+    if marker is None:
+        raise AdoptionRequired(
+            f"stream {tables.stream!r} has no marker in table {tables.main.identifier}: nothing is committed yet. "
+            f"`frazil run {tables.stream}` starts it"
+        )
+    run = _Run(tables, table, marker, window, ask_kafka)
+    claimed = run.claims()
+    before = (*_rolled_back(table, marker), *_gone(claimed, marker), *_lost(claimed, marker))
+    if not (coordinates and has_coordinates(table)):
+        return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
+    evidence, notes = run.evidence(claimed)
+    evidence = _looked_at_twice(run, claimed, evidence)
+    return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
+
+
+def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """What looks wrong in a window is seen beside all that was ever committed, which may explain it: a topic that was
+    made again, a reset. A window that is well never reads the records of other times."""
+    if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compare(e)):
+        return evidence
+    return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata).beside(claimed))
+
+
+def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
+    clean = not any(f.kind.is_wrong for f in findings)
+    partitions = tuple(_numbers(e) for e in evidence)
+    return Audit(run.tables.stream, clean, partitions, findings, claimed.batches, run.window)
+
+
+def _numbers(e: Evidence) -> PartitionAudit:
+    return PartitionAudit(
+        topic=e.topic,
+        partition=e.partition,
+        start=min((r.start for r in e.ranges), default=None),
+        end=e.marker if e.whole else max(r.end for r in e.ranges),
+        rows=e.rows.rows,
+        distinct=len(e.rows.seen),
+        duplicates=duplicates(e),
+        gaps=len(missing(e)) if e.kafka is not None else None,
+        dead_letters=len(e.dead_letters.seen),
+    )
+
+
+def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
+    if not is_rolled_back(table, marker, name=".".join(table.name())):
+        return ()
+    stream = marker.stream
+    sentence = f"the table was rolled back behind the marker; `frazil reset {stream} --to table` re-reads what is gone"
+    return (Finding(Kind.ROLLED_BACK, 1, sentence, stream),)
+
+
+def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
+    """Records that cannot be read. Those of before a `frazil forget` were deleted with it, and are only said."""
+    found = []
+    for path in claimed.gone:
+        key = key_of(path)
+        forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
+        found.append(Finding(Kind.UNCHECKED if forgotten else Kind.RECORD_GONE, 1, sentence, marker.stream))
+    return tuple(found)
+
+
+def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
+    """What the stream was told to go past: said, and not wrong."""
+    sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
+    return tuple(Finding(Kind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
+
+
+def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
+    """By counts alone, which says little where others write to the table as well, and nothing of a window."""
+    stream, properties = run.marker.stream, run.table.properties
+    if run.window is not None:
+        sentence = (
+            f"the stream keeps no Kafka coordinates: it can only be counted as a whole, by `frazil audit {stream}`"
+        )
+        return (Finding(Kind.UNCHECKED, 1, sentence, stream),)
+    others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
+    heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))
+    return compare_counts(
+        rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
+        claimed=claimed.records,
+        adopted=run.marker.adopted_rows,
+        other_streams=len(others),
+        stream=stream,
+    )

@@ -1,0 +1,79 @@
+"""Kafka as the audit's independent witness: what it still has of the ranges that commit records claim."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from frazil.audit.claims import Claims
+from frazil.audit.compare import CommittedRange, Finding, InKafka, Kind
+from frazil.commit.marker import Marker
+from frazil.commit.opened import open_kafka
+from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.committed_offsets import read_offsets
+from frazil.kafka.identity import SourceIdentity
+from frazil.kafka.log_watch import find_cut
+from frazil.offsets.spans import TopicPartition
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
+
+
+def ask_kafka(
+    spec: StreamSpec, marker: Marker, claimed: Claims
+) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
+    """What Kafka has of each claimed range, where it still is the Kafka that the marker knows."""
+    with open_kafka(spec) as kafka:
+        found = kafka.describe()
+        first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
+        known, now = marker.source, found.identity
+        notes = []
+        ranges: dict[TopicPartition, tuple[int, int]] = {}
+        current: dict[TopicPartition, list[CommittedRange]] = {}
+        for tp in sorted(claimed.ranges):
+            if sentence := _another(tp[0], known, now, spec):
+                notes.append(Finding(Kind.UNCHECKED, 1, sentence, f"{tp[0]}-{tp[1]}"))
+                continue
+            current[tp] = [r for r in claimed.ranges[tp] if r.topic_id == known.topic_ids.get(tp[0])]
+            begin = min((r.start for r in current[tp]), default=0)
+            end = max((r.end for r in current[tp]), default=0)
+            # A log that was cut may end before what was committed: nothing beyond ever comes.
+            ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
+        cut = _cut(kafka, marker, {tp: of for tp, of in current.items() if tp in ends})
+    tallies = read_offsets(kafka_properties(spec, os.environ), ranges)
+    return {tp: InKafka(first.get(tp, 0), tallies[tp].seen, cut.get(tp)) for tp in ranges}, tuple(notes)
+
+
+def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+    """Why Kafka's topic says nothing of what was committed; None where it does."""
+    if topic not in spec.source.topics:
+        return "the topic is not in source.topics any more: nothing is checked against Kafka"
+    if known.cluster_id == now.cluster_id and known.topic_ids.get(topic) == now.topic_ids.get(topic):
+        return None
+    return "the topic is not (any more) the one that was read: nothing is checked against Kafka"
+
+
+def _cut(
+    kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, list[CommittedRange]]
+) -> dict[TopicPartition, int]:
+    """Where logs were cut below what was committed, beyond what is known and accepted.
+
+    The last offset that each leader had tells of all before it, so that a log that was cut long ago, and has grown past
+    it, is found as well.
+    """
+    found = dict(
+        find_cut(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)
+    )
+    reached: dict[TopicPartition, dict[int, int]] = {}
+    for tp, of in ranges.items():
+        for r in of:
+            if r.leader_epoch is not None:
+                ends = reached.setdefault(tp, {})
+                ends[r.leader_epoch] = max(r.end, ends.get(r.leader_epoch, 0))
+    left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
+    while left:
+        asked = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
+        for tp, at in kafka.cut(asked).items():
+            if not any(start <= at and asked[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
+                found[tp] = min(at, found.get(tp, at))
+        left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}
+    return found

@@ -1,0 +1,96 @@
+"""What a table holds of the offsets that a backfill is asked for, and whether what it staged may be published. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+from frazil.audit.compare import CommittedRange
+from frazil.commit.journal import Journal
+from frazil.offsets.spans import Spans, TopicPartition, between, merged
+from frazil.offsets.tally import OffsetTally
+
+Tallies = Mapping[TopicPartition, OffsetTally]
+
+
+def held(
+    asked: Spans,
+    *,
+    claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]],
+    tallies: Iterable[Tallies],
+) -> dict[TopicPartition, BitMap64]:
+    """Offsets that need not be read: those in the tables, and all of a committed range whose every record is there.
+
+    The latter for the gaps that compaction and transactions leave: they would look like as many missing records.
+    """
+    there = {tp: _seen(tallies, tp) for tp in asked}
+    for tp, ranges in claimed.items():
+        for r in ranges if tp in there else ():
+            if not r.selects and there[tp].range_cardinality(r.start, r.end) >= r.records + r.rejected:
+                there[tp] |= between(r.start, r.end)
+    return there
+
+
+def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
+    """The ids of topics that bore this name, of which commits cover offsets that are asked for."""
+    return {
+        r.topic_id
+        for tp, spans in asked.items()
+        for r in claimed.get(tp, ())
+        if tp[0] == topic and any(r.start < end and start < r.end for start, end in spans)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a backfill put on its branches, beside what is in main and in its source."""
+
+    journals: tuple[Journal, ...]
+    rows: Tallies
+    dead_letters: Tallies
+    elsewhere: tuple[Tallies, ...]
+    """What is in the tables already."""
+    source: Mapping[TopicPartition, BitMap64] | None = None
+    """The records that Kafka, or the files, have of the ranges. None where only some of the records were taken."""
+
+
+def spans_of(journals: Iterable[Journal]) -> Spans:
+    """The offsets that chunks cover."""
+    return merged((p.topic_partition, (p.start, p.end)) for j in journals for p in j.progress)
+
+
+def landed_elsewhere(staged: Staged) -> int:
+    """Records on the branches that are in the tables as well: they were landed there since they were staged."""
+    own = {tp: _seen((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
+    return sum(len(offsets & _seen(staged.elsewhere, tp)) for tp, offsets in own.items())
+
+
+def problems(staged: Staged) -> list[str]:
+    """Why what was staged must not be published, a sentence each; nothing where all is well."""
+    said = []
+    for name, tallies, counted in (
+        ("rows", staged.rows, sum(j.records for j in staged.journals)),
+        ("dead letters", staged.dead_letters, sum(j.rejected for j in staged.journals)),
+    ):
+        there, copies = sum(t.rows for t in tallies.values()), sum(t.copies for t in tallies.values())
+        if there != counted:
+            said.append(f"the branch has {there:,} {name}, and its journals count {counted:,}")
+        if copies:
+            said.append(f"{copies:,} {name} are on the branch more than once")
+    for tp, offsets in (staged.source or {}).items():
+        lost = offsets - _seen((staged.rows, staged.dead_letters), tp)
+        if lost:
+            said.append(
+                f"{tp[0]}-{tp[1]}: {len(lost):,} records that its source has are not on it, the first at {lost.min():,}"
+            )
+    return said
+
+
+def _seen(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:
+    whole = BitMap64()
+    for tally in tallies:
+        if tp in tally:
+            whole |= tally[tp].seen
+    return whole

@@ -1,0 +1,362 @@
+"""The only committer of a backfill: take-over, chunks on the lane's branch, one publication on main, or none at all.
+
+Relies on what `frazil.commit.committer` relies on. The branch is the lane's fence: whatever changes the lane asserts
+where its branch stands, or that there is none. Dead letters take the same way in their own table. What is published on
+main is decided: the dead letters follow, if need be in the next run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    SetPropertiesUpdate,
+)
+
+from frazil.backfill.request import BackfillRequest
+from frazil.commit.branch_end import BranchEnd
+from frazil.commit.committer import StreamTables
+from frazil.commit.history import ancestors
+from frazil.commit.journal import Journal, Unusable
+from frazil.commit.lane import Lane, State, branch_name, property_name, read_lane
+from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
+from frazil.commit.late_rows import windows_summary
+from frazil.commit.marked_update import clean
+from frazil.commit.marker import BatchKey, read_marker
+from frazil.commit.rules import check_same_source, files_fit
+from frazil.commit.settle import batch_folders, discard_batch, sweep_batch
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.swap import Change, Done, TableHandle, swap
+from frazil.errors import Fenced, StaleBatch, WriterBusy
+from frazil.ingest.contract import StagedFile
+from frazil.offsets.spans import merged, overlap
+from frazil.table.branches import head_of
+from frazil.table.tables import may_delete_files
+
+log = logging.getLogger(__name__)
+
+Decide = Callable[[Table, Lane | None], "Lane | Done[Lane]"]
+
+
+@dataclass(slots=True)
+class LaneCommitter:
+    """Commits one epoch of one backfill."""
+
+    tables: StreamTables
+    own: StreamTables
+    """The same tables as the lane's own stream: its staging folders and its journals."""
+    lane: Lane
+
+    @classmethod
+    def begin(cls, tables: StreamTables, request: BackfillRequest) -> LaneCommitter:
+        """Begin the backfill, or the next epoch of the same one that was interrupted, and settle what that left.
+
+        From then on no earlier epoch can commit. Raises `WriterBusy` where another backfill is under way.
+        """
+        clear_ended(tables)
+        lane = _append(tables, tables.main, lambda _, lane: _taken(lane, request))
+        committer = cls(tables, _own(tables, lane.id), lane)
+        _append(tables, tables.dead_letters, committer._fenced_letters)
+        committer._settle()
+        return committer
+
+    def journals(self) -> list[Journal]:
+        return chunks(self.tables.journals, self.lane)
+
+    def next_key(self) -> BatchKey:
+        return BatchKey(self.lane.epoch, self.lane.batches[self.lane.epoch] + 1)
+
+    def commit(self, journal: Journal, *, planned: int) -> Lane:
+        """Journal a chunk, and commit it to the branches.
+
+        Raises `Fenced`, and `StaleBatch` where its files fit the table no more.
+        """
+        if not self.own.journals.put(journal):
+            raise Fenced(f"chunk {journal.key} of backfill {self.lane.id} is journaled already: another run has it")
+        return self._commit(journal, planned=planned)
+
+    def staged(self) -> Lane:
+        """Note that nothing more is missing."""
+        self.lane = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=State.STAGED))
+        return self.lane
+
+    def publish(self, record: Record, *, audited_at: int) -> Lane:
+        """Append the branch's files to main in one commit, which ends the lane.
+
+        `audited_at` is the snapshot of main that was found to have none of them. Every attempt looks again whether
+        that still holds: raises `StaleBatch` where it may not.
+        """
+        path = record_path(self.tables.journals, self.lane.id)
+        self.tables.journals.state[0].put(path, record.to_bytes())
+        journals = self.journals()
+        files = tuple(f for j in journals for f in j.main_files)
+        check = self._check_publishable(journals, audited_at)
+        summary = _summary(record, path)
+        self.lane = _publish(self.tables, self.tables.main, self.lane, files=files, summary=summary, check=check)
+        clear_ended(self.tables)
+        return self.lane
+
+    def _commit(self, journal: Journal, *, planned: int) -> Lane:
+        def with_chunk(lane: Lane) -> Lane | Done[Lane]:
+            return Done(lane) if lane.has(journal.key) else lane.with_chunk(journal, planned=planned)
+
+        if journal.dead_letter_files:
+            self._change(self.tables.dead_letters, with_chunk, files=journal.dead_letter_files)
+        self.lane = self._change(self.tables.main, with_chunk, files=journal.main_files)
+        sweep_batch(self.own, self.tables.journals.state[0], journal)
+        return self.lane
+
+    def _change(
+        self, handle: TableHandle, change: Callable[[Lane], Lane | Done[Lane]], *, files: tuple[StagedFile, ...] = ()
+    ) -> Lane:
+        def decide(table: Table, found: Lane | None) -> Lane | Done[Lane]:
+            _check_fit(table, files, self.lane)
+            return change(_check_mine(found, self.lane))
+
+        return _append(self.tables, handle, decide, files=files)
+
+    def _fenced_letters(self, _: Table, found: Lane | None) -> Lane | Done[Lane]:
+        if found and found.epoch >= self.lane.epoch:  # epochs count up over all backfills of the stream
+            return Done(_check_mine(found, self.lane))
+        if found is None or found.id != self.lane.id:
+            return dataclasses.replace(self.lane, batches={self.lane.epoch: 0})
+        return found.owned_by(self.lane.epoch)
+
+    def _settle(self) -> None:
+        """Commit the journal that an interrupted epoch left, unless its offsets were staged since; close the rest."""
+        for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
+            waiting = None if self.lane.has(key) else self._look(key)
+            if not isinstance(waiting, Journal):
+                continue
+            done = merged((p.topic_partition, (p.start, p.end)) for j in self.journals() for p in j.progress)
+            if overlap(done, merged((p.topic_partition, (p.start, p.end)) for p in waiting.progress)):
+                self.own.journals.void(key)
+            else:
+                self._commit(waiting, planned=self.lane.planned)
+        _sweep(self.own, self.lane)
+
+    def _look(self, key: BatchKey) -> Journal | Unusable:
+        uuid = str(self.tables.main.current().metadata.table_uuid)
+        return self.own.journals.look(key, table_uuid=uuid, stream=self.tables.stream)
+
+    def _check_publishable(self, journals: list[Journal], audited_at: int) -> Callable[[Table], None]:
+        def check(table: Table) -> None:
+            _check_fit(table, [f for j in journals for f in j.main_files], self.lane)
+            _check_not_reset(table, self.tables.stream, audited_at, self.lane)
+            marker = read_marker(table.metadata.properties, self.tables.stream)
+            if marker is None or any(
+                marker.offsets.get(p.topic_partition, -1) < p.end for j in journals for p in j.progress
+            ):
+                raise StaleBatch(f"the live stream went back behind what backfill {self.lane.id} staged")
+            for journal in journals:
+                check_same_source(marker.source, journal.source, stream=self.tables.stream)
+
+        return check
+
+
+def _check_mine(found: Lane | None, lane: Lane) -> Lane:
+    """The lane is still this epoch's."""
+    if found is None or (found.id, found.epoch) != (lane.id, lane.epoch) or not found.is_open:
+        now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
+        raise Fenced(
+            f"epoch {lane.epoch} of backfill {lane.id} of stream {lane.stream!r} was replaced: the lane {now}. "
+            f"See `frazil backfill {lane.stream} --status`"
+        )
+    return found
+
+
+def _publish(  # noqa: PLR0913 - what is published, and where
+    tables: StreamTables,
+    handle: TableHandle,
+    lane: Lane,
+    *,
+    files: tuple[StagedFile, ...],
+    summary: Mapping[str, str],
+    check: Callable[[Table], None] = lambda _: None,
+) -> Lane:
+    """The lane's files on main, the branch gone with its snapshots, and the lane published: one update."""
+    writer, end = SnapshotWriter(files), BranchEnd(branch_name(tables.stream))
+
+    def propose(table: Table) -> Done[Lane] | Change[Lane]:
+        found = read_lane(table.metadata.properties, tables.stream)
+        if found and (found.id, found.state) == (lane.id, State.PUBLISHED):
+            return Done(found)
+        published = dataclasses.replace(_check_mine(found, lane), state=State.PUBLISHED)
+        check(table)
+        prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
+        return Change(
+            (*prepared.requirements, _branch_stands(table, end.branch)),
+            (*prepared.updates, *end.updates(table), _property(published)),
+            published,
+        )
+
+    handle.forget()
+    landed = _swapped(tables, handle, propose, writer)
+    end.clean(handle.current())
+    return landed
+
+
+def _summary(record: Record, path: str) -> dict[str, str]:
+    # Not `frazil.stream`: by that the live stream's own batches are known.
+    return {
+        "frazil.operation": "backfill",
+        "frazil.backfill": record.lane.id,
+        "frazil.backfill-stream": record.lane.stream,
+        "frazil.records": str(record.lane.records),
+        "frazil.rejected": str(record.lane.rejected),
+        **windows_summary(record.late),
+        "frazil.commit-record": path,
+    }
+
+
+def abandon(tables: StreamTables, lane: Lane) -> None:
+    """End a backfill that is under way: its branches go, and all that it staged."""
+    _drop(tables, tables.main, lane)
+    clear_ended(tables)
+
+
+def clear_ended(tables: StreamTables) -> None:
+    """Do for the lane that ended last what its run may not have come to: its dead letters, its leftovers."""
+    lane = _lane_of(tables.main, tables.stream)
+    if lane is None or lane.is_open:
+        return
+    own, store = _own(tables, lane.id), tables.journals.state[0]
+    if lane.state is State.PUBLISHED:
+        _publish_letters(tables, lane)
+        _sweep(own, lane)
+        return
+    _drop(tables, tables.dead_letters, lane)
+    if may_delete_files(tables.main.current().properties):  # else another table may have had the branch, too
+        _sweep(own, dataclasses.replace(lane, batches={}))
+    folder = lane_folder(tables.journals, lane.id)
+    store.delete([record_path(tables.journals, lane.id), *(f.path for f in store.list_files(folder))])
+
+
+def _publish_letters(tables: StreamTables, lane: Lane) -> None:
+    found = _lane_of(tables.dead_letters, tables.stream)
+    if found is None or found.id != lane.id or not found.is_open:
+        return
+    files = tuple(f for journal in chunks(tables.journals, lane) for f in journal.dead_letter_files)
+    summary = {"frazil.operation": "backfill", "frazil.backfill": lane.id, "frazil.backfill-stream": lane.stream}
+    _publish(tables, tables.dead_letters, found, files=files, summary=summary)
+
+
+def _sweep(own: StreamTables, lane: Lane) -> None:
+    """Delete staged files that no committed chunk names; the keys of the others are closed first."""
+    store = own.journals.state[0]
+    keys = {key for h in (own.main, own.dead_letters) for key, _ in batch_folders(store, h.refresh(), own.stream)}
+    for key in sorted(keys):
+        journal = own.journals.get(key)
+        if lane.has(key):
+            if journal is not None:
+                sweep_batch(own, store, journal)
+        elif not lane.is_open or (journal is None and own.journals.void_if_absent(key)):
+            discard_batch(own, store, key)
+
+
+def _taken(lane: Lane | None, request: BackfillRequest) -> Lane:
+    epoch = 1 + (lane.epoch if lane else 0)
+    if lane is None or not lane.is_open:
+        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
+        own_id = f"{request.digest}-{epoch}"
+        return Lane(request.stream, own_id, asked, request.digest, epoch, batches={epoch: 0})
+    if lane.digest != request.digest:
+        raise WriterBusy(
+            f"backfill {lane.id} of stream {request.stream!r} is {lane.state}, and was asked for otherwise: "
+            f"{json.dumps(lane.request)}. Run that one again to finish it, or `frazil backfill {request.stream} "
+            "--abandon`"
+        )
+    return lane.owned_by(epoch)
+
+
+def _own(tables: StreamTables, lane_id: str) -> StreamTables:
+    """Folders and journals of the lane, apart from the live stream's: no sweep of either meets the other's files."""
+    return dataclasses.replace(
+        tables, stream=f"{tables.stream}/backfill-{lane_id}", journals=lane_journals(tables.journals, lane_id)
+    )
+
+
+def _lane_of(handle: TableHandle, stream: str) -> Lane | None:
+    return read_lane(handle.refresh().metadata.properties, stream)
+
+
+def _check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], lane: Lane) -> None:
+    if not files_fit(table.metadata, files):
+        raise StaleBatch(f"backfill {lane.id} was staged for a schema or partition spec that the table gave up")
+
+
+def _check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> None:
+    """Since the audit, the live stream only went on: it wrote nothing below where its marker stood then."""
+    for snapshot in ancestors(table.metadata):
+        if snapshot.snapshot_id == audited_at:
+            return
+        summary = snapshot.summary
+        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _MOVES:
+            break
+    raise StaleBatch(f"the stream was moved, or main went back, since backfill {lane.id} was audited")
+
+
+_MOVES = frozenset({"reset", "adopt", "forget"})
+
+
+def _append(tables: StreamTables, handle: TableHandle, decide: Decide, *, files: tuple[StagedFile, ...] = ()) -> Lane:
+    """One snapshot on the branch with `files` and the lane that `decide` answers, in one swap."""
+    writer = SnapshotWriter(files, branch=branch_name(tables.stream))
+
+    def propose(table: Table) -> Done[Lane] | Change[Lane]:
+        lane = decide(table, read_lane(table.metadata.properties, tables.stream))
+        if isinstance(lane, Done):
+            return lane
+        summary = {"frazil.operation": "backfill-stage", "frazil.backfill": lane.id}
+        prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
+        return Change(prepared.requirements, (*prepared.updates, _property(lane)), lane)
+
+    handle.forget()
+    return _swapped(tables, handle, propose, writer)
+
+
+def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
+    """Remove the lane's branch, if it is open, with its snapshots, whose files are about to go."""
+    end = BranchEnd(branch_name(tables.stream))
+
+    def propose(table: Table) -> Done[Lane] | Change[Lane]:
+        found = read_lane(table.metadata.properties, tables.stream)
+        if found is None or found.id != lane.id or not found.is_open:
+            return Done(lane)
+        abandoned = _property(dataclasses.replace(found, state=State.ABANDONED))
+        return Change((_branch_stands(table, end.branch),), (*end.updates(table), abandoned), lane)
+
+    handle.forget()
+    swap(handle, propose, patience=tables.patience)
+    end.clean(handle.current())
+
+
+def _swapped(
+    tables: StreamTables,
+    handle: TableHandle,
+    propose: Callable[[Table], Done[Lane] | Change[Lane]],
+    writer: SnapshotWriter,
+) -> Lane:
+    try:
+        landed = swap(handle, propose, patience=tables.patience)
+    except BaseException:
+        clean(writer, handle)
+        raise
+    if len(writer.attempts) > 1:
+        clean(writer, handle)
+    return landed
+
+
+def _property(lane: Lane) -> SetPropertiesUpdate:
+    return SetPropertiesUpdate(updates={property_name(lane.stream): lane.to_property()})
+
+
+def _branch_stands(table: Table, branch: str) -> AssertRefSnapshotId:
+    head = head_of(table.metadata, branch)
+    return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)

@@ -1,0 +1,115 @@
+"""What a backfill would touch, in numbers: for them a sample is decoded, into a folder that is thrown away."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from frazil.backfill.run import Backfill, Plan
+from frazil.commit.marker import BatchKey
+from frazil.commit.target import target_file_bytes
+from frazil.ingest.contract import StagedFile, StageResult
+from frazil.ingest.stage import stage
+from frazil.offsets.spans import merged
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A dry run's answer. What Kafka's gaps and the sample leave open is said by `records_at_most`, `sampled`."""
+
+    asked: int
+    """Offsets of Kafka, or records of files."""
+    held: int
+    """Of the asked: in the table, or known to be no record."""
+    records_at_most: int
+    records: int
+    """As the sample has it: less than at most where an event time selects, or Kafka has gaps."""
+    rejected: int
+    bytes: int
+    files: int
+    chunks: int
+    partitions: int
+    """Of the table, in the sample: at least so many are touched."""
+    sampled: int
+    topic_partitions: int
+    source_files: int
+    source_bytes: int
+
+
+def estimate(backfill: Backfill, plan: Plan) -> Estimate:
+    """Count what is missing, and learn the rest from a sample. Changes nothing."""
+    results = list(_sampled(backfill, plan)) if plan.spans else []
+    read = backfill.source.at_most(merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress))
+    landed = sum(p.records for r in results for p in r.progress)
+    rejected = sum(p.rejected for r in results for p in r.progress)
+    files = [f for r in results for f in r.files if f.target == "main"]
+    most = backfill.source.at_most(plan.spans)
+    records = round(most * landed / read) if read else 0
+    size = round(records * _bytes_per_record(backfill, files))
+    table_partitions = len({f.partition for f in files})
+    count = len(backfill.source.chunks(plan.spans, most=backfill.request.chunk_records))
+    target = target_file_bytes(backfill.opened.tables.main.current())
+    return Estimate(
+        asked=plan.asked,
+        held=plan.asked - most,
+        records_at_most=most,
+        records=records,
+        rejected=round(most * rejected / read) if read else 0,
+        bytes=size,
+        files=max(math.ceil(size / target), count + table_partitions - 1) if records else 0,
+        chunks=count,
+        partitions=table_partitions,
+        sampled=landed + rejected,
+        topic_partitions=len(plan.spans),
+        source_files=len(backfill.source.files),
+        source_bytes=sum(f.bytes for f in backfill.source.files),
+    )
+
+
+def sentences(found: Estimate, *, stream: str) -> list[str]:
+    """What a dry run says."""
+    what = (
+        f"records in {found.source_files:,} files ({found.source_bytes:,} bytes)" if found.source_files else "offsets"
+    )
+    if not found.records_at_most:
+        return [f"Stream {stream}: nothing of the {found.asked:,} {what} that are asked for is missing."]
+    missing = (
+        f"Stream {stream}: {found.records_at_most:,} of {found.asked:,} {what} are missing, in "
+        f"{found.topic_partitions} topic-partitions; {found.held:,} are held already."
+    )
+    size = (
+        f"It would land about {found.records:,} rows and {found.rejected:,} dead letters, {found.bytes:,} bytes in "
+        f"{found.files:,} files or more, staged in {found.chunks:,} chunks."
+    )
+    touched = (
+        f"A sample of {found.sampled:,} records touches {found.partitions:,} partitions of the table: at least so many "
+        "change, once."
+    )
+    return [missing, size, touched]
+
+
+def _sampled(backfill: Backfill, plan: Plan) -> Iterator[StageResult]:
+    with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
+        context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
+        where = Path(folder).as_uri()
+        context = dataclasses.replace(
+            context,
+            main=dataclasses.replace(context.main, folder=f"{where}/main"),
+            dead_letters=dataclasses.replace(context.dead_letters, folder=f"{where}/dead-letters"),
+        )
+        for task in backfill.source.sample(plan.spans):
+            yield stage(context, task, attempt=0, on_progress=lambda _: None)
+
+
+def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
+    """The table's own, where it has rows: a sample's small files are mostly footers."""
+    head = backfill.opened.tables.main.current().current_snapshot()
+    summary = head.summary if head else None
+    rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))
+    if rows and size:
+        return size / rows
+    return sum(f.bytes for f in sample) / max(1, sum(f.records for f in sample))

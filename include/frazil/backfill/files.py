@@ -1,0 +1,185 @@
+"""Files as a backfill's source: looked through before anything is staged, and read as if they were the topics."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import PurePosixPath
+
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.backfill import plan
+from frazil.backfill.request import BackfillRequest
+from frazil.backfill.source import AT_A_PLACE, PLACES, ranges
+from frazil.commit.marker import Marker
+from frazil.errors import SpecError
+from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.record_files import JSON_LINES, PARQUET, coordinates, is_record_file
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets import spans as spans_of
+from frazil.offsets.spans import Spans, TopicPartition
+from frazil.offsets.tally import OffsetTally
+from frazil.table.file_bounds import COORDINATES
+from frazil.table.landed_offsets import by_partition
+from frazil.table.storage import FileInfo, open_store
+
+FILES_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FileIndex:
+    """Which records the files have."""
+
+    files: tuple[RecordFile, ...]
+    records: Mapping[TopicPartition, BitMap64]
+
+    def having(self, tp: TopicPartition, offset: int) -> str:
+        """Names a few files whose records of the topic-partition lie around an offset."""
+        around = (
+            f.path
+            for f in self.files
+            if any((r.topic, r.partition) == tp and r.start <= offset < r.end for r in f.ranges)
+        )
+        return ", ".join(islice(around, FILES_NAMED))
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """The files under a path, as they were listed; `schema` is what a record's own bytes fill."""
+
+    location: str
+    files: tuple[FileInfo, ...]
+    io_properties: Mapping[str, str]
+    schema: Schema
+    is_whole: bool = False
+    """Files may have what compaction had taken from the topic before the stream read it."""
+
+    @classmethod
+    def open(cls, location: str, table: Table) -> FileSource:
+        """List the files, with the credentials of the table's storage. Raises SpecError where there are none."""
+        properties = table.io.properties
+        listed = _listed(location, properties)
+        if not listed:
+            kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET | JSON_LINES))
+            raise SpecError(f"there are no files to backfill under {location}: {kinds} are read. Mend `files`")
+        return cls(location, listed, properties, record_schema(table.schema(), True))
+
+    def pinned(self, request: BackfillRequest) -> BackfillRequest:
+        """The request for these very files. Raises SpecError where it was for others."""
+        if request.listing not in {None, self.listing}:
+            raise SpecError(self._changed())
+        return request.model_copy(update={"listing": self.listing})
+
+    @property
+    def listing(self) -> str:
+        named = [(f.path, f.bytes, f.modified_ms) for f in self.files]
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:10]
+
+    @cached_property
+    def index(self) -> FileIndex:
+        """Every file looked through. Raises SpecError for one that is of no use, or a record that is there twice."""
+        io = load_file_io(dict(self.io_properties), location=self.location)
+        tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
+        files = tuple(_looked_through(info, io, self.schema, tallies) for info in self.files)
+        index = FileIndex(files, {tp: tally.seen for tp, tally in tallies.items()})
+        for tp, tally in tallies.items():
+            if tally.copies:
+                first = tally.repeated.min()
+                raise SpecError(
+                    f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
+                    f"{first:,} in {index.having(tp, first)}: which is right cannot be told. Leave one of them out"
+                )
+        return index
+
+    def identity(self, known: SourceIdentity) -> SourceIdentity:
+        if _listed(self.location, self.io_properties) != self.files:
+            raise SpecError(self._changed())
+        return known
+
+    def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
+        for tp, found in self.index.records.items():
+            name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
+            if live is None:
+                raise SpecError(
+                    f"stream {request.stream!r} reads no {name}, and {self.index.having(tp, last)} has records of it. "
+                    "Leave them out"
+                )
+            if last >= live:
+                raise SpecError(
+                    f"{self.index.having(tp, last)} has records of {name} up to offset {last:,}, and stream "
+                    f"{request.stream!r} stands at {live:,}: those from there on are its own to read. Leave them out, "
+                    "or wait until it has read them"
+                )
+        return {tp: ((found.min(), found.max() + 1),) for tp, found in sorted(self.index.records.items())}
+
+    def holding(self, spans: Spans) -> Spans:
+        return spans_of.holding(spans, self.index.records)
+
+    def at_most(self, spans: Spans) -> int:
+        return sum(map(len, self.records(spans).values()))
+
+    def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
+        return spans_of.within(spans, self.index.records)
+
+    def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
+        return plan.chunks_of_records(spans, self.index.records, most=most)
+
+    def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
+        cut = self.chunks(spans, most=math.ceil(self.at_most(spans) / cores))
+        return [StageTask(index, ranges(piece)) for index, piece in enumerate(cut)]
+
+    def sample(self, spans: Spans) -> list[StageTask]:
+        """One task, so that each file is read once."""
+        places = self.chunks(spans, most=math.ceil(self.at_most(spans) / PLACES))
+        found = [plan.first_records(place, self.index.records, most=AT_A_PLACE) for place in places]
+        return [StageTask(0, tuple(r for place in found for r in ranges(place)))]
+
+    def context(self, context: StageContext) -> StageContext:
+        return dataclasses.replace(context, files=self.index.files)
+
+    def _changed(self) -> str:
+        return (
+            f"the files under {self.location} are not those that this backfill was planned for: one was added, changed "
+            "or removed. Put them back, or abandon the backfill and ask for it anew"
+        )
+
+
+def _looked_through(
+    info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]
+) -> RecordFile:
+    """The file with the offsets that its records span, each of which is counted."""
+    bounds: dict[TopicPartition, tuple[int, int]] = {}
+    for table in coordinates(info.path, io, schema):
+        for batch in table.select(COORDINATES).to_batches():
+            for tp, offsets in by_partition(batch):
+                tallies[tp].add(offsets)
+                least, end = bounds.get(tp, (offsets[0], 0))
+                bounds[tp] = int(min(least, offsets[0])), int(max(end, offsets[-1] + 1))
+    found = tuple(OffsetRange(*tp, *span) for tp, span in sorted(bounds.items()))
+    return RecordFile(info.path, info.bytes, info.modified_ms, found)
+
+
+def _listed(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
+    """What can be read under a folder, or the one file; hidden files are somebody's that is not done writing."""
+    store = open_store(location, properties)
+    if is_record_file(location):
+        folder = location.rpartition("/")[0]
+        if one := tuple(f for f in store.list_files(folder) if f.path == location):
+            return one
+    found = store.list_files(location)
+    return tuple(f for f in found if is_record_file(f.path) and not _is_hidden(f.path.removeprefix(location)))
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in PurePosixPath(path).parts)

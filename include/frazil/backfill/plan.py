@@ -1,0 +1,94 @@
+"""Which offsets a backfill reads: what is asked for below the live stream's marker, less what is held already. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pyroaring import BitMap64
+
+from frazil.offsets.spans import Span, Spans, TopicPartition, between, offsets, runs, within
+
+
+def asked(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    *,
+    first: Mapping[TopicPartition, int],
+    live: Mapping[TopicPartition, int],
+) -> Spans:
+    """What is asked for, between the `first` offsets that Kafka still has and the `live` stream's marker.
+
+    Bounds that are not given are those two. What lies at or past the marker is the live stream's to read, and so is a
+    topic-partition that it does not know yet: a backfill never races it.
+    """
+    bounds = {
+        tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
+        for tp in sorted(first.keys() & live.keys())
+    }
+    return {tp: (span,) for tp, span in bounds.items() if span[0] < span[1]}
+
+
+def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
+    """The offsets that are wanted and not held, as the fewest spans."""
+    left = {
+        tp: tuple(piece for span in spans for piece in runs(between(*span) - held.get(tp, BitMap64()), span))
+        for tp, spans in wanted.items()
+    }
+    return {tp: spans for tp, spans in left.items() if spans}
+
+
+def chunks(spans: Spans, *, most: int) -> tuple[Spans, ...]:
+    """The spans cut into chunks of about `most` offsets, each with its share of every topic-partition.
+
+    Shares keep the topic-partitions abreast, so that a chunk's records are of one time, and its files of few
+    partitions. A chunk may have one offset a topic-partition more than `most`.
+    """
+    count = math.ceil(offsets(spans) / most)
+    cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
+    return tuple(filter(None, cut))
+
+
+def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> tuple[Spans, ...]:
+    """As `chunks`, by the records that are known to lie in the spans: what holds none of them is left out."""
+    there = within(spans, records)
+    count = math.ceil(sum(map(len, there.values())) / most)
+    cut = (
+        {
+            tp: piece
+            for tp, found in there.items()
+            if (piece := _of_rank(spans[tp], found, *_shares(len(found), i, count)))
+        }
+        for i in range(count)
+    )
+    return tuple(filter(None, cut))
+
+
+def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> Spans:
+    """The spans up to their first records, `most` of each topic-partition."""
+    there = within(spans, records)
+    return {tp: _of_rank(spans[tp], found, 0, min(most, len(found))) for tp, found in there.items()}
+
+
+def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
+    """What the `index`-th of `count` equal lengths holds of spans that are laid end to end."""
+    low, high = _shares(sum(end - start for start, end in of), index, count)
+    found, at = [], 0
+    for start, end in of:
+        a, b = max(low - at, 0), min(high - at, end - start)
+        if a < b:
+            found.append((start + a, start + b))
+        at += end - start
+    return tuple(found)
+
+
+def _shares(length: int, index: int, count: int) -> Span:
+    return length * index // count, length * (index + 1) // count
+
+
+def _of_rank(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
+    """The spans from the `low`-th record to before the `high`-th."""
+    if low == high:
+        return ()
+    first, end = found[low], found[high - 1] + 1
+    return tuple((max(a, first), min(b, end)) for a, b in of if a < end and first < b)

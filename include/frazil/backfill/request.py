@@ -1,0 +1,107 @@
+"""What a person asks a backfill for: validated the same way for the form, the API and the command."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, field_validator, model_validator
+
+from frazil.errors import SpecError
+from frazil.offsets.spans import TopicPartition
+from frazil.spec.model import STREAM_NAME
+from frazil.spec.values import Model
+
+Moment = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
+"""In UTC, so that one moment has one text."""
+Offset = Annotated[int, Field(ge=0)]
+Offsets = dict[str, dict[int, Offset]]
+"""`{topic: {partition: offset}}`; a topic-partition that is not named has no bound."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BackfillRequest(Model):
+    """Bounds are `[from, to)`. Without any, all that Kafka has and the table lacks is asked for."""
+
+    stream: str = Field(pattern=STREAM_NAME)
+    from_time: Moment | None = None
+    """Kafka's timestamps of the records, as its index of them finds offsets."""
+    to_time: Moment | None = None
+    from_offsets: Offsets | None = None
+    to_offsets: Offsets | None = None
+    from_event_time: Moment | None = None
+    """Rows of another event time are left out, and so are records that cannot be decoded: they have none."""
+    to_event_time: Moment | None = None
+    files: str | None = None
+    """A folder or one file, by absolute path or URI: its records, which have Kafka's coordinates, are read instead."""
+    listing: str | None = None
+    """Which files there were, with their sizes and times: found when a backfill of them is opened."""
+    target: Literal["table", "branch"] = "table"
+    """`branch`: what was staged and audited stays on its branch, until a run with `table` publishes it."""
+    chunk_records: int = Field(1_000_000, gt=0)
+    """About how many records are staged and committed at once: what an interruption costs."""
+
+    @model_validator(mode="after")
+    def _bounds_make_sense(self) -> Self:
+        for which in ("from", "to"):
+            if getattr(self, f"{which}_time") and getattr(self, f"{which}_offsets") is not None:
+                raise ValueError(f"{which}-time and {which}-offsets both say where to {_VERBS[which]}: give one")
+        if self.files and any((self.from_time, self.to_time, self.from_offsets, self.to_offsets)):
+            raise ValueError(
+                "files and Kafka's times or offsets both say what to read: give one; event times may be added"
+            )
+        for kind in ("time", "event_time"):
+            begin, end = getattr(self, f"from_{kind}"), getattr(self, f"to_{kind}")
+            if begin and end and begin >= end:
+                raise ValueError(f"to-{kind.replace('_', '-')} does not lie after from-{kind.replace('_', '-')}")
+        return self
+
+    @field_validator("files")
+    @classmethod
+    def _is_absolute(cls, files: str | None) -> str | None:
+        if files and not files.startswith("/") and "://" not in files:
+            raise ValueError(f"{files!r} is neither an absolute path nor a URI, so it means another place elsewhere")
+        return files and (files.rstrip("/") or files)
+
+    @property
+    def digest(self) -> str:
+        """Names what is asked for, whatever becomes of it: the same again goes on with the same backfill."""
+        asked = self.model_dump_json(exclude={"target", "chunk_records"})
+        return hashlib.sha256(asked.encode()).hexdigest()[:10]
+
+    @property
+    def event_times_us(self) -> tuple[int, int] | None:
+        """`[from, to)` in microseconds since 1970; None where the event time does not matter."""
+        if self.from_event_time is None and self.to_event_time is None:
+            return None
+        begin, end = self.from_event_time, self.to_event_time
+        return (_us(begin) if begin else -(2**63), _us(end) if end else 2**63 - 1)
+
+    def offset_bounds(self, which: Literal["from", "to"]) -> dict[TopicPartition, int]:
+        given = (self.from_offsets if which == "from" else self.to_offsets) or {}
+        return {(topic, partition): offset for topic, of in given.items() for partition, offset in of.items()}
+
+
+_VERBS = {"from": "begin", "to": "end"}
+
+
+def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
+    """A request as the form, the API or a lane's marker has it, keys in kebab-case; empty values are left out.
+
+    Raises SpecError with a sentence for each problem.
+    """
+    try:
+        return BackfillRequest.model_validate({k: v for k, v in raw.items() if v not in (None, "", {})})
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, e['loc'])) or 'the request'}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
+        raise SpecError(f"this backfill cannot be: {'; '.join(problems)}") from None
+
+
+def _us(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)

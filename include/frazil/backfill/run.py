@@ -1,0 +1,228 @@
+"""A backfill from request to publication: what is missing, staged chunk by chunk on its branch, audited, published.
+
+Interrupted anywhere and run again it goes on: what is missing is looked up anew in every run, and what an interrupted
+one staged is among what is held. The live stream's writer is never waited for, and never made to wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from frazil.audit.claims import Claims, claims
+from frazil.backfill import audit as backfill_audit
+from frazil.backfill.audit import Staged, Tallies, spans_of
+from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
+from frazil.backfill.files import FileSource
+from frazil.backfill.plan import missing
+from frazil.backfill.request import BackfillRequest
+from frazil.backfill.source import KafkaSource, Source
+from frazil.commit.committer import StreamTables
+from frazil.commit.lane import Lane, State, branch_name, read_lane
+from frazil.commit.lane_records import Record
+from frazil.commit.lane_records import chunks as staged_chunks
+from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
+from frazil.commit.opened import OpenStream, open_kafka, open_stream
+from frazil.commit.rules import check_same_source
+from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
+from frazil.ingest.contract import StageContext
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import Spans, between
+from frazil.partitions.windows import Grain
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
+from frazil.stream.stage_context import stage_context
+from frazil.table.branches import head_of
+from frazil.table.landed_offsets import Wanted, has_coordinates, tally
+
+log = logging.getLogger(__name__)
+
+SPANS_MOST = 10_000
+"""Each is read by itself: a table with more holes than this is better emptied there first."""
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a backfill reads."""
+
+    spans: Spans
+    asked: int
+    """Offsets of Kafka, or records of files, that were asked for; the others of them are held already."""
+    source: SourceIdentity
+
+
+@dataclass(slots=True)
+class Backfill:
+    """One request on one stream whose table exists."""
+
+    request: BackfillRequest
+    opened: OpenStream
+    source: Source
+
+    @property
+    def spec(self) -> StreamSpec:
+        return self.opened.spec
+
+    def lane(self) -> Lane | None:
+        """This request's own lane as it stands; None where the stream's last backfill was another."""
+        found = read_lane(self.opened.tables.main.refresh().metadata.properties, self.spec.name)
+        return found if found and found.digest == self.request.digest else None
+
+    def plan(self, lane: Lane | None = None) -> Plan:
+        """Look up what is missing, less what `lane` has staged if it is under way. Changes nothing.
+
+        Raises SpecError where the table cannot tell what it holds, or a file is of no use; AdoptionRequired,
+        TopicRecreated, KafkaUnavailable.
+        """
+        table, marker = self._table_and_marker()
+        identity = self.source.identity(marker.source)
+        check_same_source(marker.source, identity, stream=self.spec.name)
+        wanted = self.source.asked(self.request, marker)
+        claimed = claims(self.opened.tables.journals, marker, table.metadata)
+        self._check_one_generation(wanted, claimed)
+        trusted = claimed.ranges if self.source.is_whole else {}
+        held = backfill_audit.held(wanted, claimed=trusted, tallies=self._tallies(table, wanted, marker.source))
+        staged = staged_chunks(self.opened.tables.journals, lane) if lane and lane.is_open else []
+        for tp, spans in spans_of(staged).items():
+            for span in spans:
+                held[tp] = held.get(tp, between(0, 0)) | between(*span)
+        left = self.source.holding(missing(wanted, held))
+        if sum(map(len, left.values())) > SPANS_MOST:
+            raise SpecError(
+                f"what table {self.spec.table.identifier} lacks of stream {self.spec.name!r} is in more than "
+                f"{SPANS_MOST:,} pieces: ask for less, or delete the rows of that range first"
+            )
+        return Plan(left, self.source.at_most(wanted), identity)
+
+    def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
+        """What a chunk is staged with. No dead letter of it is in its table yet, or its offset were held."""
+        context = stage_context(self.spec, tables, key, kafka_properties={}, topic_ids=topic_ids)
+        return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
+
+    def publish(self) -> Lane | None:
+        """Audit what was staged; publish it, unless its target is the branch. None where nothing was staged.
+
+        Raises StaleBatch where the stream was moved, or the table changed, under the backfill: it was dropped, and
+        begins anew when it is run again. Raises FrazilError where the audit finds something off.
+        """
+        lane = self.lane()
+        if lane is None:
+            return None
+        if lane.state is State.ABANDONED:
+            raise FrazilError(f"backfill {lane.id} was abandoned: run it again, and it begins anew")
+        if lane.state is State.STAGING:
+            raise FrazilError(f"backfill {lane.id} is not staged yet ({lane.chunks} chunks): run it again to finish it")
+        if lane.state is State.PUBLISHED:
+            clear_ended(self.opened.tables)
+            return lane
+        for attempt in range(ATTEMPTS):
+            try:
+                committer = LaneCommitter.begin(self.opened.tables, self.request)
+                audited_at = self._audit(committer)
+                if self.request.target == "branch":
+                    return committer.lane
+                return committer.publish(Record(committer.lane, self._late()), audited_at=audited_at)
+            except StaleBatch as stale:
+                log.warning("%s", stale)
+                if attempt == ATTEMPTS - 1:
+                    self.drop()
+                    raise
+        raise AssertionError
+
+    def drop(self) -> None:
+        """Give up what was staged, where it is of no use any more."""
+        if (lane := self.lane()) and lane.is_open:
+            abandon(self.opened.tables, lane)
+
+    def _table_and_marker(self) -> tuple[Table, Marker]:
+        table, name = self.opened.tables.main.refresh(), self.spec.name
+        marker = read_marker(table.metadata.properties, name)
+        if marker is None:
+            raise AdoptionRequired(
+                f"stream {name!r} has no marker in table {self.spec.table.identifier}: a backfill reads what lies "
+                f"before it. Start the stream first, with `source.start: latest` if need be: `frazil run {name}`"
+            )
+        if not (self.spec.coordinates and has_coordinates(table)):
+            raise SpecError(
+                f"stream {name!r} keeps no Kafka coordinates (coordinates: false): nothing can tell which records its "
+                "table has, so it cannot be backfilled"
+            )
+        return table, marker
+
+    def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
+        for topic in {tp[0] for tp in wanted}:
+            if len(backfill_audit.generations(wanted, claimed.ranges, topic)) > 1:
+                raise SpecError(
+                    f"several topics bore the name {topic!r}, and their offsets overlap where this backfill reads: "
+                    "which of them the table's rows came from cannot be told. Ask for other offsets"
+                )
+
+    def _tallies(self, table: Table, spans: Spans, source: SourceIdentity) -> tuple[Tallies, Tallies, Tallies]:
+        """What the tables hold: rows of main, rows of windows that are still open, dead letters."""
+        wanted = Wanted({topic for topic, _ in spans}, spans)
+        letters = dataclasses.replace(wanted, topic_ids=source.topic_ids, stream=self.spec.name)
+        return (
+            tally(table, wanted),
+            tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
+            tally(self.opened.tables.dead_letters.refresh(), letters),
+        )
+
+    def _audit(self, committer: LaneCommitter) -> int:
+        """Hold the branch against main, its journals and its source. The snapshot of main that it was held against."""
+        table, marker = self._table_and_marker()
+        journals = tuple(committer.journals())
+        spans = spans_of(journals)
+        rows, open_rows, letters = self._tallies(table, spans, marker.source)
+        branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
+        staged = Staged(
+            journals,
+            rows=tally(table, branch),
+            dead_letters=tally(self.opened.tables.dead_letters.current(), branch),
+            elsewhere=(rows, open_rows, letters),
+            source=None if self.request.event_times_us else self.source.records(spans),
+        )
+        if landed := backfill_audit.landed_elsewhere(staged):
+            raise StaleBatch(f"{landed:,} records of backfill {committer.lane.id} are in the table by now")
+        if said := backfill_audit.problems(staged):
+            raise FrazilError(
+                f"backfill {committer.lane.id} is not published: {'; '.join(said)}. Abandon it with "
+                f"`frazil backfill {self.spec.name} --abandon`, and run it again"
+            )
+        head = head_of(table.metadata)
+        return head.snapshot_id if head else -1
+
+    def _late(self) -> dict[int, int]:
+        """Rows on the branch by the window of their event time: those that are complete reopen, once each."""
+        table, counts = self.opened.tables.main.refresh(), Counter[int]()
+        head = head_of(table.metadata, branch_name(self.spec.name))
+        if head is None or self.spec.window is None:
+            return {}
+        grain_us = Grain(self.spec.window).us
+        scan = table.scan(snapshot_id=head.snapshot_id, selected_fields=(self.spec.event_time.column,))
+        for batch in scan.to_arrow_batch_reader():
+            times = batch.column(0).drop_null().cast(pa.int64()).to_numpy()
+            for begin, rows in zip(*np.unique(times - times % grain_us, return_counts=True), strict=True):
+                counts[int(begin)] += int(rows)
+        return dict(sorted(counts.items()))
+
+
+@contextmanager
+def open_backfill(spec: StreamSpec, request: BackfillRequest) -> Iterator[Backfill]:
+    """The request on its stream's tables and its source. Raises SpecError where there is no table yet, or no file."""
+    opened = open_stream(spec)
+    if request.files:
+        files = FileSource.open(request.files, opened.tables.main.current())
+        yield Backfill(files.pinned(request), opened, files)
+    else:
+        with open_kafka(spec) as kafka:
+            yield Backfill(request, opened, KafkaSource(kafka, kafka_properties(spec, os.environ)))

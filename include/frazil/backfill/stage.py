@@ -1,0 +1,96 @@
+"""The part of a backfill that Spark runs: the live stream's own staging, over chunks of what is missing."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from pyspark.sql import SparkSession
+
+from frazil.backfill.commit import LaneCommitter, clear_ended
+from frazil.backfill.run import ATTEMPTS, Backfill, Plan
+from frazil.commit.journal import Journal
+from frazil.commit.lane import Lane
+from frazil.commit.lane_records import lane_folder
+from frazil.commit.rules import check_same_source
+from frazil.commit.settle import discard_batch
+from frazil.errors import StaleBatch
+from frazil.ingest.contract import StageResult
+from frazil.offsets.spans import Spans
+from frazil.stream.batch import staged_answers
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.stage_rows import StageRows
+
+log = logging.getLogger(__name__)
+
+
+def run(backfill: Backfill, session: SparkSession) -> Lane | None:
+    """Stage, audit, publish; begin anew where the stream was moved meanwhile. None where nothing is missing."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return backfill.publish() if stage(backfill, session) else None
+        except StaleBatch:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+def stage(backfill: Backfill, session: SparkSession) -> Lane | None:
+    """Stage all that is missing on the branch, a chunk at a time; None where nothing is missing.
+
+    Raises what `Backfill.plan` raises; WriterBusy where another backfill is under way; Fenced where another run of this
+    one took over; StaleBatch where what was staged is of no use any more, and was dropped; OffsetGap where retention
+    meanwhile deleted what was to be read.
+    """
+    # First, for a lane that was published may not have brought its dead letters yet: they would seem to be missing.
+    clear_ended(backfill.opened.tables)
+    lane = backfill.lane()
+    plan = None if lane and lane.is_open else backfill.plan()
+    if plan and not plan.spans:
+        return None
+    try:
+        committer = LaneCommitter.begin(backfill.opened.tables, backfill.request)
+        _chunks(backfill, session, committer, plan or backfill.plan(committer.lane))
+        return committer.staged()
+    except StaleBatch:
+        backfill.drop()
+        raise
+
+
+def _chunks(backfill: Backfill, session: SparkSession, committer: LaneCommitter, plan: Plan) -> None:
+    cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
+    planned = committer.lane.chunks + len(cut)
+    for spans in cut:
+        done = committer.commit(_chunk(backfill, session, committer, spans, plan), planned=planned)
+        log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
+
+
+def _chunk(backfill: Backfill, session: SparkSession, committer: LaneCommitter, spans: Spans, plan: Plan) -> Journal:
+    """Stage one chunk; its source is asked once more whether it is still what was planned for."""
+    opened, own, key = backfill.opened, committer.own, committer.next_key()
+    context = backfill.context(own, key, plan.source.topic_ids)
+    progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.io)
+    rows = [
+        (json.dumps({"task": task.to_json(), "position": None}),)
+        for task in backfill.source.tasks(spans, session.sparkContext.defaultParallelism)
+    ]
+    try:
+        answers = staged_answers(session.createDataFrame(rows, "plan string"), StageRows(context, progress))
+        source = backfill.source.identity(plan.source)
+        check_same_source(plan.source, source, stream=opened.spec.name)
+    except Exception:
+        discard_batch(own, opened.store, key)
+        raise
+    results = [StageResult.from_json(answer["result"]) for answer in answers]
+    return Journal(
+        stream=opened.spec.name,
+        key=key,
+        table_uuid=str(own.main.current().metadata.table_uuid),
+        created_at_ms=own.clock_ms(),
+        source=source,
+        progress=tuple(p for result in results for p in result.progress),
+        files=tuple(f for result in results for f in result.files),
+        letters_seen=None,
+        idle=frozenset(),
+        offsets_after={},
+    )

@@ -1,0 +1,10 @@
+"""The wall clock, in the one unit that frazil counts it in. Decisions take the time as an argument; edges ask here."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970, UTC."""
+    return time.time_ns() // 1_000_000

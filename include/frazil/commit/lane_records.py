@@ -1,0 +1,93 @@
+"""What is kept of backfills beside a stream's journals: their chunks' journals, and one record once they are published.
+
+They are to a backfill's rows what commit records are to the live stream's: the audit reads them as claims.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.history import ancestors_and_kept
+from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.lane import Lane, State, read_lane
+from frazil.commit.period import Period
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`_frazil/<stream>/backfills/<id>.json`, written before the commit that publishes: what that commit brings."""
+
+    lane: Lane
+    late: Mapping[int, int]
+    """Rows by window of event time, whose begin is in microseconds since 1970."""
+
+    @property
+    def selects(self) -> bool:
+        """Whether it took only some records of its ranges: those of event times, or those that files have."""
+        return any(self.lane.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"lane": self.lane.to_json(), "late": self.late}, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Record:
+        raw: dict[str, Any] = json.loads(data)
+        return cls(Lane.from_json(raw["lane"]), {int(begin): rows for begin, rows in raw["late"].items()})
+
+
+def folder(journals: JournalStore) -> str:
+    return f"{journals.state[1]}/backfills"
+
+
+def record_path(journals: JournalStore, lane_id: str) -> str:
+    return f"{folder(journals)}/{lane_id}.json"
+
+
+def lane_folder(journals: JournalStore, lane_id: str) -> str:
+    return f"{folder(journals)}/{lane_id}"
+
+
+def lane_journals(journals: JournalStore, lane_id: str) -> JournalStore:
+    """The journals of one backfill's chunks."""
+    return JournalStore(journals.state[0], lane_folder(journals, lane_id))
+
+
+def chunks(journals: JournalStore, lane: Lane) -> list[Journal]:
+    """The journals of the committed chunks, in order."""
+    own = lane_journals(journals, lane.id)
+    return [journal for key in own.keys() if lane.has(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
+
+
+def published(
+    journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
+) -> Iterator[Record]:
+    """The records of what was published; of a window, by the time of the snapshots in the branch's history.
+
+    A record of the lane as it stands is only an intention until the lane says that it was published.
+    """
+    lane = read_lane(metadata.properties, stream)
+    intended = lane.id if lane and lane.state is not State.PUBLISHED else None
+    store, _ = journals.state
+    paths = _paths(journals) if window is None else _paths_in(metadata, stream, window)
+    for path in paths:
+        data = store.get(path)
+        record = Record.from_bytes(data) if data else None
+        if record and record.lane.id != intended:
+            yield record
+
+
+def _paths(journals: JournalStore) -> list[str]:
+    found = [f.path for f in journals.state[0].list_files(folder(journals))]
+    return [path for path in found if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
+
+
+def _paths_in(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
+    for snapshot in ancestors_and_kept(metadata):
+        summary = snapshot.summary
+        if summary and summary.get("frazil.backfill-stream") == stream and snapshot.timestamp_ms in window:
+            yield str(summary["frazil.commit-record"])

@@ -1,0 +1,54 @@
+"""A declared stream's tables, journals and Kafka, opened by all that is not its writer."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+from frazil import clock
+from frazil.commit.committer import StreamTables
+from frazil.commit.swap import Patience, TableHandle
+from frazil.errors import SpecError
+from frazil.kafka.admin import KafkaOffsets
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
+from frazil.table.storage import ObjectStore, open_store
+from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
+
+PATIENCE_S = 60.0
+"""A person waits for a command less long than a writer waits for its catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """One stream whose table exists."""
+
+    spec: StreamSpec
+    tables: StreamTables
+    store: ObjectStore
+    state: str
+    """Where its journals and desired state are."""
+
+
+def open_stream(spec: StreamSpec) -> OpenStream:
+    """Open the stream's table as it is, without evolving it. Raises SpecError where there is none."""
+    table = load_stream_table(spec)
+    if table is None:
+        raise SpecError(
+            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its first start makes it, "
+            f"`frazil run {spec.name}` or its DAG"
+        )
+    dead_letters = ensure_dead_letters(table.catalog, spec)
+    state = state_location(table, spec.name)
+    handle = TableHandle.of(table)
+    store = open_store(table.location(), handle.io_properties)
+    tables = StreamTables.of(spec.name, table, dead_letters, store=store, clock_ms=clock.now_ms)
+    tables = dataclasses.replace(tables, main=handle, patience=Patience(total_s=PATIENCE_S))
+    return OpenStream(spec, tables, store, state)
+
+
+def open_kafka(spec: StreamSpec) -> KafkaOffsets:
+    """What the stream reads from; raises SpecError where a reference cannot be resolved."""
+    # librdkafka tells standard error that it ends; people have not asked.
+    return KafkaOffsets({"log_level": "4", **kafka_properties(spec, os.environ)}, spec.source.topics)

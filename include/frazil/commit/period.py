@@ -1,0 +1,43 @@
+"""A stretch of time whose commits are audited: an audit then costs what was committed in it, not what the table has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Commits of `[from_ms, to_ms)`, milliseconds since 1970, UTC. Raises ValueError where that holds no time."""
+
+    from_ms: int
+    to_ms: int
+
+    def __post_init__(self) -> None:
+        if self.to_ms <= self.from_ms:
+            raise ValueError("the period ends before it begins")
+
+    def __contains__(self, at_ms: int) -> bool:
+        return self.from_ms <= at_ms < self.to_ms
+
+
+def period(begin: datetime, end: datetime) -> Period:
+    """Between two times with a zone."""
+    return Period(_ms(begin), _ms(end))
+
+
+def last(length: timedelta, now: datetime) -> Period:
+    """Up to now, commits of this moment included."""
+    return Period(_ms(now - length), _ms(now) + 1)
+
+
+def complete_hours(moment: datetime, hours: int = 1) -> Period:
+    """The last full hours of the clock, UTC, that were over at a moment."""
+    end_ms = _ms(moment) // HOUR_MS * HOUR_MS
+    return Period(end_ms - hours * HOUR_MS, end_ms)
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

@@ -1,0 +1,93 @@
+"""The writer's status file: written by its own thread, readable by anything, without a JVM."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "status.json"
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    TAKING_OVER = "taking-over"
+    WAITING = "waiting"
+    STAGING = "staging"
+    JOURNALING = "journaling"
+    COMMITTING = "committing"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class StallKind(StrEnum):
+    OFFSETS = "offsets"
+    """Records are unread, and nothing comes nearer to committing them."""
+    WATERMARK = "watermark"
+    """Commits move the offsets on, and the watermark stays where it is, or unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A healthy process that gets nowhere; `frazil.stream.stall` says when it is one."""
+
+    kind: StallKind
+    since_ms: int
+    held_back_by: str | None
+    """The topic-partition, as `flights-3`; None where the planner is silent and no partition is known to wait."""
+    reason: str
+    """A sentence: what, where, since when, and what to do now."""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Stall:
+        return cls(**{**value, "kind": StallKind(value["kind"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Where a writer stands. Times are milliseconds since the epoch, UTC."""
+
+    stream: str
+    pid: int
+    spec_fingerprint: str
+    phase: Phase
+    written_at_ms: int
+    advanced_at_ms: int
+    """When something last moved: the phase, the batch, or the records of the batch at hand."""
+    epoch: int | None = None
+    batch: int | None = None
+    batch_records: int = 0
+    """Records read so far by the batch at hand."""
+    lag: int | None = None
+    """Records in Kafka, up to the last stable offset, that are not committed."""
+    last_commit_at_ms: int | None = None
+    last_commit_snapshot: int | None = None
+    watermark_ms: int | None = None
+    table_location: str | None = None
+    """Set once the table exists: desired state and journals stand beside it."""
+    error: str | None = None
+    stall: Stall | None = None
+    throttle: str | None = None
+    """Why the commit interval is stretched, or would be (`commit.throttle`)."""
+
+    def write(self, folder: Path) -> None:
+        """Replace the status file whole: a reader sees the old one or the new one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{FILE_NAME}.{os.getpid()}"
+        temporary.write_text(json.dumps(dataclasses.asdict(self)))
+        temporary.replace(folder / FILE_NAME)
+
+    @classmethod
+    def read(cls, folder: Path) -> Heartbeat | None:
+        """The last heartbeat, or None where no writer has run."""
+        try:
+            raw = json.loads((folder / FILE_NAME).read_text())
+        except FileNotFoundError:
+            return None
+        stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None
+        return cls(**{**raw, "phase": Phase(raw["phase"]), "stall": stall})

@@ -1,0 +1,114 @@
+"""Writers as detached processes of this host, each with a run folder: what there is to know stands in its files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from frazil.errors import EnvironmentUnusable, WriterBusy
+from frazil.home import run_folder
+from frazil.host.endings import read_heartbeat, record_unseen_exit
+from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
+from frazil.host.lock import read_launch
+from frazil.host.processes import is_alive, kill_group, terminate
+from frazil.host.records import Launch, LaunchKind, read_exits
+from frazil.host.writer_log import LOG_FILE, read_lines
+
+LAUNCH_TIMEOUT_S = 60
+
+
+class LocalLauncher(Launcher):
+    """The launcher of one stream's writer on this host.
+
+    The writer belongs to a small parent (`frazil.host.parent`) in a session of its own, so it outlives whoever
+    launched it. Whether it runs is read from the lock file's pids and start times, never from a list of children.
+    """
+
+    def __init__(self, stream: str, *, folder: Path | None = None) -> None:
+        self.stream = stream
+        self.folder = folder or run_folder(stream)
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """Start the writer, and return once it runs; see `Launcher.launch` for the errors."""
+        launch_id = uuid.uuid4().hex
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            answer = subprocess.run(
+                self._parent_command(launch_id, request),
+                env=dict(request.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                start_new_session=True,
+                timeout=LAUNCH_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"the parent of the writer of {self.stream} did not answer within {LAUNCH_TIMEOUT_S} s"
+            raise EnvironmentUnusable(f"{problem}; see {self.folder / LOG_FILE}") from None
+        said = answer.stderr.strip()
+        if answer.returncode == WriterBusy.exit_code:
+            raise WriterBusy(said)
+        launch = read_launch(self.folder)
+        if answer.returncode != 0 or launch is None:
+            raise EnvironmentUnusable(f"the writer of {self.stream} was not launched: {said}")
+        return launch
+
+    def observe(self) -> Observation:
+        """What the run folder and the process table say; an end that nobody saw is written down."""
+        launch = read_launch(self.folder)
+        if launch is None:
+            return Observation(ProcessState.NEVER, None, None, ())
+        state = _state(launch)
+        # Read after the state: the parent writes the exit first, and ends only then.
+        exits = read_exits(self.folder)
+        if _nobody_saw(launch, state) and not any(e.launch_id == launch.id for e in exits):
+            record_unseen_exit(self.folder, launch)
+            exits = read_exits(self.folder)
+        return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
+
+    def stop(self, *, force: bool) -> None:
+        """SIGTERM to the writer itself, or SIGKILL to its process group; a writer in the foreground is left alone."""
+        launch = read_launch(self.folder)
+        if launch is None or launch.kind is LaunchKind.FOREGROUND:
+            return
+        if launch.writer is None:
+            # The parent has not come to start it; there is nothing that a graceful end would save.
+            if force and launch.parent is not None:
+                kill_group(launch.parent)
+        elif force:
+            # Never the parent: it is about to write down how the writer ended.
+            kill_group(launch.writer)
+        else:
+            terminate(launch.writer)
+
+    def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
+        """Whole lines of writer.log since a position; see `Launcher.read_log`."""
+        launch = read_launch(self.folder)
+        if launch is None or launch.kind is LaunchKind.FOREGROUND:
+            return None
+        return read_lines(self.folder / LOG_FILE, launch_id=launch.id, since=since, limit_bytes=limit_bytes)
+
+    def _parent_command(self, launch_id: str, request: LaunchRequest) -> list[str]:
+        return [
+            sys.executable,
+            *("-m", "frazil.host.parent"),
+            *("--folder", str(self.folder)),
+            *("--launch-id", launch_id),
+            *("--fingerprint", request.spec_fingerprint),
+            *("--generation", str(request.generation)),
+            "--",
+            *request.command,
+        ]
+
+
+def _state(launch: Launch) -> ProcessState:
+    if not is_alive(launch.writer) and not is_alive(launch.parent):
+        return ProcessState.ENDED
+    return ProcessState.FOREGROUND if launch.kind is LaunchKind.FOREGROUND else ProcessState.RUNNING
+
+
+def _nobody_saw(launch: Launch, state: ProcessState) -> bool:
+    return state is ProcessState.ENDED and launch.kind is LaunchKind.SUPERVISED

@@ -1,0 +1,142 @@
+"""One writer of a stream on one host: an advisory lock that lives exactly as long as its processes do.
+
+The lock is `flock` on `<run folder>/lock`, so the kernel frees it however its holders die. The file also says who
+holds it, in JSON: the record stays when the holder is gone, and is then the record of the last launch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+from frazil import clock
+from frazil.errors import WriterBusy
+from frazil.host.processes import mark
+from frazil.host.records import Launch, LaunchKind
+
+LOCK_FILE = "lock"
+INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
+"""Names the descriptor by which a supervised writer has the lock of its parent already."""
+
+
+class WriterLock:
+    """The lock of one run folder, for the writer in the foreground and for the parent of a supervised one.
+
+        with WriterLock(run_folder("flights")):
+            ...  # no other writer of this stream runs on this host
+
+    A process that was started by the supervisor has inherited the lock; there `acquire` finds it held, and by us.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_FILE
+        self._fd: int | None = None
+
+    def acquire(self) -> int:
+        """Take the lock, or raise WriterBusy that says who holds it; returns its descriptor, not inheritable.
+
+        The holder is written down as a launch in the foreground; a supervisor's parent overwrites that by `record`.
+        """
+        if (inherited := self._inherited()) is not None:
+            self._fd = inherited
+            return inherited
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise WriterBusy(self._busy()) from None
+        self._fd = fd
+        self.record(_foreground())
+        return fd
+
+    def record(self, launch: Launch) -> None:
+        """Write down who holds the lock; only its holder may."""
+        if self._fd is None:
+            raise RuntimeError("only the holder of the lock may write into it")
+        text = json.dumps(launch.to_json()).encode()
+        os.pwrite(self._fd, text, 0)
+        os.ftruncate(self._fd, len(text))
+
+    def release(self) -> None:
+        """Let go, at the latest when the process ends; without effect where it is not held.
+
+        A process that lives on must not be taken for the writer it no longer is, so it strikes its name out.
+        """
+        if self._fd is None:
+            return
+        launch = read_launch(self._path.parent)
+        if launch is not None and launch.kind is LaunchKind.FOREGROUND:
+            self.record(dataclasses.replace(launch, writer=None))
+        os.close(self._fd)
+        self._fd = None
+
+    def __enter__(self) -> WriterLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _inherited(self) -> int | None:
+        """The descriptor that the parent passed on, if it is of this very file; no child of ours inherits it."""
+        raw = os.environ.get(INHERITED_LOCK, "")
+        if not raw.isdigit():
+            return None
+        fd = int(raw)
+        try:
+            if not os.path.samestat(os.fstat(fd), self._path.stat()):
+                return None
+        except OSError:
+            return None
+        os.set_inheritable(fd, False)
+        return fd
+
+    def _busy(self) -> str:
+        stream = self._path.parent.name
+        holder = read_launch(self._path.parent)
+        if holder is None:
+            return f"another process holds {self._path}; wait for it to end, or see `frazil status {stream}`"
+        pids = ", ".join(f"{p} {m.pid}" for p, m in (("parent", holder.parent), ("writer", holder.writer)) if m)
+        how = (
+            f"end that process (Ctrl-C where it runs{f', or `kill {holder.writer.pid}`' if holder.writer else ''})"
+            if holder.kind is LaunchKind.FOREGROUND
+            else f"stop it with `frazil pause {stream}`"
+        )
+        return f"a {holder.kind} writer of {stream} holds {self._path} ({pids or 'starting'}); {how}, then try again"
+
+
+def read_launch(folder: Path) -> Launch | None:
+    """The last launch that a lock file tells of, or None where there was none.
+
+    A holder rewrites its record in place, for the lock belongs to the file: a half-written one is read again.
+    """
+    for attempt in range(5):
+        try:
+            text = (folder / LOCK_FILE).read_text()
+            return Launch.from_json(json.loads(text)) if text else None
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            if attempt == 4:
+                return None
+            time.sleep(0.01)
+    return None
+
+
+def _foreground() -> Launch:
+    return Launch(
+        id=uuid.uuid4().hex,
+        kind=LaunchKind.FOREGROUND,
+        launched_at_ms=clock.now_ms(),
+        writer=mark(os.getpid()),
+    )

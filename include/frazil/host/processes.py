@@ -1,0 +1,94 @@
+"""Which process is meant: a pid with its start time, so that a pid that was used again is never signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+
+from frazil.host.records import ProcessMark
+
+START_TOLERANCE_S = 2.0
+"""`create_time` is counted from the boot time, which moves a little when the clock is corrected."""
+
+
+def mark(pid: int) -> ProcessMark:
+    """The mark of a running process; raises psutil.NoSuchProcess."""
+    return ProcessMark(pid, psutil.Process(pid).create_time())
+
+
+def is_alive(process: ProcessMark | None) -> bool:
+    """Whether that very process still runs; a zombie does not."""
+    if process is None:
+        return False
+    try:
+        found = psutil.Process(process.pid)
+        return abs(found.create_time() - process.started_at_s) < START_TOLERANCE_S and not has_ended(found)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """A zombie has, once its last thread is gone: until then a killed JVM may hold its ports, locks and files."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
+
+
+def terminate(process: ProcessMark) -> None:
+    """Ask that very process to end; no error if it has ended."""
+    if is_alive(process):
+        _signal(process.pid, signal.SIGTERM)
+
+
+def kill_group(process: ProcessMark) -> None:
+    """End that very process and all of its group (a writer leads the group of its JVM and workers)."""
+    if not is_alive(process):
+        return
+    try:
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+            return
+    except ProcessLookupError:
+        return
+    _signal(process.pid, signal.SIGKILL)
+
+
+def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
+    """Wait until nothing of a process group runs, asked to end with SIGTERM or not; what stays longer is killed."""
+    if ask:
+        _signal_group(group, signal.SIGTERM)
+    deadline = time.monotonic() + within_s
+    while _group_runs(group):
+        if time.monotonic() > deadline:
+            _signal_group(group, signal.SIGKILL)
+            return
+        time.sleep(0.1)
+
+
+def _group_runs(group: int) -> bool:
+    """A zombie does not run: in a container nobody may ever reap an orphan, and it stays in its group."""
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and not has_ended(process):
+                return True
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return False
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,3 @@
+"""What frazil asks of Kafka besides records: topics, offsets, and whether a log is still the one that was read."""
+
+from __future__ import annotations

@@ -1,0 +1,161 @@
+"""What the driver asks Kafka: which cluster and topics these are, and where their partitions begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, TopicMissing
+from frazil.kafka.client import DENIED, client_errors
+from frazil.kafka.identity import SourceIdentity
+from frazil.kafka.truncation import LogEnd, diverged
+from frazil.offsets.spans import TopicPartition
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The source as Kafka describes it now."""
+
+    identity: SourceIdentity
+    partitions: tuple[TopicPartition, ...]
+
+
+class KafkaOffsets:
+    """An admin client that answers in frazil's terms. Every question is one batched request per broker."""
+
+    def __init__(self, properties: Mapping[str, str], topics: Collection[str], *, timeout_s: float = TIMEOUT_S) -> None:
+        self._servers = properties.get("bootstrap.servers", "")
+        self._properties = dict(properties)
+        self._topics = list(topics)
+        self._timeout_s = timeout_s
+        with client_errors():
+            self._admin = AdminClient(dict(properties))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del self._admin
+
+    def describe(self) -> Topics:
+        """Cluster id, topic ids and all partitions. Raises TopicMissing where there is none (yet)."""
+        try:
+            cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
+            answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=self._timeout_s)
+            cluster_id = cluster.result(self._timeout_s).cluster_id
+            described = self._described(answers)
+        except (KafkaException, TimeoutError) as error:
+            raise self._translated(error, "describing") from error
+        return Topics(
+            SourceIdentity(cluster_id, {name: str(topic.topic_id) for name, topic in sorted(described.items())}),
+            tuple((name, p.id) for name, topic in sorted(described.items()) for p in topic.partitions),
+        )
+
+    def _described(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """What Kafka says of each topic; all that are missing are named at once."""
+        described, missing = {}, []
+        for name, answer in sorted(answers.items()):
+            try:
+                described[name] = answer.result(self._timeout_s)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                missing.append(name)
+        if missing:
+            raise TopicMissing(
+                f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or mend source.topics"
+            )
+        return described
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that is still there."""
+        return self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last stable offset: what a `read_committed` reader may read up to."""
+        return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+        """Both ends of each log and their leader's epoch, from two requests at once."""
+        tps = list(partitions)
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = [self._asked(tps, latest), self._asked(tps, latest, IsolationLevel.READ_UNCOMMITTED)]
+        stable, high = map(self._answers, asked)
+        return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
+
+    def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+        """Where logs were cut that no longer lead to a position: an offset, and the epoch of the leader that had it.
+
+        Found by halving what is left of the log: Kafka says yes or no to one offset at a time.
+        """
+        first = self.earliest(positions)
+        positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
+        gone = diverged(self._properties, positions)
+        spans = {tp: (first[tp], positions[tp][0]) for tp in gone}
+        while open_spans := {tp: (a + b) // 2 for tp, (a, b) in spans.items() if b - a > 1}:
+            beyond = diverged(self._properties, {tp: (at, positions[tp][1]) for tp, at in open_spans.items()})
+            for tp, at in open_spans.items():
+                spans[tp] = (spans[tp][0], at) if tp in beyond else (at, spans[tp][1])
+        return {tp: at for tp, (at, _) in spans.items()}
+
+    def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset at or after a broker timestamp; the end where there is none."""
+        tps = list(partitions)
+        found = self._list(tps, OffsetSpec.for_timestamp(int(when.timestamp() * 1000)))
+        missing = [tp for tp, offset in found.items() if offset < 0]
+        return {**found, **(self.ends(missing) if missing else {})}
+
+    def starts(
+        self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """A stream's declared `source.start` as offsets."""
+        if start == "earliest":
+            return self.earliest(partitions)
+        return self.ends(partitions) if start == "latest" else self.at(start, partitions)
+
+    def _list(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
+        return {tp: answer.offset for tp, answer in self._answers(self._asked(partitions, which)).items()}
+
+    def _asked(
+        self,
+        partitions: Iterable[TopicPartition],
+        which: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[Any, Any]:
+        request = {KafkaTopicPartition(*tp): which for tp in partitions}
+        if not request:
+            return {}
+        try:
+            answers: dict[Any, Any] = self._admin.list_offsets(
+                request, isolation_level=isolation, request_timeout=self._timeout_s
+            )
+        except KafkaException as error:
+            raise self._translated(error, "listing offsets of") from error
+        return answers
+
+    def _answers(self, asked: Mapping[Any, Any]) -> dict[TopicPartition, Any]:
+        try:
+            return {(tp.topic, tp.partition): answer.result(self._timeout_s) for tp, answer in asked.items()}
+        except (KafkaException, TimeoutError) as error:
+            raise self._translated(error, "listing offsets of") from error
+
+    def _translated(self, error: Exception, doing: str) -> FrazilError:
+        code = error.args[0].code() if isinstance(error, KafkaException) else None
+        what = f"{doing} topics {', '.join(self._topics)} at {self._servers}"
+        if code in DENIED:
+            return AccessDenied(f"Kafka refuses {what}: {error}. Check source.properties and the topic's ACLs")
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return TopicMissing(f"{what}: a topic does not exist. Create it, or mend source.topics")
+        why = f": {error}" if str(error) else f" within {self._timeout_s:g} s"
+        return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers")

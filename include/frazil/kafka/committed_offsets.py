@@ -1,0 +1,90 @@
+"""Which offsets Kafka itself has, read by a plain consumer that shares nothing with the writer's own reading."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from frazil.errors import KafkaUnavailable
+from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally
+
+SILENT_MOST_S = 60.0
+AT_ONCE = 10_000
+
+_SETTINGS = {
+    # Needed by librdkafka, never used: nothing is committed and no group is joined.
+    "group.id": "frazil-audit",
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "fetch.queue.backoff.ms": 5,
+}
+
+
+def read_offsets(
+    properties: Mapping[str, str],
+    ranges: Mapping[TopicPartition, tuple[int, int]],
+    *,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> dict[TopicPartition, OffsetTally]:
+    """The offsets of the committed records in each range `[start, end)`; a range ends at a record or EOF past its end.
+
+    Raises KafkaUnavailable where the brokers are silent, or deleted the beginning of a range meanwhile.
+    """
+    open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
+    tallies = {tp: OffsetTally() for tp in ranges}
+    if not open_ranges:
+        return tallies
+    consumer = Consumer({**properties, **_SETTINGS})
+    try:
+        consumer.assign([KafkaTopicPartition(*tp, start) for tp, (start, _) in open_ranges.items()])
+        _drain(consumer, open_ranges, tallies, on_progress)
+    finally:
+        consumer.close()
+    return tallies
+
+
+def _drain(
+    consumer: Consumer,
+    open_ranges: dict[TopicPartition, tuple[int, int]],
+    tallies: dict[TopicPartition, OffsetTally],
+    on_progress: Callable[[int], None],
+) -> None:
+    heard_at = time.monotonic()
+    while open_ranges:
+        messages = consumer.consume(AT_ONCE, timeout=0.5)
+        if messages:
+            heard_at = time.monotonic()
+        elif time.monotonic() - heard_at > SILENT_MOST_S:
+            raise KafkaUnavailable(f"Kafka sent nothing for {SILENT_MOST_S:.0f} s; check the brokers, then audit again")
+        pieces: dict[TopicPartition, list[int]] = {}
+        for message in messages:
+            tp, offset, is_record = _read(message)
+            if tp not in open_ranges:
+                continue
+            end = open_ranges[tp][1]
+            if is_record and offset < end:
+                pieces.setdefault(tp, []).append(offset)
+            if offset >= (end - 1 if is_record else end):
+                del open_ranges[tp]
+                consumer.incremental_unassign([KafkaTopicPartition(*tp)])
+        for tp, offsets in pieces.items():
+            tallies[tp].add(np.array(offsets))
+        on_progress(sum(map(len, pieces.values())))
+
+
+def _read(message: Message) -> tuple[TopicPartition, int, bool]:
+    """Where a message is, and whether it is a record or an end of partition."""
+    error = message.error()
+    tp = (message.topic() or "", message.partition() or 0)
+    if error is None:
+        return tp, message.offset() or 0, True
+    if error.code() == KafkaError._PARTITION_EOF:
+        return tp, message.offset() or 0, False
+    raise KafkaUnavailable(f"{tp[0]}-{tp[1]} cannot be read: {error}; audit again, or without the source")

@@ -1,0 +1,117 @@
+"""The ends of the logs that a planner reads, look after look, and that they still are the logs that the stream read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from frazil.errors import KafkaUnavailable
+from frazil.kafka.truncation import LOOKS, OUTDATED_LOOKS, Answer, LogEnd, judge
+from frazil.offsets.spans import TopicPartition
+
+
+class LogSource(Protocol):
+    """What is asked of Kafka."""
+
+    def log_ends(self, partitions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, LogEnd]: ...
+
+    def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, int]: ...
+
+
+@dataclass(slots=True)
+class LogWatch:
+    """What the leaders said last. Ends go back only where a new leader says so, for a lagging broker's mean nothing."""
+
+    stable: dict[TopicPartition, int] = field(default_factory=dict)
+    """Last stable offsets."""
+    high: dict[TopicPartition, int] = field(default_factory=dict)
+    """High watermarks: past the records of open transactions as well."""
+    leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    """Of the leaders that said so, where they have been found to have what the stream read."""
+    short: dict[TopicPartition, int] = field(default_factory=dict)
+    """How many looks in a row found an end before the position."""
+    outdated: dict[TopicPartition, int] = field(default_factory=dict)
+    """How many looks in a row were answered by a broker that was replaced."""
+
+    def look(
+        self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int]:
+        """Where logs were cut that are read at `offsets`, which the leaders of `epochs` had; takes the others' ends.
+
+        Raises what `kafka` raises, and KafkaUnavailable where brokers stay outdated.
+        """
+        ends = kafka.log_ends(offsets)
+        answers = {
+            tp: judge(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
+            for tp, end in ends.items()
+        }
+        self._check_outdated(answers)
+        cut = self._cut(kafka, offsets, epochs, ends, answers)
+        for tp, end in ends.items():
+            if tp in cut:
+                continue
+            if answers[tp] is Answer.SOUND:
+                self._take(tp, max(end.stable, self.stable.get(tp, 0)), max(end.high, self.high.get(tp, 0)), end)
+            elif answers[tp] is Answer.ANOTHER_LEADER:
+                self._take(tp, end.stable, end.high, end)
+        return cut
+
+    def is_silent(self, tp: TopicPartition, offset: int) -> bool:
+        """Nothing lies beyond the offset, not even in an open transaction. Unknown ends say nothing."""
+        return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
+
+    def in_transactions(self) -> dict[TopicPartition, int]:
+        """Offsets that wait for transactions to end, where there are any."""
+        waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
+        return {tp: count for tp, count in waiting.items() if count > 0}
+
+    def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
+        """For a moment that is an election; for ever nobody would notice that nothing is read any more."""
+        outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
+        self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
+        stuck = sorted(f"{topic}-{p}" for (topic, p), looks in self.outdated.items() if looks >= OUTDATED_LOOKS)
+        if stuck:
+            raise KafkaUnavailable(
+                f"for {OUTDATED_LOOKS} looks only brokers have answered for {', '.join(stuck[:5])} whose leader epoch "
+                "is lower than one that was seen before: they were replaced and do not know it, or the cluster's "
+                "metadata was restored from a backup. Check the brokers"
+            )
+
+    def _take(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
+        self.stable[tp], self.high[tp] = stable, high
+        if end.leader_epoch is not None:
+            self.leader_epochs[tp] = end.leader_epoch
+
+    def _cut(
+        self,
+        kafka: LogSource,
+        offsets: Mapping[TopicPartition, int],
+        epochs: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, LogEnd],
+        answers: Mapping[TopicPartition, Answer],
+    ) -> Mapping[TopicPartition, int]:
+        self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is Answer.SHORT}
+        doubtful = [tp for tp, answer in answers.items() if answer in {Answer.SHORT, Answer.ANOTHER_LEADER}]
+        ask = {tp: (offsets[tp], epochs[tp]) for tp in doubtful if tp in epochs}
+        return {
+            **{tp: ends[tp].stable for tp, looks in self.short.items() if looks >= LOOKS},
+            **(kafka.cut(ask) if ask else {}),
+        }
+
+
+def find_cut(
+    kafka: LogSource,
+    offsets: Mapping[TopicPartition, int],
+    epochs: Mapping[TopicPartition, int],
+    *,
+    pause: Callable[[], None] = lambda: time.sleep(1.0),
+) -> Mapping[TopicPartition, int]:
+    """Where logs were cut before these offsets; looks again, after a `pause`, while only that can tell."""
+    watch = LogWatch()
+    while True:
+        cut = watch.look(kafka, offsets, epochs)
+        if cut or not watch.short:
+            return cut
+        pause()

@@ -1,0 +1,131 @@
+"""Whether Kafka's log still is the one that a stream read: it may end earlier than it did, or have grown again since.
+
+An unclean leader election, a disk that lost its newest segments, or a broker restored from a backup cut a log at some
+offset; records that come later get the offsets of those that are gone. Two signs tell. A leader answers an end before
+an offset that was readable: it never does otherwise, because a new leader says `OFFSET_NOT_AVAILABLE` until its high
+watermark is past that of its predecessor; only a broker that does not know yet that it was replaced may lag, and its
+answer carries an older leader epoch. And, whatever the log grew to, the leader knows where the records of each leader
+epoch end: librdkafka asks it (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from frazil.errors import KafkaUnavailable, OffsetGap
+from frazil.offsets.spans import TopicPartition
+
+LOOKS = 3
+"""Looks in a row that must find an end too early where no leader epoch settles it."""
+OUTDATED_LOOKS = 60
+"""Looks in a row that a broker may answer which does not know yet that it was replaced."""
+ASK_WITHIN_S = 20.0
+_AT_ONCE = 100
+_SETTINGS = {
+    "group.id": "frazil",  # never joined
+    "enable.auto.commit": False,
+    # Records of open transactions are an answer as well.
+    "isolation.level": "read_uncommitted",
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    # One record answers; librdkafka's default back-off is a second once its queue is full.
+    "fetch.message.max.bytes": 1024,
+    "fetch.wait.max.ms": 5,
+    "fetch.queue.backoff.ms": 5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where a topic-partition ends, as its leader says."""
+
+    stable: int
+    """The last stable offset: what a `read_committed` reader may read up to."""
+    high: int
+    """The high watermark: past the records of open transactions as well."""
+    leader_epoch: int | None = None
+    """Of the leader that answered; None where the broker does not say."""
+
+
+class Answer(Enum):
+    """What a leader's answer says of an offset that was readable once."""
+
+    SOUND = "the same leader has it"
+    OUTDATED = "the broker was replaced, and does not know it: its ends say nothing"
+    SHORT = "the log ends before it"
+    ANOTHER_LEADER = "the log may have been cut, and have grown again: it is to be asked"
+
+
+def judge(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
+    """What an answer says of an offset that the leader of `known_epoch` had. Pure."""
+    if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
+        return Answer.OUTDATED
+    if end.stable < offset:
+        return Answer.SHORT
+    same = known_epoch is None or end.leader_epoch is None or end.leader_epoch == known_epoch
+    return Answer.SOUND if same else Answer.ANOTHER_LEADER
+
+
+def diverged(
+    properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
+) -> frozenset[TopicPartition]:
+    """Those of the positions, each an offset and its leader epoch, that the leader's log no longer leads to.
+
+    Offsets that retention deleted are among them. Raises KafkaUnavailable where no answer comes.
+    """
+    if not positions:
+        return frozenset()
+    found: set[TopicPartition] = set()
+    waiting = set(positions)
+    consumer = Consumer({**properties, **_SETTINGS})
+    try:
+        consumer.assign([KafkaTopicPartition(*tp, o, leader_epoch=epoch) for tp, (o, epoch) in positions.items()])
+        deadline = time.monotonic() + ASK_WITHIN_S
+        while waiting:
+            for message in consumer.consume(_AT_ONCE, timeout=0.05):
+                tp = (message.topic() or "", message.partition() or 0)
+                code = error.code() if (error := message.error()) else None
+                if tp not in waiting or code not in {None, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}:
+                    continue
+                waiting.discard(tp)
+                consumer.incremental_unassign([KafkaTopicPartition(*tp)])
+                if code == KafkaError._AUTO_OFFSET_RESET:
+                    found.add(tp)
+            if waiting and time.monotonic() > deadline:
+                raise KafkaUnavailable(
+                    f"Kafka was asked whether the logs of {_names(waiting)} still lead to where the stream stands, and "
+                    f"did not answer within {ASK_WITHIN_S:.0f} s. Check the brokers"
+                )
+    finally:
+        consumer.close()
+    return frozenset(found)
+
+
+def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
+    """What logs lost between the offsets at which they were cut and a position; empty where nothing was."""
+    return "; ".join(
+        f"{topic}-{partition} offsets {at} to {wanted[topic, partition] - 1}"
+        for (topic, partition), at in sorted(cut.items())
+        if at < wanted.get((topic, partition), at)
+    )
+
+
+def check_not_cut(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int], *, stream: str) -> None:
+    """No log was cut before the position. Raises `OffsetGap`."""
+    if lost := cut_ranges(wanted, cut):
+        raise OffsetGap(
+            f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "
+            "The log was truncated (an unclean leader election, a disk or a broker restored from a backup). The table "
+            f"keeps what it has; `frazil reset {stream} --to marker` goes on where the log was cut, so that the new "
+            "records land beside it, and `source.on-gap: skip` always does"
+        )
+
+
+def _names(partitions: Iterable[TopicPartition]) -> str:
+    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions)[:5])

@@ -1,0 +1,69 @@
+"""Offsets of topic-partitions as spans `[start, end)` and as bitmaps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
+
+from pyroaring import BitMap64
+
+TopicPartition = tuple[str, int]
+Span = tuple[int, int]
+"""Offsets `[start, end)`."""
+Spans = Mapping[TopicPartition, tuple[Span, ...]]
+"""In order, neither empty nor overlapping."""
+
+
+def between(start: int, end: int) -> BitMap64:
+    """All offsets of `[start, end)`."""
+    whole = BitMap64()
+    if end > start:
+        whole.add_range(start, end)
+    return whole
+
+
+def runs(found: BitMap64, within: Span) -> Iterator[Span]:
+    """Runs of neighbouring offsets; what it takes grows with the runs, not with the offsets."""
+    end = within[1]
+    others = between(*within) - found
+    for offsets_of in (found, others):
+        offsets_of.add(end)  # where every search ends
+    start = found.min()
+    while start < end:
+        after = others.next_set_bit(start)
+        yield start, after
+        start = found.next_set_bit(after)
+
+
+def within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
+    """The records that lie in the spans, of the topic-partitions that have any."""
+    found = {tp: records[tp] & reduce(or_, (between(*span) for span in of)) for tp, of in spans.items()}
+    return {tp: offsets_of for tp, offsets_of in found.items() if offsets_of}
+
+
+def holding(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
+    """The spans that hold any of the records."""
+    kept = {tp: tuple(s for s in of if records[tp].range_cardinality(*s)) for tp, of in spans.items()}
+    return {tp: of for tp, of in kept.items() if of}
+
+
+def offsets(spans: Spans) -> int:
+    """How many offsets there are; records may be fewer, where Kafka has gaps."""
+    return sum(end - start for of in spans.values() for start, end in of)
+
+
+def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
+    """Pieces in any order as spans; empty ones are left out, those that touch or overlap are put together."""
+    whole: dict[TopicPartition, list[Span]] = {}
+    for tp, (start, end) in sorted(pieces):
+        of = whole.setdefault(tp, [])
+        if of and start <= of[-1][1]:
+            of[-1] = (of[-1][0], max(of[-1][1], end))
+        elif start < end:
+            of.append((start, end))
+    return {tp: tuple(of) for tp, of in whole.items() if of}
+
+
+def overlap(some: Spans, others: Spans) -> bool:
+    return any(a < d and c < b for tp, of in some.items() for a, b in of for c, d in others.get(tp, ()))

@@ -1,0 +1,67 @@
+"""Offsets of one topic-partition, counted: which were seen, and which more than once, in a few bits an offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+SINGLES_A_RUN = 8
+
+
+class OffsetTally:
+    """Takes offsets in any order, in pieces; a stream's own are dense, so a billion of them fit in a few hundred MB."""
+
+    def __init__(self, offsets: npt.ArrayLike = ()) -> None:
+        self.seen = BitMap64()
+        self.repeated = BitMap64()
+        """Seen at least twice."""
+        self.rows = 0
+        self.add(offsets)
+
+    def add(self, offsets: npt.ArrayLike) -> None:
+        """Count more offsets, 0 or above."""
+        values = np.sort(np.asarray(offsets, dtype=np.uint64))
+        steps = np.diff(values)
+        piece = _bitmap(values, np.flatnonzero(steps != 1) + 1)
+        if again := values[1:][steps == 0].tolist():
+            self.repeated |= BitMap64(again)
+        self.repeated |= self.seen & piece
+        self.seen |= piece
+        self.rows += len(values)
+
+    @property
+    def copies(self) -> int:
+        """Rows more than distinct offsets."""
+        return self.rows - len(self.seen)
+
+
+def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
+    """The first runs of neighbouring offsets as `[first, last]`, at most `limit` of them."""
+    start: int | None = None
+    last = -1
+    found = 0
+    for offset in offsets:
+        if start is not None and offset != last + 1:
+            yield start, last
+            start, found = None, found + 1
+            if found == limit:
+                return
+        start = offset if start is None else start
+        last = offset
+    if start is not None:
+        yield start, last
+
+
+def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
+    """Sorted offsets, cut where a run of neighbours ends. A run costs as much as some ten single offsets."""
+    if len(breaks) * SINGLES_A_RUN > len(values):
+        return BitMap64(values)
+    whole = BitMap64()
+    if len(values):
+        firsts, lasts = values[[0, *breaks]].tolist(), values[[*(breaks - 1), -1]].tolist()
+        for first, last in zip(firsts, lasts, strict=True):
+            whole.add_range(first, last + 1)
+    return whole

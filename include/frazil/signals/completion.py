@@ -1,0 +1,259 @@
+"""From a table as it stands to its signals: who feeds it, what is complete, how many rows that is, and the append.
+
+A look reads metadata: the markers among the table's properties, and the summaries of the commits since the look that
+last signalled; of a commit whose summary does not say what it brings, also its manifests. Rows are counted, and gates
+run, only for windows that are signalled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.commit.history import ancestors
+from frazil.commit.late_rows import late_rows
+from frazil.commit.marker import Marker, of_topics, read_markers
+from frazil.commit.open_branch import earliest_waiting_us
+from frazil.commit.rules import check_ancestry
+from frazil.errors import CommitUnavailable, RolledBack, SpecError
+from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Decision, Feed, complete_to, decide
+from frazil.partitions.watermark import holding_back
+from frazil.partitions.window_rows import window_rows
+from frazil.partitions.windows import Grain, Window, microseconds
+from frazil.signals.signal import Signal, State
+from frazil.signals.signal_table import TableSignals, append_signals
+from frazil.spec.model import StreamSpec
+from frazil.table.branches import head_of
+from frazil.table.catalogs import catalog_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a quality gate says of a window."""
+
+    passed: bool
+    note: str | None = None
+
+
+RunGates = Callable[["Look", Sequence[Window]], Mapping[Window, Gate]]
+"""Of windows that have rows, at the table's head; called once a look, and only where there is such a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A table whose windows are signalled, at one moment."""
+
+    table: Table
+    specs: tuple[StreamSpec, ...]
+    """The declared streams that feed it."""
+    grain: Grain
+    feeds: tuple[Feed, ...]
+    signals: TableSignals
+    decision: Decision
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the decision leads; None while that is unknown."""
+        made, before = self.decision, self.signals.cursor
+        head = head_of(self.table.metadata)
+        if made.from_us is None or made.through_us is None or head is None:
+            return before
+        held = before.held if before and before.grain is self.grain else frozenset()
+        uuid = str(self.table.metadata.table_uuid)
+        return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
+
+
+def look(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_ONCE) -> Look | None:
+    """Look at the table that these streams feed; None where it does not exist, or nothing of it ever completes.
+
+    `specs` are all declared streams of one table, which declare the same windows; `most` windows complete at once.
+    Raises `MarkerUnreadable`, and what `catalog_errors` makes of a catalog's.
+    """
+    spec = specs[0]
+    if spec.window is None:
+        return None
+    # The signals first: what was signalled since the table was loaded is then found moved at the append.
+    signals = TableSignals.load(catalog, spec.table.identifier)
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(spec.table.identifier)
+        except NoSuchTableError:
+            return None
+    grain = Grain(spec.window)
+    feeds = feeds_of(table, specs)
+    cursor = _of_this_table(signals.cursor, table)
+    if _is_behind(table, cursor):
+        behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; look again"
+        return Look(table, tuple(specs), grain, feeds, signals, Decision((), {}, None, None, behind))
+    with catalog_errors(catalog.name):
+        late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
+    begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
+    decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, most=most)
+    return Look(table, tuple(specs), grain, feeds, signals, decision)
+
+
+def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
+    """Of a table that was dropped and made again, all rows came after its signals."""
+    if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
+        return cursor
+    return dataclasses.replace(cursor, sequence_number=0)
+
+
+def _is_behind(table: Table, cursor: Cursor | None) -> bool:
+    """Whether the catalog answered with an older state of the table than was signalled: caches do."""
+    metadata = table.metadata
+    if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
+        return False
+    return metadata.next_sequence_number() <= cursor.sequence_number
+
+
+def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
+    """The streams that feed a table: those with a marker in it, and those that are declared and have not begun."""
+    declared = {spec.name: spec for spec in specs}
+    markers = read_markers(table.metadata.properties)
+    return tuple(
+        _feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
+    )
+
+
+def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
+    """A stream whose rows cannot be vouched for has no watermark, and says why."""
+    lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
+    if marker is None:
+        return Feed(stream, None, lateness_us)
+    if spec is None:
+        problem = f"no sound file declares it: mend its file, or `frazil forget {stream}`"
+        return Feed(stream, None, problem=problem)
+    try:
+        check_ancestry(table.metadata, marker, table=spec.table.identifier)
+        waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
+    except RolledBack as error:
+        return Feed(stream, None, lateness_us, problem=str(error))
+    holder = holding_back(
+        marker.max_event_times_us, partitions=of_topics(marker.offsets, spec.source.topics), idle=marker.idle
+    )
+    return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
+
+
+def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
+    """Append what a look found to `frazil.signals`, each window once; nothing where somebody else was faster."""
+    cursor = seen.cursor
+    head = head_of(seen.table.metadata)
+    if cursor is None or head is None:
+        return ()
+    windows = seen.decision.windows
+    if not windows and seen.signals.cursor is not None:
+        return ()
+    rows = window_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
+    filled = [window for window in windows if rows[window]]
+    verdicts = gates(seen, filled) if gates and filled else {}
+    revisions, rejected = _revisions(seen), _rejected_since(seen)
+    made = [
+        Signal(
+            table=seen.signals.table,
+            partition=window.key,
+            start_us=window.start_us,
+            end_us=window.end_us,
+            revision=revisions.get(window, 1),
+            state=State.COMPLETE if verdict.passed else State.HELD,
+            rows=rows[window],
+            dead_letters=rejected,
+            late_rows=seen.decision.again.get(window, 0),
+            watermark_us=complete_to(seen.feeds) or 0,
+            snapshot_id=head.snapshot_id,
+            sequence_number=head.sequence_number or 0,
+            signalled_at_ms=clock_ms,
+            note=verdict.note,
+        )
+        for window in windows
+        for verdict in [verdicts.get(window, Gate(passed=True))]
+    ]
+    held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
+    moved = dataclasses.replace(cursor, held=held)
+    return tuple(made) if append_signals(catalog, seen.signals, made, moved, clock_ms=clock_ms) else ()
+
+
+def _revisions(seen: Look) -> dict[Window, int]:
+    """Of windows that are decided again: the next one, or the same where nobody was told of it."""
+    again = seen.decision.again
+    if not again:
+        return {}
+    last = seen.signals.newest(from_us=min(again).start_us, to_us=max(again).end_us)
+    return {w: last[w].revision + last[w].sent for w in again if w in last}
+
+
+def _rejected_since(seen: Look) -> int:
+    """Dead letters of the feeding streams' commits since the last signal."""
+    cursor = _of_this_table(seen.signals.cursor, seen.table)
+    if cursor is None:
+        return 0
+    total = 0
+    for snapshot in ancestors(seen.table.metadata):
+        if (snapshot.sequence_number or 0) <= cursor.sequence_number:
+            break
+        total += int((snapshot.summary.get("frazil.rejected") if snapshot.summary else None) or 0)
+    return total
+
+
+def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
+    """Signal a window that its gate holds, as it stands now; `note` says who wants it and why. `spec` feeds the table.
+
+    Raises SpecError where it is not held.
+    """
+    table = spec.table.identifier
+    while True:
+        signals = TableSignals.load(catalog, table)
+        cursor = signals.cursor
+        held = signals.newest(from_us=window.start_us, to_us=window.end_us).get(window)
+        with catalog_errors(catalog.name):
+            now = catalog.load_table(table)
+        head = head_of(now.metadata)
+        if cursor is None or held is None or held.sent or head is None:
+            raise SpecError(
+                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists those that are"
+            )
+        if _is_behind(now, cursor):
+            raise CommitUnavailable(f"the catalog answered with an older state of {table} than was signalled; retry")
+        rows = window_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
+        freed = dataclasses.replace(
+            held,
+            state=State.RELEASED,
+            rows=rows[window],
+            snapshot_id=head.snapshot_id,
+            sequence_number=head.sequence_number or 0,
+            note=note,
+            signalled_at_ms=clock_ms,
+        )
+        moved = dataclasses.replace(cursor, held=cursor.held - {window.start_us})
+        if append_signals(catalog, signals, [freed], moved, clock_ms=clock_ms):
+            return freed
+
+
+def send_again(
+    catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
+) -> tuple[Signal, ...]:
+    """Signal windows once more with the revision that they have, for consumers that missed it.
+
+    Raises SpecError where one of them was never signalled, or is held.
+    """
+    while True:
+        signals = TableSignals.load(catalog, table)
+        known = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
+        missing = [w.key for w in windows if w not in known or not known[w].sent]
+        if missing or signals.cursor is None:
+            raise SpecError(
+                f"{', '.join(missing)} of {table} was not signalled yet: there is nothing to send again. "
+                f"`frazil partitions {table}` says what it waits for"
+            )
+        again = [
+            dataclasses.replace(known[w], state=State.AGAIN, note=note, signalled_at_ms=clock_ms)
+            for w in sorted(windows)
+        ]
+        if append_signals(catalog, signals, again, signals.cursor, clock_ms=clock_ms):
+            return tuple(again)

@@ -1,0 +1,202 @@
+"""`frazil.signals`: which windows of which tables are complete, one row a window and revision, in every catalog.
+
+Its append is the compare-and-swap that makes a signal happen once: the cursor of a table, a property of this one,
+moves with the rows in the same update, and whoever finds it moved appends nothing. Airflow's events follow from the
+rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
+from pyiceberg.table import Table
+from pyiceberg.table.update import SetPropertiesUpdate
+
+from frazil.commit.history import ancestors
+from frazil.commit.marked_update import clean
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
+from frazil.commit.target import target_table
+from frazil.errors import MarkerUnreadable
+from frazil.ingest.contract import StagedFile
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.window_rows import between
+from frazil.partitions.windows import Grain, Window
+from frazil.signals.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
+from frazil.table.catalogs import catalog_errors
+from frazil.table.tables import Declared, data_location, ensure_declared
+
+IDENTIFIER = "frazil.signals"
+PROPERTY_PREFIX = "frazil.signals."
+FORMAT_VERSION = 1
+TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
+"""Of each append's summary: whose signals it brought, and the start of the earliest window."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSignals:
+    """The signals of one table, as `frazil.signals` stood when it was loaded."""
+
+    table: str
+    cursor: Cursor | None
+    number: int
+    """Of the table's last signal; 0 where it has none."""
+    at: Table | None
+
+    @classmethod
+    def load(cls, catalog: Catalog, table: str) -> TableSignals:
+        """Raises `MarkerUnreadable` for a cursor of a newer format, or one that was edited by hand."""
+        with catalog_errors(catalog.name):
+            try:
+                signals = catalog.load_table(IDENTIFIER)
+            except NoSuchTableError:
+                return cls(table, None, 0, None)
+        return cls(table, *_read_cursor(signals, table), signals)
+
+    def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
+        """The last signal of each window that begins in `[from, to)`."""
+        found: dict[Window, Signal] = {}
+        for signal in self._scan(between("start", from_us, to_us)):
+            found[signal.window] = signal
+        return found
+
+    def after(self, number: int) -> tuple[Signal, ...]:
+        """All signals later than one, in their order."""
+        if self.at is None or number >= self.number:
+            return ()
+        return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))
+
+    def _since(self, number: int) -> BooleanExpression:
+        """Which days to look at for signals after one: the appends' summaries say, as far as they are kept."""
+        starts = []
+        for snapshot in ancestors(self.at.metadata) if self.at else ():
+            summary = snapshot.summary.additional_properties if snapshot.summary else {}
+            if summary.get(TABLE_KEY) != self.table:
+                continue
+            starts.append(int(summary[FROM_KEY]))
+            if int(summary["frazil.number"]) <= number + 1:
+                return GreaterThan(term="start", value=min(starts) - 1)
+        return GreaterThan(term="number", value=number)
+
+    def _scan(self, rows: BooleanExpression) -> tuple[Signal, ...]:
+        if self.at is None:
+            return ()
+        mine = And(EqualTo(term="table", value=self.table), rows)
+        found = [from_row(row) for row in self.at.scan(row_filter=mine).to_arrow().to_pylist()]
+        return tuple(sorted(found, key=lambda s: s.number))
+
+
+def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
+    """The last signal of each of a table's windows that begin in `[from, to)`, by start."""
+    found = TableSignals.load(catalog, table).newest(from_us=from_us, to_us=to_us)
+    return tuple(found[window] for window in sorted(found))
+
+
+def append_signals(
+    catalog: Catalog, seen: TableSignals, signals: Iterable[Signal], cursor: Cursor, *, clock_ms: int
+) -> bool:
+    """Append a table's signals and move its cursor; False, and nothing, where somebody moved it since `seen`.
+
+    Raises what `swap` raises.
+    """
+    ensure_declared(catalog, Declared(IDENTIFIER, SCHEMA, SPEC), "signals")
+    handle = TableHandle(catalog, IDENTIFIER)
+    numbered = [dataclasses.replace(s, number=n) for n, s in enumerate(signals, seen.number + 1)]
+    token = uuid.uuid4().hex
+    files = _write(handle.current(), numbered, token)
+    writer = SnapshotWriter(files)
+
+    def propose(table: Table) -> Done[bool] | Change[bool]:
+        found = table.metadata.properties.get(PROPERTY_PREFIX + seen.table)
+        if found and json.loads(found).get("token") == token:  # and only the answer was lost
+            return Done(True)
+        if _read_cursor(table, seen.table) != (seen.cursor, seen.number):
+            return Done(False)
+        prepared = writer.prepare(table, summary=_summary(seen.table, numbered), now_ms=clock_ms)
+        text = _cursor_text(cursor, seen.number + len(numbered), token)
+        moved = SetPropertiesUpdate(updates={PROPERTY_PREFIX + seen.table: text})
+        return Change(prepared.requirements, (*prepared.updates, moved), True)
+
+    try:
+        landed = swap(handle, propose, patience=Patience(total_s=60))
+    finally:
+        clean(writer, handle)
+    # Only where our manifests are proven waste: an append whose answer was lost may have landed all the same.
+    if not landed and not writer.manifests:
+        for file in files:
+            handle.current().io.delete(file.path)
+    return landed
+
+
+def _summary(table: str, signals: list[Signal]) -> dict[str, str]:
+    if not signals:
+        return {}
+    return {
+        TABLE_KEY: table,
+        FROM_KEY: str(min(s.start_us for s in signals)),
+        "frazil.number": str(signals[0].number),
+    }
+
+
+def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
+    text = signals.metadata.properties.get(PROPERTY_PREFIX + table)
+    if text is None:
+        return None, 0
+    try:
+        raw = json.loads(text)
+        if raw["format"] != FORMAT_VERSION:
+            raise MarkerUnreadable(
+                f"the signals of {table} have format {raw['format']}, and this frazil reads {FORMAT_VERSION}: run the "
+                "frazil version that wrote them, or a newer one"
+            )
+        held = frozenset(raw["held-us"])
+        return (
+            Cursor(
+                Grain(raw["grain"]),
+                raw["from-us"],
+                raw["through-us"],
+                raw["sequence-number"],
+                held,
+                raw.get("table-uuid"),
+            ),
+            raw["number"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise MarkerUnreadable(
+            f"the property {PROPERTY_PREFIX + table!r} of table {IDENTIFIER} is no cursor ({error!r}): it was edited "
+            "by hand; put it back"
+        ) from error
+
+
+def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
+    return json.dumps(
+        {
+            "format": FORMAT_VERSION,
+            "grain": cursor.grain,
+            "from-us": cursor.from_us,
+            "through-us": cursor.through_us,
+            "sequence-number": cursor.sequence_number,
+            "held-us": sorted(cursor.held),
+            "table-uuid": cursor.table_uuid,
+            "number": number,
+            "token": token,
+        },
+        separators=(",", ":"),
+    )
+
+
+def _write(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:
+    if not signals:
+        return []
+    target = target_table(table, folder=f"{data_location(table)}/{token}")
+    writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
+    writer.add(to_arrow(signals, writer.layout.arrow_schema))
+    return writer.finish()

@@ -1,0 +1,89 @@
+"""The writer's JVM starts from an archive of Spark's classes: a restart, and so a recovery, takes half the time.
+
+`python -m frazil.spark.class_archive` makes the archive once (`make setup` does): it runs a small session and lets
+the JVM dump the classes it loaded. It is an optimisation alone: without it, or with one that does not fit any more,
+the JVM loads the classes from the jars.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+from frazil.home import cache_folder
+from frazil.spark.java import find_java
+
+LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The JVM moves no records, it schedules: compiling it hot would cost more CPU than it ever saves."""
+QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+
+
+def archive_path() -> Path:
+    """Of this Spark and this Java; the file may not be there. An archive fits no other JVM, class path or version.
+
+    Raises EnvironmentUnusable where there is no Java.
+    """
+    java, _ = find_java(os.environ)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "([^"]+)"', said)
+    place = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]
+    return cache_folder() / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{place}.jsa"
+
+
+def java_options() -> str:
+    """A lean JVM, started from the archive where there is one."""
+    path = archive_path()
+    return f"{LEAN} -XX:SharedArchiveFile={path} {QUIET}" if path.exists() else LEAN
+
+
+_PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+session = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.extraJavaOptions", sys.argv[1]).getOrCreate()
+)
+rows = session.readStream.format("rate").load().selectExpr("string(value) as plan")
+query = (
+    rows.writeStream.foreachBatch(lambda batch, _: batch.mapInArrow(lambda it: it, "plan string").collect())
+    .trigger(availableNow=True).start()
+)
+query.awaitTermination(30)
+query.stop()
+gateway = session.sparkContext._gateway
+session.stop()
+gateway.shutdown()
+gateway.proc.stdin.close()
+gateway.proc.wait(120)  # it dumps the archive as it ends
+"""
+
+
+def make() -> Path:
+    """Make the archive if it is missing; whole or not at all, also where two make it at once."""
+    path = archive_path()
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    options = f"{LEAN} -XX:ArchiveClassesAtExit={temporary} {QUIET}"
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, options], env=environment, capture_output=True, text=True, check=False
+    )
+    if ran.returncode or not temporary.exists():
+        raise RuntimeError(ran.stderr[-2000:])
+    temporary.replace(path)
+    return path
+
+
+if __name__ == "__main__":
+    try:
+        print(f"JVM class archive: {make()}")
+    except (OSError, RuntimeError) as error:
+        print(f"the JVM class archive was not made, writers will start slower: {error}", file=sys.stderr)

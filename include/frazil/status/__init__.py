@@ -1,0 +1,3 @@
+"""Where a stream stands, for the command line and for pages."""
+
+from __future__ import annotations

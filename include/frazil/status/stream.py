@@ -1,0 +1,278 @@
+"""What one look at a stream shows: its run folder on this host, its table, its desired state, and where no writer
+tells the lag, what Kafka has beyond the marker. No JVM.
+
+What cannot be read is said in a stream's problems, and never hides the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.history import last_commit_ms
+from frazil.commit.marker import Marker, read_marker
+from frazil.commit.rules import check_ancestry, check_same_source
+from frazil.errors import FrazilError
+from frazil.home import run_folder
+from frazil.host.heartbeat import Heartbeat, Phase, Stall
+from frazil.host.launcher import Observation
+from frazil.host.local import LocalLauncher
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
+from frazil.supervise.desired import DesiredStore
+from frazil.supervise.liveness import beating
+from frazil.supervise.observed import error_name
+from frazil.table.branches import head_of
+from frazil.table.storage import open_store
+from frazil.table.tables import check_fits, load_stream_table, state_location
+from frazil.timetext import ago
+
+KAFKA_ANSWERS_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStatus:
+    """The writer's process on this host. Times are milliseconds since the epoch, UTC."""
+
+    state: str
+    pid: int | None = None
+    phase: str | None = None
+    heartbeat_at_ms: int | None = None
+    stale: bool = False
+    """It runs, and does not beat."""
+    exit_code: int | None = None
+    exit_name: str | None = None
+    ended_at_ms: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream; what is unknown is None, and why stands in `problems`."""
+
+    name: str
+    table: str
+    desired: str | None
+    desired_reason: str | None
+    writer: WriterStatus
+    epoch: int | None
+    batch: int | None
+    lag: int | None
+    """Records not yet committed: by the writer on this host while it beats, by Kafka else."""
+    last_commit_at_ms: int | None
+    watermark_ms: int | None
+    snapshot_id: int | None
+    """The snapshot that the marker came with."""
+    table_exists: bool | None
+    rows: int | None
+    problems: tuple[str, ...]
+    stall: Stall | None = None
+    """What a writer that beats says it is held back by; among the problems as well."""
+    throttle: str | None = None
+    """Why it commits less often than declared, or should; among the problems as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """What the table and the objects beside it say."""
+
+    exists: bool | None
+    marker: Marker | None = None
+    last_commit_at_ms: int | None = None
+    rows: int | None = None
+    desired: str | None = None
+    desired_reason: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the stream stands: the table's word where it can be read, else the last heartbeat's."""
+
+    epoch: int | None = None
+    batch: int | None = None
+    last_commit_at_ms: int | None = None
+    watermark_ms: int | None = None
+    snapshot_id: int | None = None
+
+
+def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
+    """Look at one stream; never raises for what is out of reach."""
+    writer, observation, problems = _look_at_writer(spec.name, now_ms=now_ms)
+    view = _look_at_table(spec)
+    beat = observation.heartbeat if observation else None
+    beat_now = beating(observation, now_ms=now_ms) if observation else None
+    at = _position(view, beat)
+    stall = beat_now.stall if beat_now else None
+    if stall is not None:
+        problems.append(stall.reason)
+    throttle = beat_now.throttle if beat_now else None
+    if throttle is not None:
+        problems.append(throttle)
+    lag = beat_now.lag if beat_now else None
+    if lag is None and view.marker is not None:
+        lag, problem = _ask_kafka(spec, view.marker)
+        problems += [problem] if problem else []
+    return StreamStatus(
+        name=spec.name,
+        table=spec.table.identifier,
+        desired=view.desired,
+        desired_reason=view.desired_reason,
+        writer=writer,
+        epoch=at.epoch,
+        batch=at.batch,
+        lag=lag,
+        last_commit_at_ms=at.last_commit_at_ms,
+        watermark_ms=at.watermark_ms,
+        snapshot_id=at.snapshot_id,
+        table_exists=view.exists,
+        rows=view.rows,
+        problems=(*problems, *view.problems),
+        stall=stall,
+        throttle=throttle,
+    )
+
+
+def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
+    """How many records wait beyond the marker; None, and why, where Kafka does not say so at once."""
+    from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
+    from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
+    from frazil.kafka.truncation import check_not_cut  # noqa: PLC0415
+    from frazil.stream.planner import check_no_gap  # noqa: PLC0415
+
+    try:
+        properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
+        with KafkaOffsets(properties, spec.source.topics, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:
+            topics = kafka.describe()
+            check_same_source(marker.source, topics.identity, stream=spec.name)
+            ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
+            check_no_gap(marker.offsets, first, stream=spec.name)
+            read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
+            cut = find_cut(kafka, read, marker.leader_epochs, pause=lambda: None)
+            check_not_cut(read, cut, stream=spec.name)
+            starts = {**first, **read}
+    except FrazilError as error:
+        return None, f"the lag is unknown: {_words(error)}"
+    return sum(max(end - starts[tp], 0) for tp, end in ends.items()), None
+
+
+def _position(view: TableView, beat: Heartbeat | None) -> Position:
+    if (marker := view.marker) is not None:
+        watermark_ms = None if marker.watermark_us is None else marker.watermark_us // 1000
+        return Position(marker.at.epoch, marker.at.batch, view.last_commit_at_ms, watermark_ms, marker.snapshot_id)
+    if beat is None or view.exists is not None:
+        return Position()
+    return Position(beat.epoch, beat.batch, beat.last_commit_at_ms, beat.watermark_ms, beat.last_commit_snapshot)
+
+
+def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:
+    try:
+        observation = LocalLauncher(name).observe()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        unknown = WriterStatus(state="unknown")
+        return unknown, None, [f"the run folder {run_folder(name)} cannot be read: {error!r}"]
+    writer = writer_status(observation, now_ms=now_ms)
+    problems = []
+    if writer.stale and writer.heartbeat_at_ms is not None:
+        silent = ago(now_ms - writer.heartbeat_at_ms)
+        problems.append(f"pid {writer.pid} lives, but its heartbeat is {silent} old: what it says is of then")
+    if writer.error:
+        problems.append(f"the last writer ended with {exit_words(writer)}: {_without_name(writer)}")
+    return writer, observation, problems
+
+
+def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
+    """What one look at the run folder says of the writer. Pure."""
+    launch, beat = observation.launch, observation.heartbeat
+    if launch is None:
+        return WriterStatus(state=observation.process)
+    process = launch.writer or launch.parent
+    if observation.process.is_alive:
+        return WriterStatus(
+            state=observation.process,
+            pid=process.pid if process else None,
+            phase=beat.phase if beat else None,
+            heartbeat_at_ms=beat.written_at_ms if beat else None,
+            stale=beat is not None and beating(observation, now_ms=now_ms) is None,
+        )
+    end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
+    if end is None:  # a writer in the foreground leaves no exit record, only its last heartbeat
+        ended_well = beat is not None and beat.phase is Phase.ENDED and beat.error is None
+        return WriterStatus(
+            state=observation.process,
+            exit_code=0 if ended_well else None,
+            ended_at_ms=beat.written_at_ms if beat else None,
+            error=beat.error if beat else None,
+        )
+    return WriterStatus(
+        state=observation.process,
+        exit_code=end.code,
+        exit_name=error_name(end.code) or None if end.code else None,
+        ended_at_ms=end.ended_at_ms,
+        error=end.error,
+    )
+
+
+def _look_at_table(spec: StreamSpec) -> TableView:
+    try:
+        table = load_stream_table(spec)
+        return TableView(exists=False, desired="running") if table is None else _view(table, spec)
+    except Exception as error:  # catalogs raise what their clients raise; the other streams go on
+        return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
+
+
+def _view(table: Table, spec: StreamSpec) -> TableView:
+    problems: list[str] = []
+    marker = None
+    try:
+        check_fits(table, spec)
+    except FrazilError as error:
+        problems.append(_words(error))
+    try:
+        marker = read_marker(table.properties, spec.name)
+        if marker:
+            check_ancestry(table.metadata, marker, table=spec.table.identifier)
+    except FrazilError as error:
+        problems.append(_words(error))
+    desired = reason = None
+    try:
+        folder = state_location(table, spec.name)
+        wanted = DesiredStore(open_store(folder, table.io.properties), folder).read()
+        desired, reason = str(wanted.mode), wanted.reason or None
+    except Exception as error:  # as above: storage raises what its clients raise
+        problems.append(f"the desired state cannot be read: {_words(error)}")
+    return TableView(
+        exists=True,
+        marker=marker,
+        last_commit_at_ms=last_commit_ms(table.metadata, spec.name),
+        rows=_rows(table.metadata),
+        desired=desired,
+        desired_reason=reason,
+        problems=tuple(problems),
+    )
+
+
+def _rows(metadata: TableMetadata) -> int | None:
+    head = head_of(metadata)
+    if head is None:
+        return 0
+    text = head.summary.get("total-records") if head.summary else None
+    return int(text) if text else None
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _without_name(writer: WriterStatus) -> str:
+    return (writer.error or "").removeprefix(f"{writer.exit_name}: ")
+
+
+def exit_words(writer: WriterStatus) -> str:
+    """How a writer that ended did so."""
+    if writer.exit_code is None:
+        return "an error" if writer.error else "an exit code that nobody saw"
+    return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)

@@ -1,0 +1,70 @@
+"""Which data files an audit of a window must read, told by their manifests' bounds of the Kafka coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.types import PrimitiveType
+
+from frazil.offsets.spans import TopicPartition
+
+Within = Mapping[TopicPartition, Sequence[tuple[int, int]]]
+"""Offsets `[start, end)` of topic-partitions: in order, neither empty nor overlapping."""
+
+COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
+
+
+class FileBounds:
+    """Says of a file whether it may hold a row of the ranges.
+
+    What that guarantees: a file is passed over only where its bounds prove that it has no such row, and a file
+    without bounds is read. So every copy of a record of the ranges is found, whoever wrote it, before the ranges were
+    committed or after. What it does not: bounds span all topic-partitions of a file. Where partitions' offsets lie
+    far apart, a file of old rows may be read for nothing: it costs time, and changes no answer.
+    """
+
+    def __init__(self, schema: Schema, within: Within) -> None:
+        fields = [schema.find_field(name) for name in COORDINATES]
+        self._columns = [(f.field_id, f.field_type) for f in fields if isinstance(f.field_type, PrimitiveType)]
+        self._within = within
+
+    def may_hold(self, file: DataFile) -> bool:
+        (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
+        return any(
+            # An upper bound of text may be cut, and is then rounded up: comparing stays right.
+            _overlap(topics, topic, topic)
+            and _overlap(partitions, partition, partition)
+            and any(_overlap(offsets, start, end - 1) for start, end in ranges)
+            for (topic, partition), ranges in self._within.items()
+        )
+
+
+def of_topics(topics: Collection[str]) -> str:
+    """A row filter. Kafka allows no quotes in a topic's name."""
+    return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
+
+
+def box(within: Within) -> str:
+    """The row filter of the smallest box around the ranges, for the planner of the table's files."""
+    ranges = [r for of in within.values() for r in of]
+    least, end = min(start for start, _ in ranges), max(end for _, end in ranges)
+    return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {least} and kafka_offset < {end}"
+
+
+def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
+    """The least and the greatest value; None for what the manifest does not say."""
+    lower = (file.lower_bounds or {}).get(field_id)
+    upper = (file.upper_bounds or {}).get(field_id)
+    return (
+        None if lower is None else from_bytes(kind, lower),
+        None if upper is None else from_bytes(kind, upper),
+    )
+
+
+def _overlap(bounds: tuple[Any, Any], least: Any, greatest: Any) -> bool:
+    lower, upper = bounds
+    return (lower is None or lower <= greatest) and (upper is None or upper >= least)

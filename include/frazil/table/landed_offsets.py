@@ -1,0 +1,168 @@
+"""The offsets that a table holds: its Kafka coordinates alone are read, a few files at a time, and kept as bitmaps."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.table import DataScan, FileScanTask, Table
+
+from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally
+from frazil.table.branches import head_of
+from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
+
+FILES_AT_ONCE = 2
+"""Read side by side: one is fetched while another is sorted. Each holds some 25 bytes a row meanwhile."""
+
+Offsets = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows are tallied: of these topics, and where `within` is given, of these ranges alone."""
+
+    topics: Collection[str]
+    within: Within | None = None
+    topic_ids: Mapping[str, str] | None = None
+    """Of dead letters: those of the topics with these ids. Letters of topics that are gone are another's."""
+    stream: str | None = None
+    """Of dead letters: those that this stream rejected. Streams may share a table."""
+    unnamed: bool = True
+    """And those that say of no stream: an earlier frazil did not."""
+    branch: str | None = None
+    """None for what the table's current snapshot has."""
+
+    def beside(self, table: Table) -> tuple[str, ...]:
+        """The columns beside the coordinates that it is told by; a table may be older than the last."""
+        names = {field.name for field in table.schema().fields}
+        asked = {"topic_id": self.topic_ids, "stream": self.stream}
+        return tuple(name for name, value in asked.items() if value is not None and name in names)
+
+
+def has_coordinates(table: Table) -> bool:
+    names = {field.name for field in table.schema().fields}
+    return names.issuperset(COORDINATES)
+
+
+def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
+    """The offsets of the rows that are wanted, counted together; none where a branch does not exist."""
+    found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+    for tp, offsets in itertools.chain.from_iterable(_landed(table, each) for each in wanted):
+        found[tp].add(offsets)
+    return dict(found)
+
+
+def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, Offsets]]:
+    head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
+    if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
+        return
+    scan = table.scan(
+        row_filter=of_topics(wanted.topics) if wanted.within is None else box(wanted.within),
+        selected_fields=(*COORDINATES, *wanted.beside(table)),
+        snapshot_id=head.snapshot_id,
+    )
+    read = partial(_read, table, scan, wanted)
+    for pieces in _side_by_side(read, _files(table, scan, wanted)):
+        yield from pieces
+
+
+def _files(table: Table, scan: DataScan, wanted: Wanted) -> Iterator[FileScanTask]:
+    bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
+    for task in scan.plan_files():
+        if bounds is None or bounds.may_hold(task.file):
+            yield task
+
+
+def _side_by_side(
+    read: Callable[[FileScanTask], list[tuple[TopicPartition, Offsets]]], tasks: Iterable[FileScanTask]
+) -> Iterator[list[tuple[TopicPartition, Offsets]]]:
+    """Never more than a few files in memory: PyIceberg's own reader would begin all of them at once."""
+    running: deque[Future[list[tuple[TopicPartition, Offsets]]]] = deque()
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        for task in tasks:
+            running.append(pool.submit(read, task))
+            if len(running) > FILES_AT_ONCE:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> list[tuple[TopicPartition, Offsets]]:
+    """One file's offsets, sorted, by topic-partition."""
+    # Rows are chosen here: PyArrow's filter would cost more than it saves.
+    arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
+    pieces = []
+    for batch in arrow.to_record_batches([task]):
+        rows = batch if wanted.topic_ids is None else _of_current_topics(batch, wanted.topic_ids)
+        rows = rows if wanted.stream is None else _of_stream(rows, wanted.stream, unnamed=wanted.unnamed)
+        for tp, offsets in by_partition(rows.select(COORDINATES).drop_null()):
+            if tp[0] in wanted.topics:
+                pieces += [(tp, piece) for piece in _inside(offsets, tp, wanted.within) if len(piece)]
+    return pieces
+
+
+def _of_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
+    """Rows of the topics with these ids, and those that know no id."""
+    topics, names = _coded(batch.column("kafka_topic"))
+    ids, values = _coded(batch.column("topic_id"))
+    allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
+    return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
+
+
+def _of_stream(batch: pa.RecordBatch, stream: str, *, unnamed: bool) -> pa.RecordBatch:
+    if "stream" not in batch.schema.names:
+        return batch if unnamed else batch.slice(0, 0)
+    return batch.filter(pc.fill_null(pc.equal(batch.column("stream"), stream), unnamed))
+
+
+def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Offsets]]:
+    """Coordinates without nulls as sorted offsets of each topic-partition.
+
+    Sorted as one number a row, which NumPy does far quicker than by several keys.
+    """
+    if not len(rows):
+        return
+    topics, names = _coded(rows.column("kafka_topic"))
+    partitions = rows.column("kafka_partition").to_numpy().astype(np.int64)
+    offsets = rows.column("kafka_offset").to_numpy()
+    each, least = int(partitions.max()) + 1, int(offsets.min())
+    width = int(offsets.max()) - least + 1
+    places = topics * each + partitions
+    present = np.unique(places)
+    ranks = np.searchsorted(present, places)
+    if len(present) * width >= 2**63:
+        for rank, place in enumerate(present):
+            yield (str(names[place // each]), int(place % each)), np.sort(offsets[ranks == rank])
+        return
+    keys = np.sort(ranks * width + (offsets - least))
+    ends = np.searchsorted(keys, np.arange(1, len(present) + 1) * width)
+    for rank, (place, part) in enumerate(zip(present, np.split(keys, ends[:-1]), strict=True)):
+        yield (str(names[place // each]), int(place % each)), part - (rank * width - least)
+
+
+def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
+    """A column of texts as numbers, and the text of each number; the last one stands for null."""
+    encoded = column.dictionary_encode()
+    texts = [*encoded.dictionary.to_pylist(), None]
+    return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
+
+
+def _inside(offsets: Offsets, tp: TopicPartition, within: Within | None) -> Iterator[Offsets]:
+    """Those of sorted offsets that lie in the ranges."""
+    if within is None:
+        yield offsets
+        return
+    for start, end in within.get(tp, ()):
+        first, after = np.searchsorted(offsets, [start, end])
+        yield offsets[first:after]

@@ -1,0 +1,27 @@
+"""Times and durations as people read them. One form for every message, table and page."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+
+def ago(milliseconds: int) -> str:
+    """A duration as people say it: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`."""
+    seconds = max(milliseconds, 0) / 1000
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def utc(ms: int | None) -> str:
+    """Milliseconds since the epoch as people read them: `2013-12-30 04:00:00Z`; `unknown` for None."""
+    if ms is None:
+        return "unknown"
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return f"{moment:%Y-%m-%d %H:%M:%S}Z"

@@ -1,3 +1,0 @@
-"""The operations page (arrives with its issue)."""
-
-from __future__ import annotations

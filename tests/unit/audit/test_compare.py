@@ -1,0 +1,222 @@
+"""The audit's comparison: a world that landed exactly once is clean, and every harm is found for what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+
+from frazil.audit.compare import CommittedRange, Evidence, Finding, InKafka, Kind, compare, compare_counts, missing
+from frazil.offsets.spans import between
+from frazil.offsets.tally import OffsetTally, spans
+
+TOPIC_ID = "id-1"
+
+
+@dataclass(frozen=True)
+class World:
+    """A topic-partition whose records landed exactly once."""
+
+    kafka: frozenset[int]
+    rejected: frozenset[int]
+    bounds: tuple[int, ...]
+
+    def evidence(self, *, rows: list[int] | None = None, letters: list[int] | None = None) -> Evidence:
+        landed = sorted(self.kafka - self.rejected) if rows is None else rows
+        return Evidence(
+            topic="t",
+            partition=0,
+            marker=self.bounds[-1],
+            topic_id=TOPIC_ID,
+            ranges=tuple(self._range(a, b) for a, b in zip(self.bounds, self.bounds[1:], strict=False)),
+            rows=OffsetTally(landed),
+            dead_letters=OffsetTally(sorted(self.rejected) if letters is None else letters),
+            kafka=InKafka(0, BitMap64(sorted(self.kafka))),
+        )
+
+    def _range(self, start: int, end: int) -> CommittedRange:
+        here = {o for o in self.kafka if start <= o < end}
+        return CommittedRange(start, end, len(here - self.rejected), len(here & self.rejected), TOPIC_ID)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    end = draw(st.integers(1, 60))
+    kafka = draw(st.frozensets(st.integers(0, end - 1)))
+    rejected = draw(st.frozensets(st.sampled_from(sorted(kafka)))) if kafka else frozenset()
+    inner = draw(st.sets(st.integers(1, end)))
+    return World(kafka, rejected, (0, *sorted(inner | {end})))
+
+
+def wrong(found: tuple[Finding, ...]) -> list[tuple[Kind, int]]:
+    return [(f.kind, f.count) for f in found if f.kind.is_wrong]
+
+
+@given(worlds())
+def test_what_landed_exactly_once_is_clean_with_and_without_kafka(world: World):
+    assert compare(world.evidence()) == ()
+    assert compare(replace(world.evidence(), kafka=None)) == ()
+
+
+@given(worlds(), st.data())
+def test_rows_that_are_there_twice_are_duplicates_and_nothing_else(world: World, data: st.DataObject):
+    landed = sorted(world.kafka - world.rejected)
+    assume(landed)
+    again = data.draw(st.lists(st.sampled_from(landed), min_size=1))
+    assert wrong(compare(world.evidence(rows=landed + again))) == [(Kind.DUPLICATES, len(again))]
+
+
+@given(worlds(), st.data())
+def test_rows_that_are_gone_are_missing_by_kafka_and_miscounted_by_the_records(world: World, data: st.DataObject):
+    landed = sorted(world.kafka - world.rejected)
+    assume(landed)
+    gone = data.draw(st.sets(st.sampled_from(landed), min_size=1))
+    harmed = world.evidence(rows=[o for o in landed if o not in gone])
+    assert wrong(compare(harmed)) == [(Kind.MISSING, len(gone))]
+    assert set(missing(harmed)) == gone
+    assert wrong(compare(replace(harmed, kafka=None))) == [(Kind.MISCOUNTED, len(gone))]
+
+
+@given(worlds(), st.data())
+def test_dead_letters_that_are_gone_are_missing(world: World, data: st.DataObject):
+    assume(world.rejected)
+    gone = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
+    harmed = world.evidence(letters=sorted(world.rejected - gone))
+    assert (Kind.MISSING, len(gone)) in wrong(compare(harmed))
+    assert wrong(compare(replace(harmed, kafka=None))) == [(Kind.MISCOUNTED, len(gone))]
+
+
+@given(worlds(), st.data())
+def test_a_record_that_is_both_row_and_dead_letter_is_said(world: World, data: st.DataObject):
+    assume(world.rejected)
+    both = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
+    harmed = world.evidence(rows=sorted((world.kafka - world.rejected) | both))
+    assert (Kind.ROW_AND_DEAD_LETTER, len(both)) in wrong(compare(harmed))
+
+
+@given(worlds(), st.sets(st.integers(0, 20), min_size=1))
+def test_rows_past_the_marker_are_claimed_by_nobody(world: World, beyond: set[int]):
+    landed = sorted(world.kafka - world.rejected) + [world.bounds[-1] + n for n in sorted(beyond)]
+    assert wrong(compare(world.evidence(rows=landed))) == [(Kind.UNCLAIMED, len(beyond))]
+
+
+def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
+    skipping = Evidence(
+        topic="t",
+        partition=0,
+        marker=30,
+        topic_id=TOPIC_ID,
+        ranges=(CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(20, 30, 10, 0, TOPIC_ID)),
+        rows=OffsetTally([*range(10), *range(20, 30)]),
+        dead_letters=OffsetTally(),
+        kafka=InKafka(0, between(0, 30)),
+    )
+    (note,) = compare(skipping)
+    assert (note.kind, note.count, "10 to 19" in note.sentence) == (Kind.SKIPPED, 10, True)
+    assert wrong(compare(replace(skipping, rows=OffsetTally(range(30))))) == [(Kind.UNCLAIMED, 10)]
+
+
+def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
+    evidence = Evidence(
+        topic="t",
+        partition=0,
+        marker=100,
+        topic_id=TOPIC_ID,
+        ranges=(CommittedRange(0, 100, 100, 0, TOPIC_ID),),
+        rows=OffsetTally(range(100)),
+        dead_letters=OffsetTally(),
+        kafka=InKafka(60, between(60, 100)),
+    )
+    (note,) = compare(evidence)
+    assert (note.kind, note.count) == (Kind.UNCHECKED, 60)
+    lacking = replace(evidence, rows=OffsetTally([*range(50), *range(55, 100)]))
+    assert wrong(compare(lacking)) == [(Kind.MISCOUNTED, 5)]
+
+
+def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
+    ranges = (CommittedRange(0, 5, 5, 0, "old"), CommittedRange(0, 3, 3, 0, TOPIC_ID))
+    evidence = Evidence(
+        "t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally(), InKafka(0, between(0, 3))
+    )
+    assert wrong(compare(evidence)) == []
+    assert wrong(compare(replace(evidence, rows=OffsetTally([*range(5), *range(3), 4])))) == [(Kind.DUPLICATES, 1)]
+
+
+def test_rows_of_before_the_first_commit_record_are_a_note():
+    evidence = Evidence(
+        "t", 0, 20, TOPIC_ID, (CommittedRange(10, 20, 10, 0, TOPIC_ID),), OffsetTally(range(5, 20)), OffsetTally()
+    )
+    (note,) = compare(evidence)
+    assert (note.kind, note.count) == (Kind.UNCHECKED, 5)
+
+
+def test_ranges_that_were_read_twice_are_not_counted():
+    ranges = (CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(5, 10, 5, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(10)), OffsetTally())
+    assert compare(evidence) == ()
+
+
+@given(st.lists(st.lists(st.integers(0, 200))))
+def test_a_tally_counts_as_a_list_would_in_whatever_pieces_it_comes(pieces: list[list[int]]):
+    tally = OffsetTally()
+    whole: list[int] = []
+    for piece in pieces:
+        tally.add(piece)
+        whole += piece
+    assert set(tally.seen) == set(whole)
+    assert set(tally.repeated) == {o for o in whole if whole.count(o) > 1}
+    assert (tally.rows, tally.copies) == (len(whole), len(whole) - len(set(whole)))
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_spans_name_every_offset_once_and_no_other(offsets: set[int]):
+    found = list(spans(BitMap64(sorted(offsets)), limit=100))
+    assert [o for first, last in found for o in range(first, last + 1)] == sorted(offsets)
+    assert list(spans(BitMap64(sorted(offsets)), limit=2)) == found[:2]
+
+
+def test_without_coordinates_counts_are_compared_only_where_nobody_else_writes():
+    assert wrong(compare_counts(rows=10, claimed=10, other_streams=0, stream="s")) == []
+    assert wrong(compare_counts(rows=12, claimed=10, other_streams=0, stream="s")) == [(Kind.MISCOUNTED, 2)]
+    assert wrong(compare_counts(rows=12, claimed=10, other_streams=1, stream="s")) == []
+
+
+@given(worlds(), st.data())
+def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: World, data: st.DataObject):
+    cut = data.draw(st.integers(0, world.bounds[-1] - 1))
+    evidence = world.evidence()
+    harmed = replace(evidence, kafka=InKafka(0, evidence.kafka.offsets, cut))
+    others = sum(o >= cut for o in world.kafka)
+    assert wrong(compare(harmed)) == [(Kind.LOG_CUT, max(others, 1))]
+
+
+def test_rows_that_were_adopted_are_counted_beside_the_commit_records():
+    def findings(rows: int) -> list[tuple[Kind, int]]:
+        return wrong(compare_counts(rows=rows, claimed=7, other_streams=0, stream="s", adopted=1000))
+
+    assert findings(1007) == []
+    assert findings(1005) == [(Kind.MISCOUNTED, 2)]
+
+
+@given(worlds(), st.data())
+def test_offsets_that_kafka_gave_twice_may_be_there_twice_and_are_said(world: World, data: st.DataObject):
+    cut, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
+    landed = sorted(world.kafka - world.rejected)
+    evidence = world.evidence(rows=landed + [o for o in landed if o >= cut])
+    again = CommittedRange(cut, end, sum(o >= cut for o in landed), sum(o >= cut for o in world.rejected), TOPIC_ID)
+    found = compare(replace(evidence, ranges=(*evidence.ranges, again), rewritten=((cut, end),)))
+    assert wrong(found) == []
+    assert [(f.kind, f.count) for f in found] == [(Kind.UNCHECKED, end - cut)]
+
+
+@given(worlds(), st.data())
+def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka(world: World, data: st.DataObject):
+    """Commit records go on claiming what the rollback took from the table."""
+    held, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
+    rows = [o for o in sorted(world.kafka - world.rejected) if o < held]
+    letters = [o for o in sorted(world.rejected) if o < held]
+    evidence = replace(world.evidence(rows=rows, letters=letters), given_up=((held, end),))
+    for kafka in (evidence.kafka, None):
+        assert [(f.kind, f.count) for f in compare(replace(evidence, kafka=kafka))] == [(Kind.SKIPPED, end - held)]

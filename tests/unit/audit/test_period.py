@@ -1,0 +1,374 @@
+"""The audit of a window: what its batches claim is found as the whole audit finds it, at the cost of the window."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+from frazil.audit.compare import CommittedRange, Evidence, Finding, Kind, compare, duplicates, joined
+from frazil.audit.run import Audit, audit_stream
+from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.marker import BatchKey
+from frazil.commit.period import HOUR_MS, Period, complete_hours, last, period
+from frazil.ingest.contract import RangeProgress
+from frazil.maintenance.expiry import Pins, plan_expiry
+from frazil.offsets.tally import OffsetTally
+from frazil.spec.load import load_stream
+from frazil.spec.maintenance import Expiry
+from frazil.table import landed_offsets as landed
+from frazil.table.file_bounds import FileBounds
+from tests.made_batches import MadeStream
+
+BEGIN_MS = 2_000_000_000_000 // HOUR_MS * HOUR_MS
+"""A full hour, later than this machine's clock: no commit is older than its table."""
+FIRST, SECOND, THIRD = (Period(BEGIN_MS + n * HOUR_MS, BEGIN_MS + (n + 1) * HOUR_MS) for n in range(3))
+YAML = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: demo.made
+schema: {at: timestamptz, note: string}
+event-time: at
+"""
+
+
+# The window itself
+
+
+def test_the_last_complete_hour_is_over_at_the_moment_that_is_asked_for():
+    at = datetime(2013, 12, 30, 11, 15, 7, tzinfo=UTC)
+    assert complete_hours(at) == period(at.replace(hour=10, minute=0, second=0), at.replace(minute=0, second=0))
+    assert complete_hours(at.replace(minute=0, second=0)) == complete_hours(at)
+    assert complete_hours(at, 3).from_ms == complete_hours(at).from_ms - 2 * HOUR_MS
+
+
+def test_windows_of_neighbouring_hours_share_no_moment_and_leave_none_out():
+    assert [BEGIN_MS + HOUR_MS in w for w in (FIRST, SECOND)] == [False, True]
+    assert [BEGIN_MS + HOUR_MS - 1 in w for w in (FIRST, SECOND)] == [True, False]
+
+
+def test_the_last_hour_holds_what_was_committed_at_this_very_moment():
+    now = datetime(2013, 12, 30, 11, tzinfo=UTC)
+    assert int(now.timestamp() * 1000) in last(timedelta(hours=1), now)
+
+
+def test_a_window_that_holds_no_time_is_refused():
+    with pytest.raises(ValueError, match="ends before it begins"):
+        Period(5, 5)
+
+
+# The law: a window's finding is the whole audit's, within the window's ranges
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[CommittedRange], slice, list[int]]:
+    """Batches of one topic-partition (with resets back, and topics made again), a window of them, and rows."""
+    ranges = []
+    at, topic_id = 0, "id-0"
+    for number in range(draw(st.integers(1, 6))):
+        step = draw(st.sampled_from(["on", "on", "on", "back", "made again", "skip"]))
+        at = draw(st.integers(0, at)) if step == "back" else 0 if step == "made again" else at
+        at += draw(st.integers(1, 5)) if step == "skip" else 0
+        topic_id = f"id-{number}" if step == "made again" else topic_id
+        end = at + draw(st.integers(0, 12))
+        ranges.append(CommittedRange(at, end, draw(st.integers(0, end - at)), 0, topic_id))
+        at = end
+    first = draw(st.integers(0, len(ranges) - 1))
+    rows = draw(st.lists(st.integers(0, 40)))
+    return ranges, slice(first, draw(st.integers(first + 1, len(ranges)))), rows
+
+
+def evidence(
+    ranges: list[CommittedRange], rows: list[int], topic_id: str, *, whole: bool, elsewhere: tuple[Any, ...] = ()
+) -> Evidence:
+    return Evidence(
+        "t", 0, 50, topic_id, tuple(ranges), OffsetTally(sorted(rows)), OffsetTally(), whole=whole, elsewhere=elsewhere
+    )
+
+
+def look(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evidence, Evidence]:
+    """A window's evidence at first sight, and with what was committed elsewhere."""
+    spans = joined(ranges[of])
+    inside = [o for o in rows if any(start <= o < end for start, end in spans)]
+    others = (*ranges[: of.start], *ranges[of.stop :])
+    topic_id = ranges[-1].topic_id
+    return (
+        evidence(ranges[of], inside, topic_id, whole=False),
+        evidence(ranges[of], inside, topic_id, whole=False, elsewhere=others),
+    )
+
+
+@given(histories())
+def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(history: Any):
+    ranges, of, rows = history
+    whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
+    _, window_ = look(ranges, of, rows)
+    claimed = {o for start, end in joined(ranges[of]) for o in range(start, end)}
+    ids = {o: {r.topic_id for r in ranges if r.start <= o < r.end} for o in range(60)}
+    if any(len(of_offset) > 1 for of_offset in ids.values()):  # then an offset counts once, however often it is there
+        too_many = {o: int(rows.count(o) > 1 and len(ids[o]) < 2) for o in set(rows)}
+    else:
+        too_many = {o: rows.count(o) - 1 for o in set(rows)}
+    assert duplicates(whole) == sum(too_many.values())
+    assert duplicates(window_) == sum(n for o, n in too_many.items() if o in claimed)
+
+
+@given(histories())
+def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_miscounts(history: Any):
+    ranges, of, rows = history
+    whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
+    _, window_ = look(ranges, of, rows)
+    # The whole audit's own count, of each batch by itself.
+    alone = [
+        count(compare(evidence([r], rows, r.topic_id, whole=True, elsewhere=tuple(others_of(ranges, i)))))
+        for i, r in enumerate(ranges)
+    ]
+    assert count(compare(whole)) == sum(alone)
+    assert count(compare(window_)) == sum(alone[of])
+
+
+def others_of(ranges: list[CommittedRange], index: int) -> list[CommittedRange]:
+    return ranges[:index] + ranges[index + 1 :]
+
+
+def count(found: tuple[Finding, ...]) -> int:
+    return sum(f.count for f in found if f.kind is Kind.MISCOUNTED)
+
+
+@given(histories())
+def test_what_looks_well_in_a_window_is_well_beside_all_that_was_ever_committed(history: Any):
+    first, second = look(*history)
+    assume(not any(f.kind.is_wrong for f in compare(first)))
+    assert not any(f.kind.is_wrong for f in compare(second))
+
+
+# Which files are read
+
+
+class _File:
+    """A manifest's entry, as far as bounds go; None for what it does not say."""
+
+    def __init__(self, topics: Any, partitions: Any, offsets: Any) -> None:
+        bounds = [topics, partitions, offsets]
+        encode = [str.encode, lambda n: n.to_bytes(4, "little"), lambda n: n.to_bytes(8, "little")]
+        self.lower_bounds = {i + 10: encode[i](b[0]) for i, b in enumerate(bounds) if b is not None}
+        self.upper_bounds = {i + 10: encode[i](b[1]) for i, b in enumerate(bounds) if b is not None}
+
+
+COLUMNS = Schema(
+    NestedField(10, "kafka_topic", StringType()),
+    NestedField(11, "kafka_partition", IntegerType()),
+    NestedField(12, "kafka_offset", LongType()),
+)
+
+
+@given(st.data())
+def test_a_file_that_holds_a_row_of_the_ranges_is_never_passed_over(data: st.DataObject):
+    places = st.tuples(st.sampled_from(["a", "bb", "c"]), st.integers(0, 3), st.integers(0, 30))
+    rows = data.draw(st.lists(places, min_size=1, max_size=6))
+    known = data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    columns = list(zip(*rows, strict=True))
+    file = _File(*[(min(c), max(c)) if k else None for c, k in zip(columns, known, strict=True)])
+    topic, partition, start = data.draw(places)
+    within = {(topic, partition): [(start, start + data.draw(st.integers(1, 10)))]}
+    holds = any((t, p) in within and any(s <= o < e for s, e in within[t, p]) for t, p, o in rows)
+    assert FileBounds(COLUMNS, within).may_hold(file) or not holds
+
+
+def test_a_file_whose_bounds_meet_no_range_is_passed_over():
+    within = {("a", 1): [(10, 20)], ("a", 3): [(50, 60)]}
+    bounds = FileBounds(COLUMNS, within)
+    assert not bounds.may_hold(_File(("a", "a"), (0, 2), (20, 90)))
+    assert not bounds.may_hold(_File(("b", "c"), (0, 9), (0, 99)))
+    assert bounds.may_hold(_File(("a", "a"), (0, 2), (19, 90)))
+    assert bounds.may_hold(_File(None, None, None))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5), st.integers(0, 2**62))))
+def test_coordinates_come_sorted_by_topic_partition_and_none_is_lost(rows: list[tuple[str, int, int]]):
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    arrays = [pa.array(c, t) for c, t in zip(columns, (pa.large_string(), pa.int32(), pa.int64()), strict=True)]
+    batch = pa.record_batch(arrays, names=["kafka_topic", "kafka_partition", "kafka_offset"])
+    found = {tp: offsets.tolist() for tp, offsets in landed.by_partition(batch)}
+    wanted: dict[tuple[str, int], list[int]] = {}
+    for topic, partition, offset in sorted(rows):
+        wanted.setdefault((topic, partition), []).append(offset)
+    assert found == wanted
+
+
+# Real tables
+
+
+@pytest.fixture
+def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
+    """Three hours of two batches each; 100 offsets a batch in each of two partitions."""
+    (tmp_path / "made.yaml").write_text(YAML)
+    stream = MadeStream(load_stream(tmp_path / "made.yaml"), BEGIN_MS, partitions=2)
+    for number in range(6):
+        stream.now_ms = BEGIN_MS + number * HOUR_MS // 2
+        stream.land(dict.fromkeys(range(2), (number * 100, (number + 1) * 100)))
+    return stream
+
+
+def wrong(found: Audit) -> set[tuple[str, str, int]]:
+    return {(f.kind.value, f.where, f.count) for f in found.wrong}
+
+
+def test_a_clean_window_counts_its_own_rows_alone(made: MadeStream):
+    found = audit_stream(made.tables, window=SECOND)
+    assert (found.clean, found.findings, found.batches) == (True, (), 2)
+    assert [(p.start, p.end, p.rows) for p in found.partitions] == [(200, 400, 200)] * 2
+    assert sum(p.rows for p in audit_stream(made.tables).partitions) == 1200
+
+
+def test_only_files_that_may_hold_the_windows_records_are_read(made: MadeStream, monkeypatch: pytest.MonkeyPatch):
+    read = []
+    original = landed._read
+    monkeypatch.setattr(landed, "_read", lambda *a: read.append(a[-1].file.file_path) or original(*a))
+    audit_stream(made.tables, window=SECOND)
+    assert len(read) == 2
+
+
+def test_only_the_records_of_the_window_are_read(made: MadeStream, monkeypatch: pytest.MonkeyPatch):
+    read = count_reads(monkeypatch)
+    audit_stream(made.tables, window=SECOND)
+    assert len(read) == 2
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    read: list[str] = []
+    original = JournalStore.read
+
+    def counted(self: JournalStore, path: str) -> Journal | None:
+        read.append(path)
+        return original(self, path)
+
+    monkeypatch.setattr(JournalStore, "read", counted)
+    return read
+
+
+def test_copies_that_a_later_commit_wrote_are_found_in_the_hour_of_the_records(made: MadeStream):
+    made.now_ms = THIRD.to_ms
+    made.land({0: (600, 601)}, written={0: [600, 250, 251]})
+    assert wrong(audit_stream(made.tables, window=SECOND)) == {("duplicates", "made-0", 2)}
+    assert audit_stream(made.tables, window=FIRST).clean
+
+
+def test_copies_that_an_earlier_commit_wrote_are_found_as_well(made: MadeStream):
+    made.now_ms = THIRD.to_ms
+    made.land({0: (600, 601)}, written={0: [600, 650]})
+    made.now_ms += HOUR_MS
+    made.land({0: (601, 700)})
+    found = audit_stream(made.tables, window=Period(made.now_ms, made.now_ms + HOUR_MS))
+    assert wrong(found) == {("duplicates", "made-0", 1)}
+
+
+def test_rows_that_are_gone_are_found_in_their_own_hour_and_in_no_other(made: MadeStream):
+    made.tables.main.refresh().delete("kafka_partition = 1 and kafka_offset >= 210 and kafka_offset < 215")
+    found = audit_stream(made.tables, window=SECOND)
+    assert wrong(found) == {("miscounted", "made-1", 5)}
+    assert audit_stream(made.tables, window=FIRST).clean
+    assert audit_stream(made.tables, window=THIRD).clean
+    assert wrong(audit_stream(made.tables)) == {("miscounted", "made-1", 5)}
+
+
+def test_gaps_of_compacted_and_transactional_topics_are_legal(made: MadeStream):
+    made.now_ms = THIRD.to_ms
+    made.land({0: (600, 700), 1: (600, 700)}, records={0: range(601, 700, 3), 1: [699]}, rejected={0: [601]})
+    found = audit_stream(made.tables, window=Period(THIRD.to_ms, THIRD.to_ms + HOUR_MS))
+    assert (found.clean, found.findings) == (True, ())
+    assert [(p.rows, p.dead_letters) for p in found.partitions] == [(32, 1), (1, 0)]
+
+
+def test_a_dead_letter_that_is_gone_is_found(made: MadeStream):
+    made.now_ms = THIRD.to_ms
+    made.land({0: (600, 700), 1: (600, 700)}, rejected={0: [601, 650]})
+    made.tables.dead_letters.refresh().delete("kafka_offset = 601")
+    found = audit_stream(made.tables, window=Period(THIRD.to_ms, THIRD.to_ms + HOUR_MS))
+    assert wrong(found) == {("miscounted", "made-0", 1)}
+
+
+def test_compaction_changes_no_answer(made: MadeStream):
+    table = made.tables.main.refresh()
+    table.overwrite(table.scan().to_arrow())
+    for hour in (FIRST, SECOND, THIRD):
+        assert audit_stream(made.tables, window=hour).clean
+    assert audit_stream(made.tables, window=SECOND).partitions[0].rows == 200
+
+
+def test_where_history_was_expired_records_are_searched_newest_first(made: MadeStream, monkeypatch: pytest.MonkeyPatch):
+    table = made.tables.main.refresh()
+    head = table.metadata.current_snapshot_id
+    gone = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != head]
+    table.catalog.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=gone),))
+    read = count_reads(monkeypatch)
+    found = audit_stream(made.tables, window=THIRD)
+    assert (found.clean, found.batches) == (True, 2)
+    assert [(p.start, p.end, p.rows) for p in found.partitions] == [(400, 600, 200)] * 2
+    # Its own two, and those of an hour before, where the writer's clock may have been wrong; one more ends the search.
+    assert len(read) <= 5
+
+
+def test_a_batch_that_waited_for_its_writer_belongs_to_the_hour_it_was_committed_in(made: MadeStream):
+    made.now_ms = THIRD.to_ms
+    journal = made.stage([RangeProgress("made", 0, 600, 700, 100, 0, None)], {0: range(600, 700)}, {})
+    made.now_ms = THIRD.to_ms + 5 * HOUR_MS
+    made.committer.commit(journal)
+    assert audit_stream(made.tables, window=Period(THIRD.to_ms, THIRD.to_ms + HOUR_MS)).batches == 0
+    assert audit_stream(made.tables, window=Period(made.now_ms, made.now_ms + HOUR_MS)).batches == 1
+
+
+def test_what_retention_took_is_said_in_its_hour_and_is_not_wrong(made: MadeStream):
+    made.now_ms = THIRD.from_ms
+    made.committer.skip({("made", 0): 700}, lost="made-0 offsets 600 to 699")
+    found = audit_stream(made.tables, window=THIRD)
+    assert found.clean
+    assert ["made-0 offsets 600 to 699" in f.sentence for f in found.findings] == [True]
+    assert audit_stream(made.tables, window=SECOND).findings == ()
+
+
+def test_what_retention_took_is_said_also_when_expiry_cut_the_history_and_kept_only_that(made: MadeStream):
+    made.now_ms = THIRD.from_ms
+    made.committer.skip({("made", 0): 700}, lost="made-0 offsets 600 to 699")
+    made.now_ms = THIRD.to_ms
+    made.land({0: (700, 701)})
+    table = made.tables.main.refresh()
+    now_ms, settings = THIRD.to_ms + HOUR_MS // 2, Expiry(keep=timedelta(minutes=1), at_least=1, at_most=1)
+    plan = plan_expiry(table.metadata, settings, Pins(), table="demo.made", now_ms=now_ms)
+    assert len(table.metadata.snapshots) - len(plan.expire) == 2
+    table.catalog.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=list(plan.expire)),))
+    found = audit_stream(made.tables, window=THIRD)
+    assert ["made-0 offsets 600 to 699" in f.sentence for f in found.findings] == [True]
+
+
+def test_a_commit_record_that_is_gone_is_said(made: MadeStream):
+    made.tables.journals.delete([BatchKey(1, 3)])
+    found = audit_stream(made.tables, window=SECOND)
+    assert wrong(found) == {("record gone", "made", 1)}
+    assert "cannot be audited" in found.findings[0].sentence
+    assert audit_stream(made.tables, window=FIRST).clean
+
+
+def test_rows_of_a_topic_that_had_the_name_before_are_no_duplicates(made: MadeStream):
+    made.topic_id = "topic-2"
+    made.reset({0: 0, 1: 0})
+    made.now_ms = THIRD.to_ms
+    made.land({0: (0, 100), 1: (0, 100)})
+    found = audit_stream(made.tables, window=Period(THIRD.to_ms, THIRD.to_ms + HOUR_MS))
+    assert found.clean
+    assert [p.duplicates for p in found.partitions] == [0, 0]
+    assert {f.kind for f in found.findings} == {Kind.UNCHECKED}
+    assert "2 topics bore this name" in found.findings[0].sentence
+
+
+def test_an_hour_without_commits_is_clean_and_reads_no_file(made: MadeStream):
+    found = audit_stream(made.tables, window=Period(BEGIN_MS + 9 * HOUR_MS, BEGIN_MS + 10 * HOUR_MS))
+    assert (found.clean, found.batches, found.partitions) == (True, 0, ())

@@ -1,0 +1,116 @@
+"""Laws of what a backfill reads: never what is held, nothing left out, never past the live stream's marker."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+
+from frazil.backfill.plan import asked, chunks, chunks_of_records, first_records, missing
+from frazil.backfill.request import parse_request
+from frazil.errors import SpecError
+from frazil.offsets.spans import holding, merged, offsets, overlap, within
+
+PARTITIONS = [("t", p) for p in range(3)]
+positions = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 60))
+held_sets = st.dictionaries(st.sampled_from(PARTITIONS), st.sets(st.integers(0, 70)))
+pieces = st.lists(st.tuples(st.sampled_from(PARTITIONS), st.tuples(st.integers(0, 60), st.integers(0, 60))))
+
+
+def each(spans: Any) -> set[tuple[Any, int]]:
+    return {(tp, o) for tp, of in spans.items() for start, end in of for o in range(start, end)}
+
+
+@given(positions, positions, positions, positions)
+def test_what_is_asked_for_lies_in_kafka_and_below_the_live_marker(start, end, first, live):
+    found = each(asked(start, end, first=first, live=live))
+    assert found == {
+        (tp, o)
+        for tp in first.keys() & live.keys()
+        for o in range(max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
+    }
+
+
+@given(pieces, held_sets)
+def test_what_is_missing_and_what_is_held_make_the_whole_and_share_nothing(wanted, held):
+    spans = merged(wanted)
+    left = missing(spans, {tp: BitMap64(of) for tp, of in held.items()})
+    there = {(tp, o) for tp, of in held.items() for o in of}
+    assert each(left) == each(spans) - there
+    assert merged((tp, span) for tp, of in left.items() for span in of) == left, "the fewest spans, in order"
+
+
+@given(pieces, st.integers(1, 20))
+def test_chunks_are_bounded_and_make_the_whole(wanted, most):
+    spans = merged(wanted)
+    cut = chunks(spans, most=most)
+    assert sum(map(offsets, cut)) == offsets(spans)
+    assert set().union(*map(each, cut)) == each(spans)
+    assert all(0 < offsets(chunk) <= most + len(PARTITIONS) for chunk in cut)
+
+
+@given(pieces, held_sets, st.integers(1, 20))
+def test_chunks_of_records_hold_each_known_record_once_and_nothing_outside_of_the_spans(wanted, known, most):
+    spans = merged(wanted)
+    records = {tp: BitMap64(known.get(tp, ())) for tp in spans}
+    there = {(tp, o) for tp, found in within(spans, records).items() for o in found}
+    assert there == each(spans) & {(tp, o) for tp, of in known.items() for o in of}
+    held_in = [each(chunk) for chunk in chunks_of_records(spans, records, most=most)]
+    assert sum(len(part & there) for part in held_in) == len(set().union(*held_in) & there) == len(there)
+    assert set().union(*held_in) <= each(spans)
+    assert all(0 < len(part & there) <= most + len(PARTITIONS) for part in held_in)
+    kept = holding(spans, records)
+    assert each(kept) >= there
+    assert all(records[tp].range_cardinality(*span) for tp, of in kept.items() for span in of)
+    first = each(first_records(spans, records, most=most)) & there
+    assert first == {(tp, o) for tp, found in within(spans, records).items() for o in found[:most]}
+
+
+@given(pieces, pieces)
+def test_spans_overlap_where_they_share_an_offset(some, others):
+    a, b = merged(some), merged(others)
+    assert overlap(a, b) is bool(each(a) & each(b))
+
+
+# Requests
+
+
+def test_the_same_request_has_the_same_name_whatever_shall_become_of_it():
+    raw = {"stream": "events", "from-time": "2024-01-01T00:00:00Z", "to-offsets": {"t": {"0": 5}}, "to-time": ""}
+    request = parse_request(raw)
+    assert request.digest == parse_request({**raw, "target": "branch", "chunk-records": 5}).digest
+    assert request.digest == parse_request({**raw, "from-time": "2024-01-01T01:00:00+01:00"}).digest
+    assert request.digest != parse_request({**raw, "to-offsets": {"t": {"0": 6}}}).digest
+    files = parse_request({"stream": "events", "files": "/archive/", "from-event-time": "2024-01-01T00:00:00Z"})
+    assert files.files == "/archive"
+    assert files.digest != files.model_copy(update={"listing": "of other files"}).digest
+    assert request.offset_bounds("to") == {("t", 0): 5}
+    assert parse_request(request.model_dump(mode="json", by_alias=True)) == request
+
+
+def test_event_times_are_a_half_open_range_of_microseconds():
+    request = parse_request({"stream": "events", "from-event-time": "1970-01-01T00:00:01Z"})
+    assert request.event_times_us == (1_000_000, 2**63 - 1)
+    assert parse_request({"stream": "events", "from-time": datetime(2024, 1, 1, tzinfo=UTC)}).event_times_us is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"from-time": "2024-01-01T00:00:00"}, "from-time: Input should have timezone info"),
+        ({"from-time": "2024-01-02T00:00:00Z", "to-time": "2024-01-01T00:00:00Z"}, "to-time does not lie after"),
+        ({"to-time": "2024-01-02T00:00:00Z", "to-offsets": {"t": {0: 1}}}, "both say where to end"),
+        ({"from-offsets": {"t": {"0": -1}}}, "greater than or equal to 0"),
+        ({"files": "/archive", "from-time": "2024-01-01T00:00:00Z"}, "files and Kafka's times or offsets both say"),
+        ({"files": "archive/2024"}, "neither an absolute path nor a URI"),
+        ({"target": "elsewhere"}, "target: Input should be 'table' or 'branch'"),
+        ({"form-time": "2024-01-01T00:00:00Z"}, "form-time: Extra inputs are not permitted"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_sentence(raw: dict[str, Any], said: str):
+    with pytest.raises(SpecError, match=said):
+        parse_request({"stream": "events", **raw})

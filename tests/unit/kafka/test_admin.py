@@ -1,0 +1,70 @@
+"""What a client of Kafka that cannot be made, or a topic that is not there, is answered with."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from frazil.errors import NO_RESTART, SpecError, TopicMissing
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka import RangeReader
+from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.properties import property_problems
+from frazil.spec.rules import JAVA_ONLY, SET_BY_FRAZIL
+
+UNKNOWN = {"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}
+
+
+def test_a_property_that_librdkafka_does_not_know_is_a_mistake_of_the_declaration() -> None:
+    with pytest.raises(SpecError, match=r"source\.properties: .*no\.such"):
+        KafkaOffsets(UNKNOWN, ["t"])
+    with pytest.raises(SpecError, match=r"source\.properties: .*no\.such"):
+        RangeReader(UNKNOWN, [OffsetRange("t", 0, 0, 1)])
+
+
+def test_a_missing_topic_is_told_from_brokers_that_are_away_and_is_waited_for() -> None:
+    answer = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
+        found = offsets._translated(answer, "describing")
+    assert isinstance(found, TopicMissing)
+    assert (found.exit_code, found.restartable) == (24, True)
+    assert found.exit_code not in NO_RESTART
+
+
+def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
+    def answer(error: int | None) -> Future[str]:
+        future: Future[str] = Future()
+        future.set_exception(KafkaException(KafkaError(error))) if error is not None else future.set_result("there")
+        return future
+
+    missing = KafkaError.UNKNOWN_TOPIC_OR_PART
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["a", "b", "c"]) as offsets:
+        with pytest.raises(TopicMissing, match=r"has no topic a, c\. Create it"):
+            offsets._described({"c": answer(missing), "b": answer(None), "a": answer(missing)})
+        with pytest.raises(KafkaException):
+            offsets._described({"a": answer(missing), "b": answer(KafkaError._TRANSPORT)})
+        assert offsets._described({"b": answer(None)}) == {"b": "there"}
+
+
+def test_an_answer_that_does_not_come_says_how_long_was_waited() -> None:
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
+        found = offsets._translated(TimeoutError(), "describing")
+    assert "got no answer within 2 s. Check" in str(found)
+
+
+def test_librdkafka_says_what_is_wrong_with_a_property_as_far_as_it_is_known_here() -> None:
+    declared = {"fetch.min.bytes": "x", "queued.min.messages": "${env:X}", "sasl.password": "y", "no.such": "1"}
+    assert property_problems(declared).keys() == {"fetch.min.bytes", "no.such"}
+    assert property_problems({"fetch.min.bytes": "1", "security.protocol": "SSL", "debug": "all"}) == {}
+
+
+@pytest.mark.parametrize("key", sorted(JAVA_ONLY))
+def test_what_is_called_javas_own_is_unknown_to_librdkafka(key: str) -> None:
+    assert property_problems({key: "1"})
+
+
+@pytest.mark.parametrize("key", sorted(SET_BY_FRAZIL.keys() - {"bootstrap.servers"}))
+def test_what_frazil_sets_is_known_to_librdkafka(key: str) -> None:
+    assert not property_problems({key: "x"}).get(key, "").startswith("No such")

@@ -1,0 +1,540 @@
+"""Signals on a real catalog: each window once a revision, with the rows that a reader of its snapshot counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyiceberg.catalog import Catalog
+
+from frazil.commit.late_rows import WINDOWS, late_rows
+from frazil.commit.marker_change import adopt, forget
+from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.window_rows import window_rows
+from frazil.partitions.windows import Grain, Window
+from frazil.signals.completion import Gate, Look, look, release, send_again, signal
+from frazil.signals.signal import Signal, State
+from frazil.signals.signal_table import IDENTIFIER, TableSignals, newest_signals
+from frazil.spec.load import load_stream, streams_of
+from frazil.table.branches import head_of
+from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
+
+NOON = 1_388_404_800_000_000
+"""2013-12-30T12:00:00Z."""
+MINUTE = 60_000_000
+HOUR = 60 * MINUTE
+NOW_MS = 2_000_000_000_000
+
+
+class Minutes:
+    """A stream of one record a minute, from noon on, over two partitions; a table by day whose hours complete."""
+
+    def __init__(self, folder: Path, name: str = "minutes", extra: str = "", by: str = "day") -> None:
+        path = folder / f"{name}.yaml"
+        path.write_text(
+            f"name: {name}\nsource: {{topics: [{name}], bootstrap-servers: '127.0.0.1:1'}}\ntable: demo.minutes\n"
+            f"schema: {{at: timestamptz not null}}\nevent-time: at\npartition-by: [{by}(at)]\ncomplete: hour\n{extra}"
+        )
+        self.spec = load_stream(path)
+        self.made = MadeStream(self.spec, NOW_MS, partitions=2)
+        self.read = 0
+        self.counts = True
+        """Whether its commits say how many rows of each window they bring."""
+
+    def send(self, first: int, last: int, *, rejected: int = 0) -> None:
+        """Commit the records of the minutes `[first, last)`, in both partitions' ranges as one batch."""
+        times = [NOON + m * MINUTE for m in range(first, last)]
+        windows = Counter(us // HOUR * HOUR for us in times) if self.counts else None
+        self.made.columns = lambda _: {"at": pa.array(times)}
+        begin, self.read = self.read, self.read + len(times) + rejected
+        self.made.land(
+            {0: (begin, self.read), 1: (0, 0)},
+            rejected={0: range(self.read - rejected, self.read)},
+            times=EventTimes(dict.fromkeys((0, 1), max(times)), windows),
+        )
+
+    @property
+    def catalog(self) -> Catalog:
+        return load_catalog(None)
+
+    def look(self, *others: Minutes) -> Look:
+        seen = look(self.catalog, [self.spec, *(o.spec for o in others)])
+        assert seen is not None
+        return seen
+
+    def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
+        """Look and signal: the windows' keys, revisions, rows and late rows."""
+        return [facts(s) for s in signal(self.catalog, self.look(), clock_ms=NOW_MS, gates=gates)]
+
+    def signal_with(self, other: Minutes) -> list[tuple[str, int, int, int]]:
+        return [facts(s) for s in signal(self.catalog, self.look(other), clock_ms=NOW_MS)]
+
+    def stored(self) -> list[tuple[str, int, int, int]]:
+        return [facts(s) for s in TableSignals.load(self.catalog, "demo.minutes").after(0)]
+
+
+def facts(s: Signal) -> tuple[str, int, int, int]:
+    return (s.partition[-3:], s.revision, s.rows, s.late_rows)
+
+
+@pytest.fixture
+def minutes(tmp_path: Path, frazil_home: Path) -> Minutes:  # noqa: ARG001
+    stream = Minutes(tmp_path)
+    stream.made.begin()
+    return stream
+
+
+def fails(seen: Look, windows: Sequence[Window]) -> dict[Window, Gate]:  # noqa: ARG001
+    return dict.fromkeys(windows, Gate(passed=False, note="carrier is null in 3 rows"))
+
+
+def test_each_window_is_signalled_once_with_its_rows(minutes):
+    minutes.send(0, 10)
+    assert minutes.signal() == []
+    minutes.send(10, 130)
+    assert minutes.signal() == [("T12", 1, 60, 0), ("T13", 1, 60, 0)]
+    assert minutes.signal() == []
+    minutes.send(130, 181)
+    assert minutes.signal() == [("T14", 1, 60, 0)]
+    assert minutes.stored() == [("T12", 1, 60, 0), ("T13", 1, 60, 0), ("T14", 1, 60, 0)]
+
+
+def test_nothing_is_signalled_of_the_time_before_the_first_look_unless_the_stream_says_so(minutes, tmp_path):
+    minutes.send(0, 130)
+    assert minutes.signal() == []
+    other = Minutes(tmp_path, extra="complete-from: 2013-12-30T10:00:00Z\n")
+    assert look(minutes.catalog, [other.spec]).decision.complete == ()  # the first look has decided
+
+
+def test_complete_from_reaches_back_and_empty_windows_are_complete_too(tmp_path, frazil_home):  # noqa: ARG001
+    stream = Minutes(tmp_path, extra="complete-from: 2013-12-30T11:00:00Z\n")
+    stream.made.begin()
+    stream.send(0, 30)
+    stream.send(125, 130)
+    assert stream.signal() == [("T11", 1, 0, 0), ("T12", 1, 30, 0), ("T13", 1, 0, 0)]
+
+
+def test_late_rows_reopen_their_window_once(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    minutes.send(5, 8)
+    minutes.send(6, 7)
+    assert minutes.signal() == [("T12", 2, 64, 4)]
+    assert minutes.signal() == []
+    minutes.send(65, 66)
+    assert minutes.signal() == [("T13", 2, 61, 1)]
+
+
+def test_signals_of_two_checks_at_once_are_sent_once(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    first, second = minutes.look(), minutes.look()
+    assert len(signal(minutes.catalog, first, clock_ms=NOW_MS)) == 1
+    assert signal(minutes.catalog, second, clock_ms=NOW_MS) == ()
+    assert len(minutes.stored()) == 1
+    data = Path(minutes.catalog.load_table(IDENTIFIER).location().removeprefix("file://")) / "data"
+    assert len(list(data.rglob("*.parquet"))) == 1, "what the slower one wrote is gone"
+
+
+def test_an_append_whose_answer_is_lost_is_made_once(minutes, monkeypatch):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    commit, lost = type(minutes.catalog).commit_table, []
+
+    def lose_the_first(self: Any, *args: Any) -> Any:
+        answer = commit(self, *args)
+        if not lost:
+            lost.append(1)
+            raise ConnectionError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(type(minutes.catalog), "commit_table", lose_the_first)
+    assert minutes.signal() == [("T12", 1, 60, 0)] == minutes.stored()
+
+
+def test_several_streams_complete_a_window_together(minutes, tmp_path):
+    other = Minutes(tmp_path, name="others")
+    minutes.send(0, 70)
+    assert minutes.look(other).decision.through_us is None, "a declared stream that has not begun holds all open"
+    other.made.begin()
+    other.send(0, 30)
+    signal(minutes.catalog, minutes.look(other), clock_ms=NOW_MS)
+    minutes.send(70, 130)
+    seen = minutes.look(other)
+    assert seen.decision.complete == ()
+    assert "the watermark of others is 2013-12-30T12:29:00Z, held back by others-0" in seen.decision.reason
+    other.send(30, 65)
+    (found,) = signal(minutes.catalog, minutes.look(other), clock_ms=NOW_MS)
+    assert facts(found) == ("T12", 1, 120, 0)
+
+
+def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    minutes.signal(fails)
+    minutes.send(70, 130)
+    minutes.signal()
+    seen = TableSignals.load(minutes.catalog, "demo.minutes")
+    assert [(s.partition[-3:], s.state) for s in seen.after(0)] == [("T12", State.HELD), ("T13", State.COMPLETE)]
+    assert seen.cursor is not None
+    assert seen.cursor.held == {NOON}
+    noon = Window(NOON, Grain.HOUR)
+    minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
+    freed = release(minutes.catalog, minutes.spec, noon, note="released by op: known outage", clock_ms=NOW_MS)
+    assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 50, State.RELEASED, True)
+    assert freed.snapshot_id == head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
+    (newest, _) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + 2 * HOUR)
+    assert newest.note == "released by op: known outage"
+    with pytest.raises(SpecError, match=r"window 2013-12-30T12 of demo\.minutes is not held"):
+        release(minutes.catalog, minutes.spec, noon, note="again", clock_ms=NOW_MS)
+
+
+def test_late_rows_ask_the_gate_again_and_what_nobody_was_told_keeps_its_revision(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    minutes.signal(fails)
+    minutes.send(1, 2)
+    assert minutes.signal() == [("T12", 1, 61, 1)]
+    assert TableSignals.load(minutes.catalog, "demo.minutes").cursor.held == frozenset()
+    minutes.send(2, 3)
+    assert minutes.signal(fails) == [("T12", 2, 62, 1)]
+    minutes.send(3, 4)
+    assert minutes.signal() == [("T12", 2, 63, 1)]
+
+
+def test_an_empty_window_needs_no_gate(minutes):
+    minutes.send(0, 1)
+    minutes.signal()
+    minutes.send(130, 131)
+    assert minutes.signal(lambda _, windows: dict.fromkeys(windows, Gate(passed=True, note="asked"))) == [
+        ("T12", 1, 1, 0),
+        ("T13", 1, 0, 0),
+    ]
+    notes = [s.note for s in TableSignals.load(minutes.catalog, "demo.minutes").after(0)]
+    assert notes == ["asked", None]
+
+
+def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    noon = Window(NOON, Grain.HOUR)
+    send_again(minutes.catalog, "demo.minutes", [noon], note="sent again", clock_ms=NOW_MS)
+    seen = TableSignals.load(minutes.catalog, "demo.minutes")
+    assert [facts(s) for s in seen.after(2)] == [("T12", 1, 60, 0)]
+    assert minutes.signal() == []
+    with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes was not signalled yet"):
+        send_again(minutes.catalog, "demo.minutes", [noon, Window.parse("2013-12-30T14")], note="", clock_ms=NOW_MS)
+
+
+def test_dead_letters_since_the_signal_before_are_told(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 30, rejected=2)
+    minutes.send(30, 70, rejected=1)
+    (found,) = signal(minutes.catalog, minutes.look(), clock_ms=NOW_MS)
+    assert found.dead_letters == 3
+    minutes.send(70, 130)
+    (found,) = signal(minutes.catalog, minutes.look(), clock_ms=NOW_MS)
+    assert found.dead_letters == 0
+
+
+def test_a_table_rolled_back_behind_its_stream_signals_nothing_until_that_is_settled(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    assert len(minutes.signal()) == 1
+    before = head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
+    minutes.send(70, 130)
+    minutes.made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(before).commit()
+    assert minutes.signal() == []
+    assert "demo.minutes was rolled back behind stream 'minutes'" in minutes.look().decision.reason
+    minutes.read = 70
+    minutes.made.reset({0: 70})
+    minutes.send(70, 140)
+    assert minutes.signal() == [("T13", 1, 60, 0)], "it was never signalled: nothing of it is late"
+
+
+def test_a_marker_that_no_sound_file_declares_keeps_every_window_open(minutes, tmp_path):
+    other = Minutes(tmp_path, name="others")
+    other.made.begin()
+    minutes.send(0, 10)
+    other.send(0, 70)
+    seen = minutes.look()
+    assert seen.decision.through_us is None
+    assert "others counts for nothing: no sound file declares it" in seen.decision.reason
+    (tmp_path / "others.yaml").write_text("name: others\ntable: demo.minutes\n")
+    with pytest.raises(SpecError, match=r"others\.yaml"):
+        streams_of(tmp_path, "demo.minutes")
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_rows_that_wait_on_a_branch_keep_their_window_open_whatever_lateness_says(tmp_path):
+    late = Minutes(tmp_path, extra="lateness: 2h\ncommit: {align: watermark}\n", by="hour")
+    late.made.begin()
+    late.send(0, 10)
+    late.signal()
+    late.send(10, 130)
+    assert [key for key, *_ in late.signal()] == ["T10", "T11"]
+    impatient = late.spec.model_copy(update={"lateness": timedelta(0)})
+    seen = look(late.catalog, [impatient])
+    assert seen is not None
+    assert seen.decision.complete == ()
+    assert "its rows since 2013-12-30T12:00:00Z wait on a branch" in seen.decision.reason
+
+
+def test_signals_after_one_are_found_when_the_history_was_expired(minutes):
+    for hour in range(5):
+        minutes.send(60 * hour, 60 * hour + 61)
+        minutes.signal()
+    assert [s.partition[-3:] for s in TableSignals.load(minutes.catalog, "demo.minutes").after(2)] == ["T15", "T16"]
+    signals = minutes.catalog.load_table(IDENTIFIER)
+    expire = signals.maintenance.expire_snapshots()
+    for snapshot in signals.snapshots()[:-1]:
+        expire = expire.by_id(snapshot.snapshot_id)
+    expire.commit()
+    assert [s.partition[-3:] for s in TableSignals.load(minutes.catalog, "demo.minutes").after(2)] == ["T15", "T16"]
+
+
+def test_a_cursor_that_was_edited_by_hand_is_refused(minutes):
+    minutes.send(0, 70)
+    minutes.signal()
+    signals = minutes.catalog.load_table(IDENTIFIER)
+    with signals.transaction() as change:
+        change.set_properties({"frazil.signals.demo.minutes": "{}"})
+    with pytest.raises(MarkerUnreadable, match="edited by hand"):
+        minutes.look()
+
+
+def test_more_late_windows_than_a_summary_carries_are_counted_in_the_files(minutes):
+    minutes.send(0, 200 * 60)
+    head = head_of(minutes.made.tables.main.refresh().metadata)
+    minutes.send(0, 190 * 60)
+    table = minutes.made.tables.main.refresh()
+    assert head_of(table.metadata).summary.get(WINDOWS) is None
+    cursor = Cursor(Grain.HOUR, NOON + HOUR, NOON + 150 * HOUR, head.sequence_number)
+    late = late_rows(table, cursor, column="at", grain=Grain.HOUR)
+    assert late == {NOON + h * HOUR: 60 for h in range(1, 150)}
+
+
+def test_a_second_stream_that_begins_later_reopens_what_was_signalled(minutes, tmp_path):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    assert minutes.signal() == [("T12", 1, 60, 0), ("T13", 1, 60, 0)]
+    other = Minutes(tmp_path, name="others")
+    other.made.begin()
+    other.send(0, 50)
+    assert minutes.signal_with(other) == [("T12", 2, 110, 50)]
+    other.send(50, 130)
+    assert minutes.signal_with(other) == [("T12", 3, 120, 10), ("T13", 2, 120, 60)]
+    assert minutes.signal_with(other) == []
+    minutes.send(130, 190)
+    other.send(130, 190)
+    assert minutes.signal_with(other) == [("T14", 1, 120, 0)]
+
+
+def test_a_stream_that_is_forgotten_and_begins_again_reopens_what_was_signalled(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    tables = minutes.made.tables
+    store, state = tables.journals.state
+    forget(tables, store, state=state)
+    assert minutes.signal() == []
+    adopt(tables, store, offsets={("minutes", 0): 0, ("minutes", 1): 0}, source=minutes.made.source)
+    minutes.made.begin()
+    minutes.read = 0
+    minutes.send(0, 61)
+    assert minutes.signal() == [("T12", 2, 120, 60), ("T13", 2, 61, 1)]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_what_a_reset_reads_again_reopens_its_windows_and_history_stays_history(minutes, counts):
+    minutes.counts = counts
+    minutes.send(-30, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    minutes.made.reset({0: 0})
+    minutes.read = 0
+    minutes.send(-30, 70)
+    assert minutes.signal() == [("T12", 2, 120, 60), ("T13", 2, 70, 10)]
+    assert minutes.signal() == []
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_rows_that_waited_on_a_branch_reopen_a_signalled_window_when_they_reach_main(tmp_path):
+    first = Minutes(tmp_path, by="hour")
+    first.made.begin()
+    first.send(0, 10)
+    first.signal()
+    first.send(10, 70)
+    assert first.signal() == [("T12", 1, 60, 0)]
+    other = Minutes(tmp_path, name="others", extra="commit: {align: watermark}\n", by="hour")
+    other.made.begin()
+    other.send(0, 30)
+    assert first.signal_with(other) == [], "its rows wait on the branch"
+    other.send(30, 65)
+    assert first.signal_with(other) == [("T12", 2, 120, 60)]
+    assert first.signal_with(other) == []
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_rows_that_another_engine_appends_reopen_their_window_and_a_rewrite_does_not(tmp_path):
+    minutes = Minutes(tmp_path, extra="coordinates: false\n")
+    minutes.made.begin()
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 130)
+    minutes.signal()
+    table = minutes.made.tables.main.refresh()
+    times = [NOON + 61 * MINUTE, NOON + 200 * MINUTE]
+    schema = table.schema().as_arrow()
+    table.append(pa.table([pa.array(times).cast(schema.field("at").type)], schema))
+    assert minutes.signal() == [("T13", 2, 61, 1)]
+    minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
+    assert minutes.signal() == [], "files that were written anew bring nothing"
+
+
+def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes, monkeypatch):
+    """As a catalog that caches answers. It once signalled nothing, and at the next look the same late rows again."""
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    old = minutes.made.tables.main.refresh()
+    minutes.send(70, 130)
+    minutes.send(3, 5)
+    assert len(minutes.signal(fails)) == 2
+    catalog = minutes.catalog
+    load = type(catalog).load_table
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(catalog), "load_table", lambda self, name: old if name == "demo.minutes" else load(self, name)
+        )
+        seen = look(catalog, [minutes.spec])
+        assert "an older state of demo.minutes than was signalled" in seen.decision.reason
+        assert signal(catalog, seen, clock_ms=NOW_MS) == ()
+        with pytest.raises(CommitUnavailable, match="older state"):
+            release(catalog, minutes.spec, Window(NOON, Grain.HOUR), note="", clock_ms=NOW_MS)
+    assert minutes.signal() == []
+
+
+def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_before(minutes, tmp_path):
+    minutes.send(0, 10)
+    minutes.signal()
+    for minute in range(10, 130, 10):
+        minutes.send(minute, minute + 10)
+    assert [key for key, *_ in minutes.signal()] == ["T12", "T13"]
+    minutes.catalog.drop_table("demo.minutes")
+    minutes.catalog.drop_table("demo.minutes_dead_letters")
+    shutil.rmtree(minutes.made.tables.journals.state[1].removeprefix("file://"))
+    again = Minutes(tmp_path)
+    again.made.begin()
+    again.send(0, 10)
+    again.send(10, 130)
+    assert again.signal() == [("T12", 2, 60, 60), ("T13", 2, 60, 60)]
+    assert again.signal() == []
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["minutes", "others"]), st.integers(-2, 5), st.integers(1, 90)),
+        st.tuples(st.sampled_from(["look", "forget minutes", "forget others", "uncounted"])),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(moves)
+def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_look(moves):
+    """Two streams that begin, are forgotten and begin again, one of which may not say what its commits bring."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FRAZIL_HOME", f"{folder}/home")
+        streams = {name: Minutes(Path(folder), name=name) for name in ("minutes", "others")}
+        for stream in streams.values():
+            stream.made.begin()
+            stream.send(0, 1)
+        one, other = streams.values()
+        one.signal_with(other)
+        since: Counter[str] = Counter()
+        revisions: dict[str, int] = {}
+        for move, *how in [*moves, ("minutes", 4, 61), ("others", 4, 61), ("look",)]:
+            if move in streams:
+                first, last = 60 * how[0], 60 * how[0] + how[1]
+                streams[move].send(first, last)
+                since.update(f"T{12 + m // 60}" for m in range(first, last) if m >= 0)
+            elif move == "uncounted":
+                other.counts = not other.counts
+            elif move.startswith("forget"):
+                stream = streams[move.removeprefix("forget ")]
+                tables = stream.made.tables
+                forget(tables, tables.journals.state[0], state=tables.journals.state[1])
+                stream.made.begin()
+                stream.read = 0
+            else:
+                found = one.signal_with(other)
+                again = {key: late for key, revision, _, late in found if revision > 1}
+                decided = one.look(other).decision.through_us is not None
+                expected = {key: rows for key, rows in since.items() if key in revisions and decided}
+                assert again == expected
+                for key, revision, *_ in found:
+                    assert revision == revisions.get(key, 0) + 1
+                    revisions[key] = revision
+                if found:
+                    since.clear()
+
+
+def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes):
+    minutes.send(0, 90)
+    minutes.send(60, 70)
+    table = minutes.made.tables.main.refresh()
+    windows = [Window(NOON + h * HOUR, Grain.HOUR) for h in range(-1, 3)]
+    first = table.metadata.snapshots[-2].snapshot_id
+    head = head_of(table.metadata).snapshot_id
+    assert list(window_rows(table, windows, column="at", snapshot_id=first).values()) == [0, 60, 30, 0]
+    assert list(window_rows(table, windows, column="at", snapshot_id=head).values()) == [0, 60, 40, 0]
+    day = Window.of(NOON, Grain.DAY)
+    assert window_rows(table, [day], column="at", snapshot_id=head) == {day: 100}
+    table.delete("at < '2013-12-30T12:30:00+00:00'")
+    table = minutes.made.tables.main.refresh()
+    head = head_of(table.metadata).snapshot_id
+    assert list(window_rows(table, windows[1:3], column="at", snapshot_id=head).values()) == [30, 40]
+
+
+def test_a_stream_without_windows_is_never_looked_at(minutes):
+    spec = minutes.spec.model_copy(update={"complete": "none"})
+    assert look(minutes.catalog, [spec]) is None
+    nowhere = spec.table.model_copy(update={"identifier": "demo.nowhere"})
+    assert look(minutes.catalog, [minutes.spec.model_copy(update={"table": nowhere})]) is None
+
+
+def test_a_signal_survives_its_way_through_the_table(minutes):
+    minutes.send(0, 1)
+    minutes.signal()
+    minutes.send(60, 61)
+    (made,) = signal(minutes.catalog, minutes.look(), clock_ms=NOW_MS)
+    (read,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
+    assert read == dataclasses.replace(made, number=1)

@@ -1,0 +1,96 @@
+"""A machine without Java 17 is told so in one sentence that says how to get it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.errors import EnvironmentUnusable
+from frazil.spark.class_archive import java_options
+from frazil.spark.java import java_needed, parse_major, require_java
+from frazil.spec.model import StreamSpec
+from frazil.stream.main import run_writer
+
+
+def fake_java(folder: Path, version: str) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    java.chmod(0o755)
+    return java
+
+
+def test_java_17_of_java_home_wins_over_the_path(tmp_path: Path) -> None:
+    java = fake_java(tmp_path / "jdk", "17.0.15")
+    fake_java(tmp_path / "other", "11.0.2")
+    path = f"{tmp_path / 'other' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    assert require_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": path}) == java
+
+
+def test_no_java_is_one_sentence_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match=r"Java 17 is missing.*apt-get install openjdk-17"):
+        require_java({"PATH": str(tmp_path)})
+
+
+def test_another_major_version_is_named(tmp_path: Path) -> None:
+    fake_java(tmp_path, "21.0.1")
+    with pytest.raises(EnvironmentUnusable, match=r"is Java 21; frazil runs on Java 17"):
+        require_java({"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"})
+
+
+def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match="JAVA_HOME is"):
+        require_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+
+
+@given(st.integers(9, 99), st.integers(0, 99))
+def test_the_major_version_is_read_from_what_java_prints(major: int, minor: int) -> None:
+    assert parse_major(f'openjdk version "{major}.{minor}.1" 2025-04-15') == major
+
+
+def test_versions_before_9_were_written_otherwise() -> None:
+    assert parse_major('java version "1.8.0_402"') == 8
+    assert parse_major("command not found") is None
+
+
+def test_a_writer_without_java_says_so_before_it_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("frazil.stream.main.Writer.run", lambda _: pytest.fail("it went on"))
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    spec = StreamSpec.model_validate(
+        {
+            "name": "flights",
+            "source": {"bootstrap-servers": "127.0.0.1:9092", "topics": "flights"},
+            "table": "demo.flights",
+            "schema": {"at": "timestamptz"},
+            "event-time": "at",
+        }
+    )
+    try:
+        assert run_writer(spec) == EnvironmentUnusable.exit_code
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)
+    assert "Java 17 is missing" in caplog.text
+
+
+def test_a_jvm_that_does_not_start_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EnvironmentUnusable, match="is Java 11"), java_needed():
+        raise RuntimeError("Java gateway process exited before sending its port number")
+
+
+def test_a_session_without_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(EnvironmentUnusable, match="Java 17 is missing"):
+        java_options()

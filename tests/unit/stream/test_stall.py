@@ -1,0 +1,436 @@
+"""When a healthy writer is said to get nowhere, with the partition that holds it back: what people expect, and laws."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
+from frazil.stream.stall import find_stall
+from frazil.stream.stall_history import FIRST_ANSWER_MS, GAP_MS, BatchName, History, Limits, Look, remember
+
+SECOND = 1_000
+INTERVAL = 60 * SECOND
+STILL = 3 * INTERVAL
+PERIOD = SECOND
+START = 1_800_000_000_000
+LIMITS = Limits(interval_ms=INTERVAL, idle_timeout_ms=5 * INTERVAL)
+TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
+TIME_US = 1_388_361_600_000_000  # 2013-12-30
+
+
+class Writer:
+    """A writer as its heartbeat sees it; set its fields to change the world. It looks once a second."""
+
+    def __init__(self, **changes: Any) -> None:
+        values: dict[str, Any] = {
+            "at_ms": START, "phase": Phase.WAITING, "advanced_at_ms": START, "offsets": {TP0: 100, TP1: 200},
+            "planned_at_ms": START, "max_event_times_us": {TP0: TIME_US, TP1: TIME_US + 1}, "watermark_us": TIME_US,
+        }  # fmt: skip
+        self.now = Look(**{**values, **changes})
+        self.planner_runs = True
+        self.history: History | None = None
+        self.stall: Stall | None = None
+        self.look()
+
+    def look(self) -> Stall | None:
+        self.history = remember(self.history, self.now, limits=LIMITS)
+        self.stall = find_stall(self.history, self.now, limits=LIMITS, stream="s")
+        return self.stall
+
+    def set(self, **changes: Any) -> None:
+        self.now = dataclasses.replace(self.now, **changes)
+
+    def works(self, phase: Phase, batch: BatchName | None, records: int = 0) -> None:
+        """The phase, the batch or its records move."""
+        self.set(phase=phase, batch=batch, batch_records=records, advanced_at_ms=self.now.at_ms)
+
+    def commits(self, *, watermark_us: int | None = None, **offsets: int) -> None:
+        moved = {**self.now.offsets, **{("t", int(k[2:])): v for k, v in offsets.items()}}
+        self.works(Phase.WAITING, None)
+        self.set(offsets=moved, unread={}, watermark_us=watermark_us or self.now.watermark_us)
+
+    def passes(self, ms: int) -> list[Stall]:
+        """The stalls that looks once a second see while some time passes."""
+        seen = []
+        for _ in range(ms // PERIOD):
+            self.set(at_ms=self.now.at_ms + PERIOD)
+            if self.planner_runs and self.now.phase is Phase.WAITING:
+                self.set(planned_at_ms=self.now.at_ms)
+            if (stall := self.look()) is not None:
+                seen.append(stall)
+        return seen
+
+
+# What is no stall
+
+
+def test_a_quiet_topic_is_none_for_a_day():
+    assert Writer().passes(2 * 3600 * SECOND) == []
+
+
+def test_a_quiet_topic_with_an_unknown_watermark_is_none():
+    assert Writer(watermark_us=None, max_event_times_us={}).passes(10 * INTERVAL) == []
+
+
+def test_records_that_wait_for_the_commit_interval_are_none():
+    writer = Writer(unread={TP0: 5})
+    assert writer.passes(STILL - PERIOD) == []
+    writer.commits(tp0=105)
+    assert writer.passes(10 * INTERVAL) == []
+
+
+def test_a_backlog_whose_offsets_move_is_none_although_the_lag_grows():
+    writer = Writer(unread={TP0: 10**6, TP1: 10**6})
+    for n in range(1, 20):
+        writer.set(
+            offsets={TP0: 100 + n, TP1: 200 + n}, unread={TP0: 10**6 * n, TP1: 10**6 * n}, watermark_us=TIME_US + n
+        )
+        assert writer.passes(2 * INTERVAL) == []
+
+
+def test_one_long_batch_that_reads_on_is_none():
+    writer = Writer(unread={TP0: 10**7})
+    for n in range(1, 60):
+        writer.works(Phase.STAGING, BatchName(3, 1), records=n * 10_000)
+        assert writer.passes(INTERVAL) == []
+    writer.works(Phase.COMMITTING, BatchName(3, 1))
+    assert writer.passes(2 * INTERVAL) == []
+
+
+def test_one_late_record_in_a_quiet_topic_says_nothing_of_the_watermark():
+    writer = Writer()
+    writer.passes(60 * INTERVAL)
+    writer.set(unread={TP0: 1})
+    writer.passes(INTERVAL)
+    writer.commits(tp0=101)
+    assert writer.passes(60 * INTERVAL) == []
+
+
+def test_a_watermark_that_only_idle_partitions_could_hold_is_none():
+    writer = Writer(idle=frozenset({TP0, TP1}))
+    for n in range(10):
+        writer.commits(tp0=101 + n)
+        assert writer.passes(INTERVAL) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.TAKING_OVER, Phase.STOPPING, Phase.ENDED])
+def test_a_phase_with_limits_of_its_own_is_none(phase: Phase):
+    writer = Writer(unread={TP0: 5})
+    writer.works(phase, None)
+    assert writer.passes(10 * INTERVAL) == []
+
+
+def test_records_that_waited_while_the_writer_took_over_count_from_its_first_look_at_kafka():
+    writer = Writer(phase=Phase.TAKING_OVER, unread={TP0: 5}, planned_at_ms=START - 3600 * SECOND)
+    writer.passes(10 * INTERVAL)
+    writer.works(Phase.WAITING, None)
+    assert writer.passes(STILL) == []
+    assert writer.passes(2 * PERIOD) != []
+
+
+# Offsets
+
+
+def test_records_of_which_no_batch_is_made_are_reported_after_three_intervals():
+    writer = Writer(unread={TP0: 5, TP1: 1})
+    assert writer.passes(STILL - PERIOD) == []
+    (stall,) = writer.passes(PERIOD)
+    assert (stall.kind, stall.since_ms, stall.held_back_by) == (StallKind.OFFSETS, START, "t-0")
+    for said in (
+        "t-0",
+        "5 records from offset 100",
+        "6 in all",
+        "2027-01-15 08:00:00Z (3 min 0 s)",
+        "frazil restart s",
+    ):
+        assert said in stall.reason
+
+
+def test_lag_need_not_grow_for_one_record_that_is_never_committed():
+    assert Writer(unread={TP0: 1}).passes(STILL)[0].held_back_by == "t-0"
+
+
+def test_a_partition_that_others_leave_behind_is_the_one_reported():
+    writer = Writer(unread={TP0: 9, TP1: 5})
+    for n in range(1, 4):
+        writer.passes(INTERVAL)
+        writer.set(offsets={TP0: 100 + n, TP1: 200}, watermark_us=TIME_US + n)
+        writer.look()
+    assert writer.stall is not None
+    assert (writer.stall.kind, writer.stall.held_back_by) == (StallKind.OFFSETS, "t-1")
+
+
+@pytest.mark.parametrize(
+    ("phase", "look_at"),
+    [
+        (Phase.STAGING, "brokers and executors"),
+        (Phase.JOURNALING, "storage"),
+        (Phase.COMMITTING, "catalog and storage"),
+    ],
+)
+def test_a_batch_that_stands_still_is_reported_with_what_it_waits_for(phase: Phase, look_at: str):
+    writer = Writer(unread={TP0: 5, TP1: 9})
+    writer.passes(INTERVAL)
+    writer.works(phase, BatchName(3, 1), records=1_000)
+    assert writer.passes(STILL - PERIOD) == []
+    (stall,) = writer.passes(PERIOD)
+    assert stall.held_back_by == "t-1"
+    assert f"batch 3-1 is {phase}, has read 1,000 records" in stall.reason
+    assert look_at in stall.reason
+
+
+def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_read():
+    writer = Writer(unread={TP0: 5})
+    seen = []
+    for epoch in range(3, 9):
+        for records in range(1, 4):
+            writer.works(Phase.STAGING, BatchName(epoch, 1), records=records)
+            seen += writer.passes(20 * SECOND)
+        writer.works(Phase.TAKING_OVER, None)
+        seen += writer.passes(5 * SECOND)
+    assert seen
+    assert "reads again what batch 3-1 read" in seen[0].reason
+    assert seen[0].since_ms <= START + INTERVAL
+
+
+def test_a_batch_that_ended_without_the_records_is_named():
+    writer = Writer(unread={TP0: 5})
+    writer.works(Phase.STAGING, BatchName(3, 1))
+    writer.look()
+    writer.works(Phase.WAITING, None)
+    assert "batch 3-1 ended without them" in writer.passes(STILL + PERIOD)[-1].reason
+
+
+def test_a_partition_that_no_marker_knows_yet_is_reported_as_any_other():
+    stall = Writer(unread={TP2: 3}).passes(STILL)[0]
+    assert stall.held_back_by == "t-2"
+    assert "from its beginning" in stall.reason
+
+
+def test_a_stall_ends_with_the_commit():
+    writer = Writer(unread={TP0: 5})
+    assert writer.passes(STILL)
+    writer.commits(tp0=105, watermark_us=TIME_US + 5)
+    assert writer.passes(10 * INTERVAL) == []
+
+
+# The planner
+
+
+def test_a_planner_that_falls_silent_is_reported_although_nothing_is_known_to_be_unread():
+    writer = Writer()
+    writer.planner_runs = False
+    assert writer.passes(STILL - PERIOD) == []
+    (stall,) = writer.passes(PERIOD)
+    assert (stall.kind, stall.held_back_by, stall.since_ms) == (StallKind.OFFSETS, None, START)
+    assert "the planner has heard nothing from Kafka since" in stall.reason
+
+
+def test_a_planner_that_falls_silent_names_where_the_most_was_unread():
+    writer = Writer(unread={TP0: 1, TP1: 7})
+    writer.planner_runs = False
+    stall = writer.passes(STILL)[0]
+    assert stall.held_back_by == "t-1"
+    assert "8 records were unread then, the most of them in t-1" in stall.reason
+
+
+def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it():
+    writer = Writer()
+    writer.works(Phase.STAGING, BatchName(3, 1))
+    assert writer.passes(10 * INTERVAL) == []
+    writer.planner_runs = False
+    writer.works(Phase.WAITING, None)
+    assert writer.passes(STILL - PERIOD) == []
+    assert writer.passes(PERIOD)[0].since_ms == START + 10 * INTERVAL
+
+
+def test_a_planner_that_never_answers_is_given_the_time_that_spark_needs_to_start_it():
+    quick = Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
+    look = Look(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
+    history = remember(None, look, limits=quick)
+    stalls = {}
+    for after in range(SECOND, FIRST_ANSWER_MS + SECOND, SECOND):
+        look = dataclasses.replace(look, at_ms=START + after)
+        history = remember(history, look, limits=quick)
+        stalls[after] = find_stall(history, look, limits=quick, stream="s")
+    assert [after for after, stall in stalls.items() if stall] == [FIRST_ANSWER_MS]
+
+
+# The watermark
+
+
+def commits_of_one_partition(writer: Writer, intervals: int) -> list[Stall]:
+    """Partition 0 brings records and newer event times, and a commit each interval."""
+    seen = []
+    for _ in range(intervals):
+        seen += writer.passes(INTERVAL)
+        offset = writer.now.offsets[TP0] + 10
+        writer.commits(tp0=offset)
+        writer.set(max_event_times_us={**writer.now.max_event_times_us, TP0: TIME_US + offset})
+    return seen
+
+
+def test_a_transaction_that_stays_open_is_named_where_it_holds_the_watermark_back():
+    writer = Writer(in_transactions={TP1: 40})
+    writer.set(max_event_times_us={TP0: TIME_US, TP1: TIME_US - 1})
+    reason = commits_of_one_partition(writer, 4)[0].reason
+    assert "t-1 holds the watermark back" in reason
+    assert "40 offsets there wait for a transaction to end" in reason
+
+
+def test_a_partition_that_never_had_a_record_is_reported_within_three_intervals():
+    writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US}, offsets={TP0: 100, TP1: 0})
+    seen = commits_of_one_partition(writer, 4)
+    stall = seen[0]
+    assert (stall.kind, stall.held_back_by, stall.since_ms) == (StallKind.WATERMARK, "t-1", START)
+    for said in ("t-1 holds the watermark back", "is unknown since", "no event time is known there", "(5 min 0 s)"):
+        assert said in stall.reason
+    assert writer.now.at_ms - len(seen) * PERIOD < START + STILL
+
+
+def test_the_watermark_of_a_writer_that_took_long_to_start_stands_from_its_first_look_at_kafka_on():
+    writer = Writer(phase=Phase.TAKING_OVER, watermark_us=None, max_event_times_us={TP0: TIME_US})
+    writer.passes(10 * INTERVAL)
+    writer.works(Phase.WAITING, None)
+    assert commits_of_one_partition(writer, 4)[0].since_ms == START + 10 * INTERVAL
+
+
+def test_a_partition_whose_event_time_stands_is_reported_with_it_and_with_those_that_share_it():
+    times = {TP0: TIME_US + 100, TP1: TIME_US, TP2: TIME_US}
+    writer = Writer(offsets={TP0: 100, TP1: 1, TP2: 1}, max_event_times_us=times)
+    stall = commits_of_one_partition(writer, 4)[0]
+    assert stall.held_back_by == "t-1"
+    assert "as 1 more do" in stall.reason
+    assert "no records arrive, and the newest event time there is 2013-12-30 00:00:00Z" in stall.reason
+
+
+def test_records_that_arrive_with_one_event_time_are_reported_as_such():
+    writer = Writer(offsets={TP0: 100})
+    seen = []
+    for n in range(4):
+        seen += writer.passes(INTERVAL)
+        writer.commits(tp0=101 + n)
+    assert seen[0].held_back_by == "t-0"
+    assert "its records arrive, and the newest event time there is 2013-12-30 00:00:00Z" in seen[0].reason
+    assert "dead letters" in seen[0].reason
+
+
+def test_an_idle_partition_is_not_blamed():
+    writer = Writer(idle=frozenset({TP1}), max_event_times_us={TP0: TIME_US})
+    for n in range(4):
+        writer.passes(INTERVAL)
+        writer.commits(tp0=101 + n)
+    assert writer.stall is not None
+    assert writer.stall.held_back_by == "t-0"
+
+
+def test_a_watermark_that_moves_ends_the_stall_and_so_does_a_topic_that_falls_quiet():
+    writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US})
+    assert commits_of_one_partition(writer, 4)
+    writer.commits(tp0=1000, watermark_us=TIME_US)
+    assert writer.passes(PERIOD) == []
+    assert commits_of_one_partition(writer, 4)
+    writer.passes(STILL + PERIOD)
+    assert writer.passes(10 * INTERVAL) == []
+
+
+def test_long_batches_that_leave_the_watermark_are_reported_with_their_second_commit():
+    writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US})
+    seen: list[Stall] = []
+    for n in range(1, 4):
+        writer.set(unread={TP0: 10**6})
+        for step in range(10):
+            writer.works(Phase.STAGING, BatchName(1, n), records=step + 1)
+            seen += writer.passes(INTERVAL)
+        assert bool(seen) is (n > 2)
+        writer.commits(tp0=1000 * n + 100)
+        writer.look()
+    assert seen[0].kind is StallKind.WATERMARK
+
+
+def test_an_event_time_beyond_the_calendar_is_said_all_the_same():
+    writer = Writer(offsets={TP0: 100}, max_event_times_us={TP0: 2**62}, watermark_us=2**62)
+    for n in range(4):
+        writer.passes(INTERVAL)
+        writer.commits(tp0=101 + n)
+    assert writer.stall is not None
+
+
+# Time
+
+
+@pytest.mark.parametrize("jump", [GAP_MS + INTERVAL + PERIOD, 8 * 3600 * SECOND, -3600 * SECOND])
+def test_a_machine_that_slept_or_a_clock_that_was_set_begins_anew(jump: int):
+    writer = Writer(unread={TP0: 5})
+    writer.passes(STILL - PERIOD)
+    writer.set(at_ms=writer.now.at_ms + jump)
+    assert writer.look() is None
+    assert writer.passes(STILL - PERIOD) == []
+    assert writer.passes(PERIOD) != []
+
+
+# Laws
+
+SOME_SECONDS = st.integers(1, STILL // SECOND - 1)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(SOME_SECONDS, st.sampled_from(list(Phase)), st.booleans()), max_size=30))
+def test_nothing_is_reported_while_offsets_and_watermark_both_move_within_three_intervals(
+    steps: list[tuple[int, Phase, bool]],
+):
+    writer = Writer(unread={TP0: 5, TP1: 5})
+    for n, (seconds, phase, lags) in enumerate(steps, start=1):
+        writer.works(phase, BatchName(1, n) if phase in {Phase.STAGING, Phase.COMMITTING} else None)
+        assert writer.passes((seconds - 1) * SECOND) == []
+        writer.commits(tp0=100 + n, tp1=200 + n, watermark_us=TIME_US + n)
+        writer.set(unread={TP0: n, TP1: 5} if lags else {})
+        assert writer.passes(SECOND) == []
+
+
+@settings(max_examples=40)
+@given(
+    healthy=st.lists(SOME_SECONDS, max_size=5),
+    unread=st.dictionaries(st.sampled_from([TP0, TP1, TP2]), st.integers(1, 10**9), min_size=1),
+    growth=st.integers(0, 10**6),
+    phase=st.sampled_from([Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING]),
+    planner_runs=st.booleans(),
+)
+def test_offsets_that_stand_with_records_unread_are_always_reported(
+    healthy: list[int], unread: dict[tuple[str, int], int], growth: int, phase: Phase, *, planner_runs: bool
+):
+    """Within three intervals and two periods of the heartbeat, whatever went before and whatever the writer is at."""
+    writer = Writer()
+    for n, seconds in enumerate(healthy, start=1):
+        writer.passes(seconds * SECOND)
+        writer.commits(tp0=100 + n, watermark_us=TIME_US + n)
+    writer.works(phase, None if phase is Phase.WAITING else BatchName(1, 99))
+    writer.planner_runs = planner_runs
+    for second in range(STILL // PERIOD + 2):
+        writer.set(unread={tp: n + growth * second for tp, n in unread.items()})
+        writer.passes(PERIOD)
+    assert writer.stall is not None
+    assert writer.stall.kind is StallKind.OFFSETS
+    assert writer.stall.held_back_by in {f"{topic}-{partition}" for topic, partition in unread}
+
+
+# The heartbeat
+
+
+def test_a_heartbeat_carries_the_stall_and_one_of_an_older_writer_has_none(tmp_path: Path):
+    stall = Stall(StallKind.WATERMARK, START, "t-1", "t-1 holds the watermark back")
+    beat = Heartbeat("s", 1, "f", Phase.WAITING, START, START, stall=stall)
+    beat.write(tmp_path)
+    assert Heartbeat.read(tmp_path) == beat
+    file = tmp_path / "status.json"
+    older = json.loads(file.read_text())
+    del older["stall"]
+    file.write_text(json.dumps(older))
+    assert Heartbeat.read(tmp_path) == dataclasses.replace(beat, stall=None)
