@@ -323,7 +323,7 @@ class World:
         return expected or BEGIN
 
     def signal(self) -> Mapping[Window, Signal]:
-        """What the table's partition Dag does; the newest signal of each window."""
+        """What the table's partition DAG does; the newest signal of each window."""
         catalog, specs = load_catalog(None), streams_of(self.file.parent, self.identifier)
         seen = completion.look(catalog, specs)
         if seen is not None:

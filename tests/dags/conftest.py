@@ -86,7 +86,7 @@ for line in sys.stdin:
 
 
 class DagRunner:
-    """An Airflow without a scheduler, in a process and a home of its own: it runs the checkout's Dags one by one."""
+    """An Airflow without a scheduler, in a process and a home of its own: it runs the checkout's DAGs one by one."""
 
     def __init__(self, home: Path, streams: Path) -> None:
         environment = {
@@ -107,7 +107,7 @@ class DagRunner:
             )  # fmt: skip
 
     def run(self, dag_id: str, *, conf: dict[str, Any] | None = None, moment: datetime | None = None) -> dict[str, Any]:
-        """Run a Dag to its end: its state, its tasks' states by id, and all asset events so far, oldest first."""
+        """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps([dag_id, conf, moment and moment.isoformat()]) + "\n")
@@ -158,7 +158,7 @@ def _parse(dags: Path, *, home: Path, streams: Path | None = None) -> dict[str, 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("PARSED "))
     parsed: dict[str, Any] = json.loads(line.removeprefix("PARSED "))
-    print(f"parsed {len(parsed['dags'])} Dags in {parsed['cpu_s']:.2f} s of CPU")
+    print(f"parsed {len(parsed['dags'])} DAGs in {parsed['cpu_s']:.2f} s of CPU")
     return parsed
 
 

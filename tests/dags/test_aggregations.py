@@ -126,7 +126,7 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
         (folder / f"{name}.yaml").write_text(SALES.replace("shop.sales_per_day", "shop.both"))
     monkeypatch.setenv("FRAZIL_AGGREGATIONS", str(folder))
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
-    assert [Path(file).name for file in found["errors"]] == ["declarations.py"], "which has no Dag"
+    assert [Path(file).name for file in found["errors"]] == ["declarations.py"], "which has no DAG"
     assert "broken" not in found["dags"]["frazil_daily_sales"]["tags"]
     problems = {
         "typo": "tagret",

@@ -72,7 +72,7 @@ def test_a_broken_declaration_keeps_its_audit_and_takes_no_other_with_it(parse: 
     (tmp_path / "good.yaml").write_text(STREAM.format(name="good"))
     (tmp_path / "typo.yaml").write_text(STREAM.format(name="typo").replace("event-time", "event-tmie"))
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
-    assert [Path(file).name for file in found["errors"]] == ["declarations.py"], "which has no Dag"
+    assert [Path(file).name for file in found["errors"]] == ["declarations.py"], "which has no DAG"
     assert "broken" not in found["dags"]["frazil_audit_good"]["tags"]
     assert "broken" in found["dags"]["frazil_audit_typo"]["tags"]
     assert "event-tmie" in found["dags"]["frazil_audit_typo"]["doc"]

@@ -1,4 +1,4 @@
-"""The partition Dags: what they parse to, and what Airflow is told of complete, reopened and held windows."""
+"""The partition DAGs: what they parse to, and what Airflow is told of complete, reopened and held windows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FOREIGN: list[Any] = [
 
 
 class World:
-    """A table whose records come by hand, ten minutes of event time apart; and an Airflow that runs a Dag at a time."""
+    """A table whose records come by hand, ten minutes of event time apart; and an Airflow that runs a DAG at a time."""
 
     def __init__(self, folder: Path, dag_runner: Callable[[Path], Any]) -> None:
         (folder / "made.yaml").write_text(STREAM)

@@ -50,7 +50,7 @@ def test_a_broken_declaration_takes_no_other_dag_with_it(tmp_path: Path, parse: 
     (tmp_path / "Odd Name.yaml").write_text("- no\n- mapping\n")
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
     (said,) = found["errors"].items()
-    assert said[0].endswith("dags/declarations.py"), "which has no Dag"
+    assert said[0].endswith("dags/declarations.py"), "which has no DAG"
     assert "event-tmie" in said[1]
     dags = _writers(found)
     assert sorted(dags) == [f"frazil_writer_{name}" for name in ("good", "odd-name", "torn", "typo")]

@@ -1,4 +1,4 @@
-"""A real Airflow keeps a table in shape: an alert fires, the table's Dag mends what it is about, the alert resolves."""
+"""A real Airflow keeps a table in shape: an alert fires, the table's DAG mends what it is about, the alert resolves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ maintenance:
   alerts: {hold: 1s, snapshots: 8}
 """
 DAGS = '''
-"""The Dags under test, as those of dags/ make them, with tables measured more often; and one that is late."""
+"""The DAGs under test, as those of dags/ make them, with tables measured more often; and one that is late."""
 
 import os
 import time
@@ -114,7 +114,7 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     assert client.run("slow", slow)["state"] == "running"
     (tmp_path / "go").touch()
 
-    # The table's Dag: one Spark application in its pool; a stray file is remembered, and not deleted at first sight.
+    # The table's DAG: one Spark application in its pool; a stray file is remembered, and not deleted at first sight.
     stray = Path(stream.tables.main.current().location().removeprefix("file://")) / "data" / "stray.parquet"
     stray.touch()
     client.set_paused(MAINTENANCE, False)

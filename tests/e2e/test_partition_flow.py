@@ -46,7 +46,7 @@ SUITE = {
     "meta": {},
 }
 DAGS = '''
-"""The Dags under test, as those of dags/ make them, looking more often; and one that a sensor holds."""
+"""The DAGs under test, as those of dags/ make them, looking more often; and one that a sensor holds."""
 
 import os
 from datetime import timedelta
@@ -158,7 +158,7 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
         client.call("POST", "/api/v2/assets/events", json=made)
     airflow.start_component("scheduler")
 
-    # A person takes it as it is; the day is complete, aggregated, and the sensor lets its Dag go on.
+    # A person takes it as it is; the day is complete, aggregated, and the sensor lets its DAG go on.
     release = {"table": "demo.trips", "partition": "2013-12-30T05", "reason": "a refund, not an error"}
     client.wait_for_dag("frazil_release")
     client.trigger("frazil_release", conf=release)

@@ -19,7 +19,7 @@ from .exactness import kills, parquet_files, referenced_files
 CHECKOUT = Path(__file__).resolve().parents[2]
 POINTS = ["while-staging", "after-journal", "after-stage", "after-dead-letters", "after-commit"]
 DAG_FILE = '''
-"""The Dag of the stream under test, as dags/writers.py makes it, with a writer that kills itself."""
+"""The DAG of the stream under test, as dags/writers.py makes it, with a writer that kills itself."""
 
 import os
 
@@ -33,7 +33,7 @@ BAD = b"not json"
 
 @pytest.fixture
 def airflow(tmp_path: Path, stream: Any, frazil_home: Path) -> Iterator[EmbeddedAirflow]:
-    """An Airflow whose one Dag runs the stream's writer, crashing once at each point."""
+    """An Airflow whose one DAG runs the stream's writer, crashing once at each point."""
     dags = tmp_path / "dags"
     dags.mkdir()
     (dags / "writers.py").write_text(DAG_FILE)

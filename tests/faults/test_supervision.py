@@ -25,7 +25,7 @@ from tests.polling import eventually
 CHECKOUT = Path(__file__).resolve().parents[2]
 FAKE_WRITER = CHECKOUT / "tests" / "unit" / "supervise" / "fake_writer.py"
 DAG_FILE = '''
-"""The Dags of the streams under test, as dags/writers.py makes them, with another application."""
+"""The DAGs of the streams under test, as dags/writers.py makes them, with another application."""
 
 import os
 
@@ -45,7 +45,7 @@ STREAMS = ("killed", "restarts", "marked", "cleared", "paused", "changed", "refu
 
 
 class SupervisedStream:
-    """One stream: its declaration, its Dag, and its writer as its run folder shows it."""
+    """One stream: its declaration, its DAG, and its writer as its run folder shows it."""
 
     def __init__(self, name: str, *, home: Path, streams: Path, airflow: AirflowClient) -> None:
         self.name, self.home, self.file = name, home, streams / f"{name}.yaml"
@@ -94,7 +94,7 @@ class SupervisedStream:
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
-    """One Airflow with a Dag for each stream under test; it ends with every writer that it launched."""
+    """One Airflow with a DAG for each stream under test; it ends with every writer that it launched."""
     root = tmp_path_factory.mktemp("supervision")
     home, streams, dags = root / "frazil", root / "streams", root / "dags"
     streams.mkdir()

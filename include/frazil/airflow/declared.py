@@ -1,4 +1,4 @@
-"""The streams of a folder as Dags see them: one that is broken stays as it was, and takes no other with it."""
+"""The streams of a folder as DAGs see them: one that is broken stays as it was, and takes no other with it."""
 
 from __future__ import annotations
 

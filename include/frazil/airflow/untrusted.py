@@ -1,6 +1,6 @@
 """The one reader of what Airflow keeps for us and others may write as well: events, state stores, XComs, connections.
 
-Whoever may press *Create event*, call the API or write a Dag can put anything there. A value that is not ours never
+Whoever may press *Create event*, call the API or write a DAG can put anything there. A value that is not ours never
 raises, but for an XCom: it is left out, with a warning that says where it stands, and counts as if it were not there.
 """
 

@@ -1,4 +1,4 @@
-"""`frazil backfill`: what the Dag `frazil_backfill` does, from a terminal; how a backfill stands; and its end."""
+"""`frazil backfill`: what the DAG `frazil_backfill` does, from a terminal; how a backfill stands; and its end."""
 
 from __future__ import annotations
 

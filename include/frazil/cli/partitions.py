@@ -75,7 +75,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Say which windows of TABLE are complete, and what the next one waits for.
 
-    The table's partition Dag signals what is complete; this command signals nothing unless it is asked to.
+    The table's partition DAG signals what is complete; this command signals nothing unless it is asked to.
 
     \b
     Example:
@@ -171,7 +171,7 @@ def _show(found: Partitions) -> None:
     signalled = (
         f"from {found.signalled_from} to {found.signalled_to}"
         if found.signalled_from
-        else "nothing yet: the table's partition Dag has not looked since its first watermark"
+        else "nothing yet: the table's partition DAG has not looked since its first watermark"
     )
     echo_fields(
         {

@@ -79,7 +79,7 @@ class AirflowClient:
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
 
     def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
-        """Its Dag runs, the oldest first."""
+        """Its DAG runs, the oldest first."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", {"order_by": "run_after", **params})
 
     def run(self, dag_id: str, run_id: str) -> Json:
@@ -90,7 +90,7 @@ class AirflowClient:
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def mark_run(self, dag_id: str, run_id: str, state: str) -> Json:
-        """What "mark success" and "mark failed" of a Dag run do in the UI."""
+        """What "mark success" and "mark failed" of a DAG run do in the UI."""
         return self.call("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}", json={"state": state})
 
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:

@@ -56,7 +56,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
     yield flag(
         "declaration",
         state.problem is not None,
-        f"the declaration of stream {name} is broken. A writer that runs goes on, and Airflow's Dags stay as they "
+        f"the declaration of stream {name} is broken. A writer that runs goes on, and Airflow's DAGs stay as they "
         f"were; no writer can be started. Mend the file; `frazil validate` says when it is sound: {state.problem}",
     )
     down_s = _down_s(state, now_ms)
@@ -67,7 +67,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         down_s,
         alerts.writer_down.total_seconds(),
         "a writer runs, or none is wanted" if not down_s else f"no writer has run {since}",
-        f"stream {name} is wanted, and no writer has run {since}.{last_words} {look} says more; its Dag "
+        f"stream {name} is wanted, and no writer has run {since}.{last_words} {look} says more; its DAG "
         f"frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was "
         f"given up; `frazil pause {name}` says that none shall run",
     )
@@ -117,7 +117,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             "held",
             bool(held),
             f"{table}: quality gates hold {len(held)} windows, which nobody is told of. {said}. Mend the data: late "
-            "rows are judged anew. Or release them with the Dag frazil_release, or `frazil partitions TABLE --release`",
+            "rows are judged anew. Or release them with the DAG frazil_release, or `frazil partitions TABLE --release`",
             f"{len(held)} windows held",
         ),
     )
@@ -137,13 +137,13 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
 
 
 def runs_reading(dag_id: str, failed: int | None, most: int) -> Reading:
-    """Failed runs of a Dag in a row, the newest first; None where Airflow does not say."""
+    """Failed runs of a DAG in a row, the newest first; None where Airflow does not say."""
     return Reading(
         f"runs:{dag_id}",
         failed,
         most,
         "the last run ended well" if not failed else f"{failed} runs failed in a row",
-        f"the last {failed} runs of the Dag {dag_id} failed, so that what it looks after is not looked after. The log "
+        f"the last {failed} runs of the DAG {dag_id} failed, so that what it looks after is not looked after. The log "
         "of the failed task says why; a run that succeeds ends this",
     )
 

@@ -91,7 +91,7 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
     if not requests:
         return ()
     where = f"the quality gate of {requests[0].table}, {', '.join(r.partition for r in requests)}"
-    # -P: a Dag folder, which may be the current one, must not hide modules.
+    # -P: a DAG folder, which may be the current one, must not hide modules.
     command = [sys.executable, "-P", "-m", "frazil.quality", str(timeout_s)]
     said = "\n".join(request.to_json() for request in requests)
     try:

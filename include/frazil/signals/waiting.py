@@ -63,6 +63,6 @@ def _reason(seen: Look, window: Window, last: Signal | None) -> str:
         return f"{window} is held by its quality gate: {last.note}"
     waiting = waits_for(seen.feeds, window)
     if not waiting:
-        return f"{window} is complete; the table's partition Dag has not looked since"
+        return f"{window} is complete; the table's partition DAG has not looked since"
     needs = "; ".join(f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" for feed in waiting)
     return f"{window} waits: {needs}"

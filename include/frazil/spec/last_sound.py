@@ -36,7 +36,7 @@ MOMENT_MS = 60_000
 EMPTY_MS = 600_000
 """And all of a folder's: an unmounted volume looks like that."""
 ENDING_MS = 900_000
-"""For so long after that it is known that a file was removed: its Dag ends what still runs."""
+"""For so long after that it is known that a file was removed: its DAG ends what still runs."""
 
 
 class Declared(Protocol):

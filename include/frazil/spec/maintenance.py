@@ -105,7 +105,7 @@ class Alerts(Switched):
     failed_runs: int = Field(
         default=1,
         gt=0,
-        description="Failed runs in a row of a partition, audit or maintenance Dag; more are beyond.",
+        description="Failed runs in a row of a partition, audit or maintenance DAG; more are beyond.",
     )
 
 

@@ -1,8 +1,8 @@
-"""Three Dags per declared aggregation: one runs a day when it is complete, and two ask for a day again.
+"""Three DAGs per declared aggregation: one runs a day when it is complete, and two ask for a day again.
 
 A day starts by Airflow's own roll-up of the source's windows. An hour that reopens must not be sent to it again: the
-roll-up would wait for the other 23 for ever. So it goes to the second Dag, which asks the signals whether the day
-was complete before. If so, it sends an event with the day as its key, for which alone the first Dag starts as well.
+roll-up would wait for the other 23 for ever. So it goes to the second DAG, which asks the signals whether the day
+was complete before. If so, it sends an event with the day as its key, for which alone the first DAG starts as well.
 The third asks every ten minutes for what is complete by its signals and was not aggregated (see `reconcile`).
 (The task SDK's own trigger message cannot do it: Airflow 3.3 drops its partition key on the way.)
 """
@@ -68,7 +68,7 @@ def reconcile_dag_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """An aggregation as its Dags see it: with what completes in its source, or with what is wrong."""
+    """An aggregation as its DAGs see it: with what completes in its source, or with what is wrong."""
 
     name: str
     folder: str
@@ -80,10 +80,10 @@ class _Declared:
 def daily_dags(
     aggregations: str | Path, *, streams: str | Path, application: str | Path, on_failure: OnFailure | None = None
 ) -> dict[str, DAG]:
-    """The aggregations' Dags by Dag id, three for each declared aggregation of the folder.
+    """The aggregations' DAGs by DAG id, three for each declared aggregation of the folder.
 
     Any past day runs on request too: trigger `frazil_daily_<name>` with the day as the partition key. A declaration
-    that cannot be used keeps its daily Dag, which says what is wrong, has no schedule, and fails when it is run.
+    that cannot be used keeps its daily DAG, which says what is wrong, has no schedule, and fails when it is run.
 
     :param aggregations: folder of the declared aggregations.
     :param streams: folder of the declared streams, which say whether hours or days of a source complete.
@@ -115,7 +115,7 @@ def _one_a_target(declared: Sequence[_Declared]) -> list[_Declared]:
 
 
 def _declared(file: Found[AggregationSpec], fed: Mapping[str, StreamSpec], streams: Path) -> _Declared:
-    # A file's odd name must not break the other files' Dags.
+    # A file's odd name must not break the other files' DAGs.
     found = _Declared(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
     if (spec := file.spec) is None:
         return found
@@ -286,7 +286,7 @@ def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
 
 
 def _page(found: _Declared) -> str:
-    """The Dag's page: what is declared, or what is wrong with it, and how a person runs a day."""
+    """The DAG's page: what is declared, or what is wrong with it, and how a person runs a day."""
     spec = found.spec
     if spec is None:
         return f"**This declaration cannot be used:**\n\n```\n{found.problem}\n```\n"

@@ -1,6 +1,6 @@
 """Days that are complete by their signals and were never aggregated are asked for again, whatever Airflow lost.
 
-Airflow forgets events that come while a Dag is paused, drops half-full roll-ups when a mapper changes or a Dag
+Airflow forgets events that come while a DAG is paused, drops half-full roll-ups when a mapper changes or a DAG
 vanishes, and a foreign event may start a day too early. The signals forget nothing.
 """
 
@@ -64,7 +64,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
                 f"{dag_id} has runs that wait or go on ({going_on}), and Airflow does not list the events, by which it "
                 "would tell their days, while a run that they started is queued"
             )
-        # That run is another Dag's, which may be paused for ever. A day whose run failed is asked for again then.
+        # That run is another DAG's, which may be paused for ever. A day whose run failed is asked for again then.
         runs = {day: [(ASKED, at_ms)] for day, at_ms in asked_before.items()}
     asked = to_ask(found, runs, asked_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not asked:
@@ -113,7 +113,7 @@ def _asked_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]
 
 
 def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """The runs of a Dag that events of these assets started; None where Airflow does not say."""
+    """The runs of a DAG that events of these assets started; None where Airflow does not say."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

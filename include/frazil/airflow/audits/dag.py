@@ -1,10 +1,10 @@
-"""One Dag per declared stream that audits, hour by hour, what its writer committed.
+"""One DAG per declared stream that audits, hour by hour, what its writer committed.
 
 Three tasks, for Airflow sends asset events only of tasks that succeed, and only a task that fails calls notifiers:
 
 - `audit` looks, and hands on what it found. It fails only where it cannot look, and is tried again.
 - `announce` sends the asset event of what was found. Where all is well it is skipped: its success would send one.
-- `verdict` fails, with the sentences of what was found. So a Dag run that succeeded is an hour that is well.
+- `verdict` fails, with the sentences of what was found. So a DAG run that succeeded is an hour that is well.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def audit_asset(stream: str) -> Asset:
 
 
 def audit_dags(streams: str | Path, *, on_failure: OnFailure | None = None) -> dict[str, DAG]:
-    """The audits' Dags by Dag id, one for each declared stream of the folder.
+    """The audits' DAGs by DAG id, one for each declared stream of the folder.
 
-    Each runs hourly, for the last complete hour. Hours that were missed, while Airflow was down or the Dag paused, are
-    made up for by a backfill, or by a run with more `hours`. A declaration that cannot be read fails its own Dag's
-    runs, and takes no other Dag with it.
+    Each runs hourly, for the last complete hour. Hours that were missed, while Airflow was down or the DAG paused, are
+    made up for by a backfill, or by a run with more `hours`. A declaration that cannot be read fails its own DAG's
+    runs, and takes no other DAG with it.
 
     :param streams: folder of the declared streams.
     :param on_failure: notifiers, called when an audit finds something, or cannot be made.
@@ -106,7 +106,7 @@ def verdict(found: dict[str, Any]) -> None:
 
 
 def _page(found: DeclaredStream) -> str:
-    """The Dag's page: what a run says, and what a person does then."""
+    """The DAG's page: what a run says, and what a person does then."""
     lines = [f"### Audit of {found.name}", ""]
     if found.problem:
         lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]

@@ -1,4 +1,4 @@
-"""The Dag `frazil_backfill`: a form asks for what a stream's table lacks, three tasks land it exactly once.
+"""The DAG `frazil_backfill`: a form asks for what a stream's table lacks, three tasks land it exactly once.
 
 - `plan` validates the form again, and says what would be touched. A dry run ends there.
 - `stage` is the Spark application, bounded by the form's resources: chunk by chunk to the stream's backfill branch.
@@ -43,7 +43,7 @@ def backfill_dag(
     conn_id: str = SPARK_CONNECTION,
     on_failure: OnFailure | None = None,
 ) -> DAG:
-    """The Dag that backfills any declared stream. Its runs queue, and take no more than one does.
+    """The DAG that backfills any declared stream. Its runs queue, and take no more than one does.
 
     :param streams: folder of the declared streams.
     :param application: the Spark application, `spark_apps/backfill.py` of the checkout.

@@ -1,4 +1,4 @@
-"""The Dag `frazil_health`: every five minutes it measures all tables, and says what begins and what ends to be wrong.
+"""The DAG `frazil_health`: every five minutes it measures all tables, and says what begins and what ends to be wrong.
 
 - `measure` reads metadata alone; Airflow's store of the asset `frazil.health` remembers since when what is wrong.
 - `changed` sends an event of that asset where an alert fired or resolved; its extra has both.
@@ -43,7 +43,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     on_resolved: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> DAG:
-    """The Dag that watches every table that declared streams have a part in.
+    """The DAG that watches every table that declared streams have a part in.
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched.

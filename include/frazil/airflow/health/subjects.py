@@ -1,4 +1,4 @@
-"""What `frazil_health` watches beside the tables' shape: streams, gates, aggregations, and the Dags that care for them.
+"""What `frazil_health` watches beside the tables' shape: streams, gates, aggregations, and the DAGs that care for them.
 
 Reads run folders of this host, tables' metadata and Airflow's answers; each subject has alerts of its own.
 """
@@ -35,7 +35,7 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
-"""Failed runs of a Dag in a row, the newest first; counted up to the second argument."""
+"""Failed runs of a DAG in a row, the newest first; counted up to the second argument."""
 FirstDays = dict[str, date | None]
 """By aggregation, the first day that is watched; None where nobody looked yet."""
 
@@ -48,7 +48,7 @@ class Subject:
     look: Callable[[], Iterable[Reading]]
     """May raise whatever a catalog or a storage raises."""
     dags: tuple[str, ...] = ()
-    """The Dags that look after it."""
+    """The DAGs that look after it."""
 
 
 def look_at(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
@@ -153,7 +153,7 @@ def failed_runs(dag_id: str, most: int) -> int | None:
         while failed < most and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
             failed, before = failed + 1, bad
     except Exception as error:
-        log.warning("the runs of the Dag %s are not known: %s", dag_id, error)
+        log.warning("the runs of the DAG %s are not known: %s", dag_id, error)
         return None
     return failed
 

@@ -1,4 +1,4 @@
-"""One Dag a table that keeps it in shape, `frazil_maintenance_<table>`, hourly by default and one run at a time.
+"""One DAG a table that keeps it in shape, `frazil_maintenance_<table>`, hourly by default and one run at a time.
 
 - `look` measures the table and its dead-letter tables from metadata, and says of each action whether it is due and why
   not. No JVM starts where nothing is.
@@ -53,8 +53,8 @@ def maintenance_dags(
     on_failure: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> dict[str, DAG]:
-    """The maintenance Dags by Dag id: one for each table that streams feed, with their dead-letter tables, and one for
-    `frazil.signals`. A Dag runs as soon as it is unpaused, and from then on at its interval; of whole hours, at a
+    """The maintenance DAGs by DAG id: one for each table that streams feed, with their dead-letter tables, and one for
+    `frazil.signals`. A DAG runs as soon as it is unpaused, and from then on at its interval; of whole hours, at a
     minute of its own.
 
     :param streams: folder of the declared streams.
@@ -156,7 +156,7 @@ def _schedule(table: MaintainedTable) -> str | timedelta:
 
 
 def _page(table: MaintainedTable) -> str:
-    """The Dag's page begins with what is declared."""
+    """The DAG's page begins with what is declared."""
     settings = table.settings.model_dump(mode="json", by_alias=True)
     rows = [f"| {name} | {_words(settings[name])} |" for name in ACTIONS]
     return "\n".join([f"### {table.name}", "", "| action | declared |", "|---|---|", *rows, ""])

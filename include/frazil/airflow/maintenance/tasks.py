@@ -1,4 +1,4 @@
-"""What the tasks of a maintenance Dag do, in their own process: PyIceberg alone, no Spark."""
+"""What the tasks of a maintenance DAG do, in their own process: PyIceberg alone, no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Dag per table whose windows complete: it looks each minute, and tells Airflow which partitions are complete.
+"""One DAG per table whose windows complete: it looks each minute, and tells Airflow which partitions are complete.
 
 - `look` waits in the triggerer for something to be complete, signals it in `frazil.signals`, and goes on only with what
   there is to do.
@@ -43,7 +43,7 @@ def partition_dags(
     every: timedelta = EVERY,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """The partition Dags by Dag id, one for each table whose windows complete, and the Dag that releases held windows.
+    """The partition DAGs by DAG id, one for each table whose windows complete, and the DAG that releases held windows.
 
     :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites, `<table>.json`; without it no window is gated.
@@ -139,7 +139,7 @@ def _release_dag(tables: list[str], streams: Path) -> DAG:
             "reason": Param("", type="string", minLength=3, description="Why; it stands in frazil.signals for ever."),
         },
         tags={"frazil", "partitions"},
-        doc_md="A run signals the window as it stands: the table's partition Dag sends its event within a minute.",
+        doc_md="A run signals the window as it stands: the table's partition DAG sends its event within a minute.",
     ) as dag:
         task(release)(str(streams))
     return dag
@@ -163,7 +163,7 @@ def release(streams: str) -> None:
 
 
 def _page(table: str, specs: list[StreamSpec]) -> str:
-    """The Dag's page."""
+    """The DAG's page."""
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
     return f"""### Complete {specs[0].window}s of {table}
 
@@ -174,5 +174,5 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 - `frazil partitions {table}`: how far it is, and what the next window waits for.
 - `frazil partitions {table} --send-again 2013-01-01`: for consumers that were paused.
-- The Dag `{RELEASE_DAG}`: signals a window that its quality gate holds.
+- The DAG `{RELEASE_DAG}`: signals a window that its quality gate holds.
 """

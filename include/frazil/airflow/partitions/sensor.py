@@ -1,9 +1,9 @@
-"""A sensor for Dags that no asset starts: it waits for a table's partition to be complete, in the triggerer.
+"""A sensor for DAGs that no asset starts: it waits for a table's partition to be complete, in the triggerer.
 
 Purpose: `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
 How it works: the window's row in `frazil.signals` is looked for; meanwhile the task is deferred and holds no slot, and
 its log says what the window waits for, each time that it is something else. A day of a table whose hours complete is
-complete when its 24 hours are. What it does not do: decide completeness by itself; the table's partition Dag does, and
+complete when its 24 hours are. What it does not do: decide completeness by itself; the table's partition DAG does, and
 must run. Known limits: a window of before the first that is signalled never comes, and fails the task at once.
 """
 

@@ -1,7 +1,7 @@
 """Which signals Airflow's assets were told of, and which they lack.
 
 The events themselves say it. But Airflow 3.3 refuses to list events of which one started a run that is still queued
-(its answer has no place for a run without a start), and a paused Dag keeps such a run for ever. Then counts what the
+(its answer has no place for a run without a start), and a paused DAG keeps such a run for ever. Then counts what the
 sending tasks wrote down before they succeeded, for with their success the events went out.
 """
 

@@ -1,4 +1,4 @@
-"""What the tasks of a table's partition Dag do, in their own process: PyIceberg alone, no Spark.
+"""What the tasks of a table's partition DAG do, in their own process: PyIceberg alone, no Spark.
 
 The row in `frazil.signals` makes a signal happen once. An event that was lost between the row and Airflow is found
 missing among Airflow's own events, and sent then; one that is there is not sent twice, whoever repeats a task.

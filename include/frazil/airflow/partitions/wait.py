@@ -66,7 +66,7 @@ class LookOperator(BaseBranchOperator):
 
 
 def _removed(table: str) -> str:
-    return f"{table}: the streams that fed it were removed; nothing completes any more, and this Dag goes"
+    return f"{table}: the streams that fed it were removed; nothing completes any more, and this DAG goes"
 
 
 class LookTrigger(WaitingTrigger):

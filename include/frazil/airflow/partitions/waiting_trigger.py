@@ -48,7 +48,7 @@ class WaitingTrigger(BaseTrigger):
             await asyncio.sleep(self.poll_seconds)
             event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self.attempt)
             if event is not None and event.get("removed"):
-                # Its Dag is about to go with its declaration: no worker could end the task any more.
+                # Its DAG is about to go with its declaration: no worker could end the task any more.
                 self.log.info("%s", event["removed"])
                 yield TaskSkippedEvent()
                 return

@@ -1,4 +1,4 @@
-"""One Dag per declared stream: the Airflow UI shows each writer as a running Dag run."""
+"""One DAG per declared stream: the Airflow UI shows each writer as a running DAG run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def writer_dags(
     application: str | Path,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """The writers' Dags by Dag id, one for each declared stream of the folder.
+    """The writers' DAGs by DAG id, one for each declared stream of the folder.
 
-    A file that cannot be read takes no Dag with it: its own stays as it was, and says what is wrong. A writer that runs
-    already goes on. The Dag of a stream that was removed stays for a while, so that its run ends with its writer, and
+    A file that cannot be read takes no DAG with it: its own stays as it was, and says what is wrong. A writer that runs
+    already goes on. The DAG of a stream that was removed stays for a while, so that its run ends with its writer, and
     begins no other.
 
     :param streams: folder of the declared streams.
@@ -82,14 +82,14 @@ def _summary(found: DeclaredStream) -> str:
 
 
 def _page(found: DeclaredStream) -> str:
-    """The Dag's page: what is declared, what is wrong with it, and the commands that a person needs."""
+    """The DAG's page: what is declared, what is wrong with it, and the commands that a person needs."""
     lines = [f"### {_summary(found)}", ""]
     if found.problem:
         lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]
     if found.spec is not None:
         lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in _facts(found.spec).items()), ""]
     return "\n".join(lines) + (
-        f"""Pausing this Dag leaves the writer running. To operate the writer:
+        f"""Pausing this DAG leaves the writer running. To operate the writer:
 
 - `frazil pause {found.name}`: it stops after the batch at hand, and stays stopped.
 - `frazil resume {found.name}`: it runs again; also when the supervisor gave up on it.

@@ -24,7 +24,7 @@ class WriterOperator(BaseOperator):
 
     What a person does, and what follows: *mark failed* (or *success*) stops the writer after the batch at hand, and
     it stays stopped until `frazil resume STREAM`, or until the run that holds for it is cleared. *Clear* replaces the
-    writer by a new one after the batch at hand. Pausing the Dag does not stop the writer: `frazil pause STREAM` does.
+    writer by a new one after the batch at hand. Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
 
     The task fails only when the supervisor gives up: an exit code after which a restart would fail in the same way,
     or crash after crash without a commit. The next run holds, and says what gets out of it.

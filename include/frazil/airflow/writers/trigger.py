@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 300.0
 """A writer that goes on as before is mentioned this often."""
 REMOVED_SECONDS = 60.0
-"""Until the Dag of a removed stream has no schedule any more, or soon: its file may be gone for a minute."""
+"""Until the DAG of a removed stream has no schedule any more, or soon: its file may be gone for a minute."""
 CONNECTION_SECONDS = 30.0
 LOOK_UP_SECONDS = 20.0
 """Airflow gives a kill 30 s in all."""
@@ -77,9 +77,9 @@ class WriterTrigger(BaseTrigger):
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
-                # A run that ended while its Dag still had a schedule would be followed by the next at once.
+                # A run that ended while its DAG still had a schedule would be followed by the next at once.
                 await asyncio.sleep(REMOVED_SECONDS)
-                # Its Dag is about to go with its declaration: no worker could end the task any more.
+                # Its DAG is about to go with its declaration: no worker could end the task any more.
                 if (await _in_thread(supervisor.look)).decision.action == "end":
                     yield TaskSuccessEvent()
                     return
