@@ -21,7 +21,7 @@ from pyiceberg.catalog import Catalog
 from frazil.commit.marker import read_marker
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import look, signal
+from frazil.signals.completion import assess, signal
 from frazil.signals.signal import Signal, State
 from frazil.signals.signal_table import TableSignals, append_signals, newest_signals
 from frazil.spec.load import load_stream
@@ -56,10 +56,10 @@ def main() -> None:
         end = BEGIN + chosen.windows * Grain.HOUR.us
         made = land(specs, end)
         fill(catalog, chosen.windows, chosen.at_once, sequence=made.tables.main.refresh().metadata.last_sequence_number)
-        timed("a look, nothing complete", lambda: look(catalog, specs))
+        timed("a look, nothing complete", lambda: assess(catalog, specs))
         made.columns = lambda rows: {"at": pa.array([end] * rows)}
         raise_all(made, specs, end + Grain.HOUR.us)
-        found = timed("a look, one window complete", lambda: look(catalog, specs))
+        found = timed("a look, one window complete", lambda: assess(catalog, specs))
         assert found is not None
         assert len(found.decision.complete) == 1
         told = timed("counting and signalling it", lambda: signal(catalog, found, clock_ms=NOW_MS))

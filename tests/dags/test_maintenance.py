@@ -188,7 +188,7 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audit_made",))
 
     def beyond(failed: int) -> bool:
-        seen = watched.look_at({"s": subject}, lambda _, most: min(failed, most), at_once=1)["s"]
+        seen = watched.read_all({"s": subject}, lambda _, most: min(failed, most), at_once=1)["s"]
         assert not isinstance(seen, str)
         return seen[0].is_beyond
 

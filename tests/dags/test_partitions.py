@@ -14,9 +14,9 @@ from airflow.triggers.base import TaskSkippedEvent
 
 from frazil.airflow.declared import nobody_feeds
 from frazil.airflow.partitions.sent_events import to_send
-from frazil.airflow.partitions.wait import LookTrigger
+from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import look, send_again, signal
+from frazil.signals.completion import assess, send_again, signal
 from frazil.signals.signal import Signal, State
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
@@ -116,7 +116,7 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
     }
     # A row that was written, and whose event never reached Airflow.
     world.land(14, 20)
-    seen = look(load_catalog(None), [world.made.spec])
+    seen = assess(load_catalog(None), [world.made.spec])
     assert seen is not None
     assert len(signal(load_catalog(None), seen, clock_ms=NOW_MS)) == 1
     assert [(name, key) for name, key, _ in world.run()["events"][5:]] == [("demo.made", "2013-12-30T14")]
@@ -155,7 +155,7 @@ def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(fraz
     folder = tmp_path / "streams"
     folder.mkdir()
     (folder / "made.yaml").write_text(STREAM)
-    look = LookTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
+    look = CompletionTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
     assert nobody_feeds(folder, "demo.made") is False
     assert not (look.attempt()[0] or {}).get("removed")
     (folder / "made.yaml").write_text("name: made\n# of demo.made\n")

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
 from frazil.errors import CommitUnavailable, MarkerUnreadable
-from frazil.signals.completion import Gate, look, signal
+from frazil.signals.completion import Gate, assess, signal
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -57,7 +57,7 @@ class Flow:
         self.made.land({0: (first, self.hours)}, times=EventTimes({0: newest}))
 
     def signal(self, *, passed: bool = True) -> None:
-        seen = look(load_catalog(None), [self.made.spec])
+        seen = assess(load_catalog(None), [self.made.spec])
         assert seen is not None
         verdicts = dict.fromkeys(seen.decision.windows, Gate(passed, "a rule is broken"))
         signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: verdicts)
@@ -177,7 +177,7 @@ def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_men
     def fail(*_: object) -> None:
         raise next(answers)
 
-    monkeypatch.setattr("frazil.signals.waiting.look_for", fail)
+    monkeypatch.setattr("frazil.signals.window_status.window_status", fail)
 
     async def first() -> Any:
         return (await anext(trigger.run())).payload

@@ -27,7 +27,7 @@ from frazil.maintenance import main, spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.plans import Planner
+from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable
 from frazil.maintenance.tables import MaintainedTable, find_maintained
@@ -111,7 +111,7 @@ class Made:
         return find_maintained([self.spec], self.spec.table.identifier)
 
     def plan(self) -> CompactionPlan:
-        return Planner(self.catalog, self.maintained, time.time_ns() // 1_000_000).compaction()[1]
+        return MaintenancePlanner(self.catalog, self.maintained, time.time_ns() // 1_000_000).compaction()[1]
 
     def maintain(self, *actions: Action, later: timedelta = timedelta()) -> tuple[Outcome, ...]:
         now_ms = time.time_ns() // 1_000_000 + later // timedelta(milliseconds=1)
@@ -239,14 +239,14 @@ def test_a_plan_that_iceberg_finds_no_file_for_fails_and_says_so(
     made.land(3)
     find = spark_actions.partition_filter
     monkeypatch.setattr(spark_actions, "partition_filter", lambda jvm, _, **of: find(jvm, [(1,)], **of))
-    made_anew = Planner.compaction
+    made_anew = MaintenancePlanner.compaction
 
-    def overtaken(planner: Planner) -> Any:
+    def overtaken(planner: MaintenancePlanner) -> Any:
         plan = made_anew(planner)
         made.land()
         return plan
 
-    monkeypatch.setattr(Planner, "compaction", overtaken)
+    monkeypatch.setattr(MaintenancePlanner, "compaction", overtaken)
     (compaction,) = made.maintain(Action.COMPACTION)
     assert (compaction.ending, compaction.exit_code) == (Ending.FAILED, 1)
     assert "Iceberg finds none of them" in compaction.sentence

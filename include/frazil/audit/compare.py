@@ -228,7 +228,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         there = e.rows.seen | e.dead_letters.seen
-        holes = [(a[1], b[0] - 1) for a, b in pairwise(joined(current))]
+        holes = [(a[1], b[0] - 1) for a, b in pairwise(merged_ranges(current))]
         holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & between(a, b))])
         skipped = sum(last - first + 1 for first, last in holes)
         yield _finding(
@@ -271,10 +271,10 @@ def _by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRa
 
 
 def _claimed(ranges: Iterable[CommittedRange]) -> BitMap64:
-    return reduce(lambda whole, r: whole | between(*r), joined(ranges), BitMap64())
+    return reduce(lambda whole, r: whole | between(*r), merged_ranges(ranges), BitMap64())
 
 
-def joined(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
+def merged_ranges(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
     """Ranges `[start, end)` in order, with those put together that touch or overlap; empty ones left out."""
     whole: list[tuple[int, int]] = []
     for r in sorted(r for r in ranges if r.end > r.start):

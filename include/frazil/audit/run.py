@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import Evidence, Finding, InKafka, Kind, compare, compare_counts, duplicates, joined, missing
+from frazil.audit.compare import (
+    Evidence,
+    Finding,
+    InKafka,
+    Kind,
+    compare,
+    compare_counts,
+    duplicates,
+    merged_ranges,
+    missing,
+)
 from frazil.audit.evidence import explained, gather
 from frazil.commit.committer import StreamTables
 from frazil.commit.journal import key_of
@@ -74,7 +84,9 @@ class _Run:
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
         topics = {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
-        within = {tp: spans for tp, of in claimed.ranges.items() if (spans := joined(of))} if self.window else None
+        within = (
+            {tp: spans for tp, of in claimed.ranges.items() if (spans := merged_ranges(of))} if self.window else None
+        )
         ids = self.marker.source.topic_ids
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         found = gather(

@@ -31,7 +31,7 @@ PARTITIONS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TableReport:
     """One table as it was found; `health` is null where it does not exist yet, or where `problem` says why."""
 
     table: str
@@ -44,7 +44,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLook:
+class StreamReport:
     """How one stream runs, and what of that is beyond its alerts' thresholds."""
 
     state: StreamState
@@ -87,34 +87,34 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         raise SystemExit(SpecError.exit_code)
 
 
-def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Look:
+def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
     found = measure(load_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
-        return Look(maintained.name, maintained.kind)
+        return TableReport(maintained.name, maintained.kind)
     ratios = {
         "average-file-bytes": found.average_file_bytes,
         "manifest-list-bytes-per-file": found.manifest_list_bytes_per_file,
         "manifests-per-file": found.manifests_per_file,
     }
     beyond = tuple(r for r in readings(found, maintained.settings, now_ms=now_ms) if r.is_beyond)
-    return Look(maintained.name, maintained.kind, found, ratios, beyond)
+    return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
 
 
-def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Look:
+def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
     try:
         return _look(maintained, now_ms=now_ms, deep=deep)
     except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
         problem = f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
-        return Look(maintained.name, maintained.kind, problem=problem)
+        return TableReport(maintained.name, maintained.kind, problem=problem)
 
 
-def _look_at_stream(spec: StreamSpec, *, now_ms: int) -> StreamLook:
+def _look_at_stream(spec: StreamSpec, *, now_ms: int) -> StreamReport:
     state = observe_stream(spec, None, now_ms=now_ms)
     seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
-    return StreamLook(state, tuple(reading for reading in seen if reading.is_beyond))
+    return StreamReport(state, tuple(reading for reading in seen if reading.is_beyond))
 
 
-def _show(found: Sequence[Look], *, in_full: bool) -> None:
+def _show(found: Sequence[TableReport], *, in_full: bool) -> None:
     if in_full:
         for look in found:
             echo_fields(_fields(look.health) if look.health else {"table": look.table, "state": _state(look)})
@@ -129,7 +129,7 @@ def _show(found: Sequence[Look], *, in_full: bool) -> None:
                 click.echo(said)
 
 
-def _row(look: Look) -> tuple[str, ...]:
+def _row(look: TableReport) -> tuple[str, ...]:
     one = look.health
     if one is None:
         return (look.table, *[""] * 7, _state(look))
@@ -146,7 +146,7 @@ def _row(look: Look) -> tuple[str, ...]:
     )
 
 
-def _state(look: Look) -> str:
+def _state(look: TableReport) -> str:
     if look.health is None:
         return "unknown" if look.problem else "no table yet"
     return ", ".join(r.rule for r in look.beyond) or "ok"

@@ -18,7 +18,7 @@ from frazil.errors import SpecError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
-from frazil.maintenance.plans import Plan, Planner
+from frazil.maintenance.plans import MaintenancePlanner, Plan
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
@@ -72,7 +72,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Plan]:
     """In the order in which a run does them. Raises SpecError where there is no such table."""
-    planner = Planner(load_catalog(found.catalog), found, clock.now_ms())
+    planner = MaintenancePlanner(load_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
     except NoSuchTableError:

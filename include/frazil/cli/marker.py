@@ -22,7 +22,7 @@ from frazil.home import run_folder
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
-from frazil.status.reset_target import NotInKafka, Wanted, available_now, consequences, target_of
+from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, consequences, target_of
 from frazil.table.tables import ensure_table, load_stream_table
 from frazil.timetext import utc
 
@@ -59,7 +59,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
       frazil reset flights --to timestamp --at 2013-12-30T00:00:00Z
     """
     try:
-        choice = Wanted(**wanted)
+        choice = ResetTarget(**wanted)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     spec = find_stream(streams_folder, stream)

@@ -16,7 +16,7 @@ from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import Look, look, release, send_again
+from frazil.signals.completion import Assessment, assess, release, send_again
 from frazil.signals.signal import Signal
 from frazil.spec.load import streams_of
 from frazil.spec.units import format_duration
@@ -91,7 +91,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     person = f"by {getpass.getuser()}, frazil partitions"
     if held and reason:
         release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)
-    seen = look(catalog, specs)
+    seen = assess(catalog, specs)
     if seen is None:
         raise SpecError(
             f"no window of {table} is ever complete (declare `complete: hour` or `day`)"
@@ -101,7 +101,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     if again:
         wanted = [window for key in again for window in _windows(key, seen.grain)]
         send_again(catalog, table, wanted, note=f"sent again {person}", clock_ms=now_ms)
-        seen = look(catalog, specs) or seen
+        seen = assess(catalog, specs) or seen
     found = _found(seen, last)
     if as_json:
         echo_json(found)
@@ -124,7 +124,7 @@ def _windows(key: str, grain: Grain) -> Sequence[Window]:
     return list(windows_between(grain, window.start_us, window.end_us))
 
 
-def _found(seen: Look, last: int) -> Partitions:
+def _found(seen: Assessment, last: int) -> Partitions:
     cursor, bound = seen.signals.cursor, complete_to(seen.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:

@@ -32,7 +32,7 @@ UNKNOWN_SLACK_US = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class MaintenancePlanner:
     """Of one table. Its methods load it anew, and raise PyIceberg's NoSuchTableError, and what the catalog does."""
 
     catalog: Catalog

@@ -19,7 +19,7 @@ from frazil.errors import FrazilError
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import unset_properties
 from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.plans import Planner
+from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import Conflict, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
 
@@ -135,8 +135,8 @@ class _Run:
         return self._ended(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; gone with them: {files}", numbers)
 
     @property
-    def _planner(self) -> Planner:
-        return Planner(self.catalog, self.maintained, self.now_ms)
+    def _planner(self) -> MaintenancePlanner:
+        return MaintenancePlanner(self.catalog, self.maintained, self.now_ms)
 
     def _open(self, table: Table) -> SparkTable:
         return SparkTable.load(self.spark, self.catalog, table)

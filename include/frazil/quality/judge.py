@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.pages import Run, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
-from frazil.quality.window import Window, open_window, start_spark
+from frazil.quality.window import GatedWindow, open_window, start_spark
 
 if TYPE_CHECKING:
     from frazil.quality.validation import Validation
@@ -44,12 +44,12 @@ def judge(
     return GateResult(not failures, rows, failures, str(page), engine, round(time.monotonic() - began, 3))
 
 
-def _with_arrow(suite: Suite, window: Window) -> tuple[int, Validation | None]:
+def _with_arrow(suite: Suite, window: GatedWindow) -> tuple[int, Validation | None]:
     frame = window.to_pandas(suite.columns)
     return len(frame), _validate(suite, frame, spark=False) if len(frame) else None
 
 
-def _with_spark(suite: Suite, window: Window, session: Any) -> tuple[int, Validation | None]:
+def _with_spark(suite: Suite, window: GatedWindow, session: Any) -> tuple[int, Validation | None]:
     frame = window.to_spark(suite.columns, session).persist()
     rows = frame.count()
     try:

@@ -29,7 +29,7 @@ PARTITIONS_A_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class GatedWindow:
     """What a request asks for, found in the catalog; nothing of the data is read yet."""
 
     request: GateRequest
@@ -76,7 +76,7 @@ class Window:
         return _bounds(self.request, self.schema)
 
 
-def open_window(request: GateRequest) -> Window:
+def open_window(request: GateRequest) -> GatedWindow:
     """Raises SpecError (no such table or column), FrazilError (the snapshot is gone), and as the catalog does."""
     catalog = load_catalog(request.catalog)
     with catalog_errors(catalog.name):
@@ -95,7 +95,7 @@ def open_window(request: GateRequest) -> Window:
         GreaterThanOrEqual(term=request.event_time, value=begin.isoformat()),
         LessThan(term=request.event_time, value=end.isoformat()),
     )
-    return Window(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
+    return GatedWindow(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
 
 
 def start_spark(request: GateRequest) -> Any:

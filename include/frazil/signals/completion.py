@@ -41,12 +41,12 @@ class Gate:
     note: str | None = None
 
 
-RunGates = Callable[["Look", Sequence[Window]], Mapping[Window, Gate]]
+RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, Gate]]
 """Of windows that have rows, at the table's head; called once a look, and only where there is such a window."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Assessment:
     """A table whose windows are signalled, at one moment."""
 
     table: Table
@@ -69,8 +69,8 @@ class Look:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
 
-def look(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_ONCE) -> Look | None:
-    """Look at the table that these streams feed; None where it does not exist, or nothing of it ever completes.
+def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_ONCE) -> Assessment | None:
+    """Assessment at the table that these streams feed; None where it does not exist, or nothing of it ever completes.
 
     `specs` are all declared streams of one table, which declare the same windows; `most` windows complete at once.
     Raises `MarkerUnreadable`, and what `catalog_errors` makes of a catalog's.
@@ -90,12 +90,12 @@ def look(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_O
     cursor = _of_this_table(signals.cursor, table)
     if _is_behind(table, cursor):
         behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; look again"
-        return Look(table, tuple(specs), grain, feeds, signals, Decision((), {}, None, None, behind))
+        return Assessment(table, tuple(specs), grain, feeds, signals, Decision((), {}, None, None, behind))
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
     decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, most=most)
-    return Look(table, tuple(specs), grain, feeds, signals, decision)
+    return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
 def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
@@ -141,7 +141,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 
 
-def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
+def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
     """Append what a look found to `frazil.signals`, each window once; nothing where somebody else was faster."""
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
@@ -179,7 +179,7 @@ def signal(catalog: Catalog, seen: Look, *, clock_ms: int, gates: RunGates | Non
     return tuple(made) if append_signals(catalog, seen.signals, made, moved, clock_ms=clock_ms) else ()
 
 
-def _revisions(seen: Look) -> dict[Window, int]:
+def _revisions(seen: Assessment) -> dict[Window, int]:
     """Of windows that are decided again: the next one, or the same where nobody was told of it."""
     again = seen.decision.again
     if not again:
@@ -188,7 +188,7 @@ def _revisions(seen: Look) -> dict[Window, int]:
     return {w: last[w].revision + last[w].sent for w in again if w in last}
 
 
-def _rejected_since(seen: Look) -> int:
+def _rejected_since(seen: Assessment) -> int:
     """Dead letters of the feeding streams' commits since the last signal."""
     cursor = _of_this_table(seen.signals.cursor, seen.table)
     if cursor is None:

@@ -21,7 +21,7 @@ class NotInKafka(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ResetTarget:
     """Where a person wants the stream to go on; raises ValueError where the parts contradict each other."""
 
     to: str
@@ -46,7 +46,7 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
     return Available(topics.identity, first, end, cut)
 
 
-def target_of(wanted: Wanted, *, seen: Standing, now: Available, kafka: KafkaOffsets) -> dict[TopicPartition, int]:
+def target_of(wanted: ResetTarget, *, seen: Standing, now: Available, kafka: KafkaOffsets) -> dict[TopicPartition, int]:
     """The offset to go on at, for every topic-partition that Kafka has.
 
     Raises MarkerUnreadable or RolledBack where `to` starts from a position that is unknown, NotInKafka for

@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from frazil.audit.compare import CommittedRange, Evidence, Finding, Kind, compare, duplicates, joined
+from frazil.audit.compare import CommittedRange, Evidence, Finding, Kind, compare, duplicates, merged_ranges
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
@@ -96,7 +96,7 @@ def evidence(
 
 def look(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evidence, Evidence]:
     """A window's evidence at first sight, and with what was committed elsewhere."""
-    spans = joined(ranges[of])
+    spans = merged_ranges(ranges[of])
     inside = [o for o in rows if any(start <= o < end for start, end in spans)]
     others = (*ranges[: of.start], *ranges[of.stop :])
     topic_id = ranges[-1].topic_id
@@ -111,7 +111,7 @@ def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(
     ranges, of, rows = history
     whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
     _, window_ = look(ranges, of, rows)
-    claimed = {o for start, end in joined(ranges[of]) for o in range(start, end)}
+    claimed = {o for start, end in merged_ranges(ranges[of]) for o in range(start, end)}
     ids = {o: {r.topic_id for r in ranges if r.start <= o < r.end} for o in range(60)}
     if any(len(of_offset) > 1 for of_offset in ids.values()):  # then an offset counts once, however often it is there
         too_many = {o: int(rows.count(o) > 1 and len(ids[o]) < 2) for o in set(rows)}

@@ -17,7 +17,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.reset import Available, Standing, moves
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.identity import SourceIdentity
-from frazil.status.reset_target import NotInKafka, Wanted, check_available, consequences, target_of
+from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_of
 from frazil.timetext import utc
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -28,7 +28,7 @@ NO_KAFKA: Any = None
 
 
 def target(to: str, seen: Standing = SEEN, **more: Any) -> dict[tuple[str, int], int]:
-    return target_of(Wanted(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
+    return target_of(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
 
 
 def said(to: str, seen: Standing = SEEN) -> str:
@@ -67,7 +67,7 @@ def test_positions_that_rest_on_something_unknown_are_refused():
 
 def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
-    assert target_of(Wanted("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
+    assert target_of(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
     text = " ".join(consequences(plan, seen=SEEN, now=cut))
     assert "Kafka's log of t-1 was cut at offset 25" in text
@@ -88,7 +88,7 @@ def test_offsets_that_kafka_does_not_have_are_refused(offset: int, partition: in
 def test_options_that_do_not_belong_together_are_refused():
     for wrong in ({"to": "latest", "at": datetime.now(UTC)}, {"to": "timestamp"}, {"to": "offsets"}):
         with pytest.raises(ValueError, match="needs it"):
-            Wanted(**wrong)  # type: ignore[arg-type]
+            ResetTarget(**wrong)  # type: ignore[arg-type]
 
 
 def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):

@@ -23,7 +23,7 @@ from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import Gate, Look, look, release, send_again, signal
+from frazil.signals.completion import Assessment, Gate, assess, release, send_again, signal
 from frazil.signals.signal import Signal, State
 from frazil.signals.signal_table import IDENTIFIER, TableSignals, newest_signals
 from frazil.spec.load import load_stream, streams_of
@@ -69,13 +69,13 @@ class Minutes:
     def catalog(self) -> Catalog:
         return load_catalog(None)
 
-    def look(self, *others: Minutes) -> Look:
-        seen = look(self.catalog, [self.spec, *(o.spec for o in others)])
+    def assess(self, *others: Minutes) -> Assessment:
+        seen = assess(self.catalog, [self.spec, *(o.spec for o in others)])
         assert seen is not None
         return seen
 
     def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
-        """Look and signal: the windows' keys, revisions, rows and late rows."""
+        """Assessment and signal: the windows' keys, revisions, rows and late rows."""
         return [facts(s) for s in signal(self.catalog, self.look(), clock_ms=NOW_MS, gates=gates)]
 
     def signal_with(self, other: Minutes) -> list[tuple[str, int, int, int]]:
@@ -96,7 +96,7 @@ def minutes(tmp_path: Path, frazil_home: Path) -> Minutes:  # noqa: ARG001
     return stream
 
 
-def fails(seen: Look, windows: Sequence[Window]) -> dict[Window, Gate]:  # noqa: ARG001
+def fails(seen: Assessment, windows: Sequence[Window]) -> dict[Window, Gate]:  # noqa: ARG001
     return dict.fromkeys(windows, Gate(passed=False, note="carrier is null in 3 rows"))
 
 
@@ -115,7 +115,7 @@ def test_nothing_is_signalled_of_the_time_before_the_first_look_unless_the_strea
     minutes.send(0, 130)
     assert minutes.signal() == []
     other = Minutes(tmp_path, extra="complete-from: 2013-12-30T10:00:00Z\n")
-    assert look(minutes.catalog, [other.spec]).decision.complete == ()  # the first look has decided
+    assert assess(minutes.catalog, [other.spec]).decision.complete == ()  # the first look has decided
 
 
 def test_complete_from_reaches_back_and_empty_windows_are_complete_too(tmp_path, frazil_home):  # noqa: ARG001
@@ -296,7 +296,7 @@ def test_rows_that_wait_on_a_branch_keep_their_window_open_whatever_lateness_say
     late.send(10, 130)
     assert [key for key, *_ in late.signal()] == ["T10", "T11"]
     impatient = late.spec.model_copy(update={"lateness": timedelta(0)})
-    seen = look(late.catalog, [impatient])
+    seen = assess(late.catalog, [impatient])
     assert seen is not None
     assert seen.decision.complete == ()
     assert "its rows since 2013-12-30T12:00:00Z wait on a branch" in seen.decision.reason
@@ -432,7 +432,7 @@ def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes,
         patch.setattr(
             type(catalog), "load_table", lambda self, name: old if name == "demo.minutes" else load(self, name)
         )
-        seen = look(catalog, [minutes.spec])
+        seen = assess(catalog, [minutes.spec])
         assert "an older state of demo.minutes than was signalled" in seen.decision.reason
         assert signal(catalog, seen, clock_ms=NOW_MS) == ()
         with pytest.raises(CommitUnavailable, match="older state"):
@@ -526,9 +526,9 @@ def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes)
 
 def test_a_stream_without_windows_is_never_looked_at(minutes):
     spec = minutes.spec.model_copy(update={"complete": "none"})
-    assert look(minutes.catalog, [spec]) is None
+    assert assess(minutes.catalog, [spec]) is None
     nowhere = spec.table.model_copy(update={"identifier": "demo.nowhere"})
-    assert look(minutes.catalog, [minutes.spec.model_copy(update={"table": nowhere})]) is None
+    assert assess(minutes.catalog, [minutes.spec.model_copy(update={"table": nowhere})]) is None
 
 
 def test_a_signal_survives_its_way_through_the_table(minutes):

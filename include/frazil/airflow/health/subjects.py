@@ -51,7 +51,7 @@ class Subject:
     """The DAGs that look after it."""
 
 
-def look_at(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
+def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
     """The readings of each subject, or why there are none."""
     # A task talks to Airflow from one thread.
     runs = {

@@ -14,7 +14,7 @@ from typing import Any
 from frazil import clock
 from frazil.airflow.aggregations.reconcile import FIRST, first_day
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.health.subjects import FailedRuns, look_at, subjects_of
+from frazil.airflow.health.subjects import FailedRuns, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
@@ -63,7 +63,7 @@ def measure_all(
     first_days = {name: first_day(kept) for name, kept in again.items()}
     new = [name for name, day in first_days.items() if day is None]
     subjects = subjects_of(declared, aggregations, first_days=first_days, now_ms=now_ms)
-    seen = look_at(subjects, failed, at_once=AT_ONCE)
+    seen = read_all(subjects, failed, at_once=AT_ONCE)
     for name in new:
         if (day := first_days[name]) is not None:
             again[name].set(FIRST, str(day))

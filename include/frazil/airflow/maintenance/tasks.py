@@ -17,7 +17,7 @@ from frazil.airflow.untrusted import Store, stored_number
 from frazil.maintenance.due import due, enabled
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
-from frazil.maintenance.plans import Planner
+from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.table.catalogs import load_catalog
 
@@ -41,7 +41,7 @@ def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry
                 log.info("%s", sentence)
                 found += [sentence] if answer.due else []
                 if dry_run and enabled(table.settings, action):
-                    plan = Planner(catalog, table, clock.now_ms()).plan(action)
+                    plan = MaintenancePlanner(catalog, table, clock.now_ms()).plan(action)
                     log.info("%s: %s would be: %s", table.name, action, plan.sentence)
     return [] if dry_run else found
 

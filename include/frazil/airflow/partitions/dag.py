@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.declared import all_streams, streams_feeding
-from frazil.airflow.partitions.wait import LookOperator
+from frazil.airflow.partitions.wait import CompletionOperator
 from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.spec.model import StreamSpec
 
@@ -85,7 +85,7 @@ def _dag(
         default_args={"on_failure_callback": on_failure},
         tags={"frazil", "partitions", *([] if every else ["removed"])},
     ) as dag:
-        looked = LookOperator(
+        looked = CompletionOperator(
             task_id="look",
             table=table,
             streams=folders[0],

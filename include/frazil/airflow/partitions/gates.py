@@ -16,7 +16,7 @@ from frazil.airflow.spark import SPARK_CONNECTION
 from frazil.airflow.untrusted import extra_text
 from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
-from frazil.signals.completion import Gate, Look, RunGates
+from frazil.signals.completion import Assessment, Gate, RunGates
 from frazil.table.branches import head_of
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def gates_of(expectations: Path | None, table: str) -> RunGates | None:
     return partial(_judge, suite) if suite else None
 
 
-def _judge(suite: Path, seen: Look, windows: Sequence[Window]) -> Mapping[Window, Gate]:
+def _judge(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, Gate]:
     head = head_of(seen.table.metadata)
     if head is None:
         return {}

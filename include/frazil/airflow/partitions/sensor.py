@@ -62,14 +62,14 @@ class PartitionCompleteSensor(BaseSensorOperator):
 class PartitionTrigger(WaitingTrigger):
     """Looks for a window's signals. Its arguments: table, partition, streams."""
 
-    def look(self) -> tuple[Event | None, str]:
+    def poll(self) -> tuple[Event | None, str]:
         """What is known of the window, where all of it was signalled; else what it waits for."""
         from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
-        from frazil.signals.waiting import look_for  # noqa: PLC0415 - as above
+        from frazil.signals.window_status import window_status  # noqa: PLC0415 - as above
 
         table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
-        found = look_for(streams_feeding(Path(streams), table), partition)
+        found = window_status(streams_feeding(Path(streams), table), partition)
         if found.never:
             return {"problem": found.waits_for}, ""
         if found.signals:

@@ -20,7 +20,7 @@ from frazil.airflow.partitions.gates import gates_of
 from frazil.airflow.partitions.sent_events import meet, unsent, write_down
 from frazil.airflow.untrusted import stored_number
 from frazil.partitions.completeness import moment
-from frazil.signals.completion import look, signal
+from frazil.signals.completion import assess, signal
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import load_catalog
@@ -56,7 +56,7 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     Metadata alone is read. Raises what `look` raises.
     """
     specs = streams_feeding(streams, table)
-    seen = look(load_catalog(specs[0].table.catalog), specs)
+    seen = assess(load_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return False, f"there is no table {table} yet: its writer never ran"
     first = seen.signals.cursor is None and seen.cursor is not None
@@ -71,7 +71,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
     specs = streams_feeding(streams, table)
     catalog = load_catalog(specs[0].table.catalog)
     gates = gates_of(expectations, table)
-    seen = look(catalog, specs, **({"most": MOST_JUDGED} if gates else {}))
+    seen = assess(catalog, specs, **({"most": MOST_JUDGED} if gates else {}))
     if seen is None:
         return []
     made = signal(catalog, seen, clock_ms=clock.now_ms(), gates=gates)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class LookOperator(BaseBranchOperator):
+class CompletionOperator(BaseBranchOperator):
     """Signals what is complete of one table, and goes on with those of its following tasks that have something to do.
 
     :param table: the table's identifier.
@@ -47,7 +47,9 @@ class LookOperator(BaseBranchOperator):
         ready, sentence = windows.ready(self.table, Path(self.streams), after=number)
         if not ready:
             self.log.info("%s: %s", self.table, sentence)
-            trigger = LookTrigger(table=self.table, streams=self.streams, number=number, poll_seconds=self.poll_seconds)
+            trigger = CompletionTrigger(
+                table=self.table, streams=self.streams, number=number, poll_seconds=self.poll_seconds
+            )
             self.defer(trigger=trigger, method_name="execute_complete")
         return self._act(context)
 
@@ -69,14 +71,14 @@ def _removed(table: str) -> str:
     return f"{table}: the streams that fed it were removed; nothing completes any more, and this DAG goes"
 
 
-class LookTrigger(WaitingTrigger):
+class CompletionTrigger(WaitingTrigger):
     """Looks at a table, and fires when there is something to do.
 
     Its arguments: table; streams; `number`, of the table's last signal when the task was deferred: a later one is
     somebody else's, such as a release.
     """
 
-    def look(self) -> tuple[Event | None, str]:
+    def poll(self) -> tuple[Event | None, str]:
         """Whether there is something to do, and what the next window waits for."""
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - loads PyIceberg
 

@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 
 class WaitingTrigger(BaseTrigger):
-    """Calls `look` every `poll_seconds` in a thread, logs what is waited for where that changed, and fires once.
+    """Calls `poll` every `poll_seconds` in a thread, logs what is waited for where that changed, and fires once.
 
     Its task has looked before it deferred, so it begins with a wait. That it must: where a trigger fires at once,
     Airflow 3.3 may take the end of the task's first half for that of the second, and kills it.
@@ -38,7 +38,7 @@ class WaitingTrigger(BaseTrigger):
         return name, {**self.arguments, "poll_seconds": self.poll_seconds}
 
     @abstractmethod
-    def look(self) -> tuple[Event | None, str]:
+    def poll(self) -> tuple[Event | None, str]:
         """The event to fire, if there is one, and what is waited for."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -60,9 +60,9 @@ class WaitingTrigger(BaseTrigger):
                 said = sentence
 
     def attempt(self) -> tuple[Event | None, str]:
-        """`look`, whatever it raises."""
+        """`poll`, whatever it raises."""
         try:
-            return self.look()
+            return self.poll()
         except FrazilError as error:
             if not error.restartable:
                 return {"problem": f"{type(error).__name__}: {error}"}, ""

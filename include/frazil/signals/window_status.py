@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from frazil.errors import SpecError
 from frazil.partitions.completeness import moment, waits_for
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import Look, look
+from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WindowStatus:
     """One look for a window. `signals` are its windows', where all of them were told; else it waits."""
 
     signals: tuple[Signal, ...]
@@ -24,26 +24,26 @@ class Waiting:
     """It is history: no look will ever signal it."""
 
 
-def look_for(specs: Sequence[StreamSpec], key: str) -> Waiting:
-    """Look for an hour, or a day; a day of a table whose hours complete is all its hours.
+def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
+    """Assessment for an hour, or a day; a day of a table whose hours complete is all its hours.
 
     Raises SpecError for a key that is no window of the table, and what `look` raises.
     """
     table = specs[0].table.identifier
     wanted = _window(key, specs[0])
-    seen = look(load_catalog(specs[0].table.catalog), specs)
+    seen = assess(load_catalog(specs[0].table.catalog), specs)
     if seen is None:
-        return Waiting((), f"there is no table {table} yet: its writer never ran")
+        return WindowStatus((), f"there is no table {table} yet: its writer never ran")
     cursor = seen.signals.cursor
     if cursor is not None and wanted.start_us < cursor.from_us:
         first = moment(cursor.from_us)
-        return Waiting((), f"{key} of {table} is history: signals begin at {first} (`complete-from`)", never=True)
+        return WindowStatus((), f"{key} of {table} is history: signals begin at {first} (`complete-from`)", never=True)
     windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
     newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
     untold = [w for w in windows if w not in newest or not newest[w].sent]
     if untold:
-        return Waiting((), _reason(seen, untold[0], newest.get(untold[0])))
-    return Waiting(tuple(newest[w] for w in windows), "")
+        return WindowStatus((), _reason(seen, untold[0], newest.get(untold[0])))
+    return WindowStatus(tuple(newest[w] for w in windows), "")
 
 
 def _window(key: str, spec: StreamSpec) -> Window:
@@ -58,7 +58,7 @@ def _window(key: str, spec: StreamSpec) -> Window:
     return window
 
 
-def _reason(seen: Look, window: Window, last: Signal | None) -> str:
+def _reason(seen: Assessment, window: Window, last: Signal | None) -> str:
     if last is not None:
         return f"{window} is held by its quality gate: {last.note}"
     waiting = waits_for(seen.feeds, window)
