@@ -1,6 +1,6 @@
 """Operators, triggers and DAG factories: the only room that imports Airflow.
 
-What users import stands here, and is loaded when it is asked for: a DAG file loads no more than it names.
+Users import from here. A name is loaded on first use, so a DAG file loads only what it names.
 """
 
 from __future__ import annotations

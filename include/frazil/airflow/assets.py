@@ -1,4 +1,4 @@
-"""The assets whose events say that windows of a table are complete, with the window's key as partition key."""
+"""Assets whose events say that a window of a table is complete. The partition key of an event is the window's key."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ AGAIN = "frazil.again."
 
 
 def partition_asset(table: str) -> Asset:
-    """Gets one event for each window of the table that is complete for the first time."""
+    """Receives one event for each window of the table, when it is complete for the first time."""
     return Asset(table)
 
 
 def again_asset(aggregation: str) -> Asset:
-    """Gets an event for each day that an aggregation must run again, by the day."""
+    """Receives an event for each day that an aggregation must run again; the partition key is the day."""
     return Asset(f"{AGAIN}{aggregation}")
 
 
 def reopened_asset(table: str) -> Asset:
-    """Gets one event for each window that late rows reopened, at each of its further revisions."""
+    """Receives one event for each further revision of a window that late rows reopened."""
     return Asset(f"{table}.reopened")

@@ -1,4 +1,4 @@
-"""Deadlines of runs that others count on: who does not end in time is said, while it still runs."""
+"""Deadlines for DAG runs that others depend on: a late run is reported while it is still running."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OnLate = Callable[..., Awaitable[None]]
 
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
-    """A run that has not ended so long after it was queued is late; `sentence` says what that means."""
+    """A run is late when it has not ended within `interval` of being queued; `sentence` says what that means."""
     callback = AsyncCallback(on_late or say, kwargs={"sentence": sentence})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 
 async def say(*, sentence: str, **_: Any) -> None:
-    """Without a callback of the user's: the triggerer's log has the sentence, and Airflow's UI the missed deadline."""
+    """The default callback: it logs the sentence in the triggerer; Airflow's UI shows the missed deadline."""
     log.error("%s", sentence)

@@ -1,4 +1,4 @@
-"""The streams of a folder as DAGs see them: one that is broken stays as it was, and takes no other with it."""
+"""The streams of a folder as DAGs see them: a broken file keeps its last sound declaration, and affects no other."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from frazil.spec.yaml_file import read_mapping
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStream:
-    """One stream, what its file declares or declared when it was sound last, and what is wrong with it now."""
+    """One stream: its current declaration, or the last sound one, and what is wrong with the file now."""
 
     name: str
     spec: StreamSpec | None
-    """None where it never was sound."""
+    """None if the file has never been sound."""
     problem: str | None
     removed: bool = False
-    """Its file is gone: what still runs of it ends, and nothing begins."""
+    """Its file is gone: whatever still runs for it ends, and nothing new starts."""
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
-    """Every stream of the folder by name, each name once, with those that were removed a while ago."""
+    """Every stream of the folder, once each and sorted by name, recently removed ones included."""
     sound: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
     for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
@@ -48,14 +48,14 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
 
 
 def declared_streams(folder: Path) -> list[DeclaredStream]:
-    """Every stream that a file of the folder declares, by name; each name once."""
+    """Every stream that a file of the folder declares, once each and sorted by name."""
     return [stream for stream in all_streams(folder) if not stream.removed]
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """The streams that feed a table, by name, broken ones as they were when they were sound last.
+    """The streams that feed a table, sorted by name; for a broken file, its last sound declaration.
 
-    Raises SpecError where there is none, and where a file that never was sound names the table.
+    Raises SpecError if there is none, or if a file that has never been sound names the table.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     feeding = [one.spec for one in found if one.spec is not None and one.spec.table.identifier == table]
@@ -64,19 +64,19 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def nobody_feeds(folder: Path, table: str) -> bool:
-    """Whether every stream that fed a table was removed; not where a file that never was sound may be of one."""
+    """Whether every stream that fed a table was removed. False while a file that has never been sound might feed it."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(one.spec.table.identifier == table if one.spec else table in _text(one.path) for one in found)
 
 
 def declared_stream(folder: Path, name: str) -> StreamSpec:
-    """One stream, as it was when it was sound last. Raises SpecError where it never was, or is not there."""
+    """One stream, in its last sound declaration. Raises SpecError if it has never been sound or does not exist."""
     specs = (stream.spec for stream in declared_streams(folder) if stream.name == name)
     return next((spec for spec in specs if spec is not None), None) or find_stream(folder, name)
 
 
 def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None:
-    """Raises SpecError with what is wrong in the folders now: an import error of the DAG file that asks."""
+    """Raises SpecError with everything that is wrong in the folders now; Airflow shows it as an import error."""
     problems = [found.problem for found in declared_streams(Path(streams)) if found.problem]
     files = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms())
     problems += [found.problem for found in files if found.problem and not found.removed]
@@ -85,7 +85,7 @@ def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None
 
 
 def _name_in(path: Path) -> str:
-    """The name that a broken file gives its stream, if that much can be read, else its own name made to fit."""
+    """The stream's name in a broken file, if that much can be read; otherwise the file's name, made to fit."""
     try:
         name = str(read_mapping(path).get("name", ""))
     except SpecError:

@@ -1,4 +1,4 @@
-"""What every batch Spark application of Airflow's shares: its connection, its properties file, its pool."""
+"""What all batch Spark applications under Airflow share: connection, properties file and pool."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 SPARK_CONNECTION = "spark_default"
 PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-file', '') }}}}"
-"""Of spark-submit, if the connection names one; otherwise Spark reads its own spark-defaults.conf."""
+"""For spark-submit, if the connection names one; otherwise Spark reads its own spark-defaults.conf."""
 POOL_VARIABLE = "FRAZIL_SPARK_POOL"
-"""Names the Airflow pool that bounds how many of them run at once. Tasks of a pool that does not exist never start, so
-that there is one only where somebody made it."""
+"""Names the Airflow pool that limits how many of them run at once. Tasks of a missing pool never start, so the variable
+is empty unless somebody created the pool."""
 
 
 def spark_pool() -> str:

@@ -1,7 +1,7 @@
-"""The one reader of what Airflow keeps for us and others may write as well: events, state stores, XComs, connections.
+"""The only reader of what Airflow keeps for frazil and others can write too: events, state stores, XComs, connections.
 
-Whoever may press *Create event*, call the API or write a DAG can put anything there. A value that is not ours never
-raises, but for an XCom: it is left out, with a warning that says where it stands, and counts as if it were not there.
+Anyone who may press *Create event*, call the API or write a DAG can put anything there. A foreign value is skipped
+with a warning that says where it stands, as if it were not there. Only a foreign XCom raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 log = logging.getLogger(__name__)
 
 LARGEST = 2**63 - 1
-"""Of a number that tables and JSON readers hold."""
+"""The largest number that tables and JSON readers hold."""
 SHOWN = 200
 """Characters of a foreign value that a warning shows."""
 
@@ -43,10 +43,10 @@ class Event(Protocol):
 
 
 def told_of(events: Iterable[Event], asset: str) -> Told:
-    """The signals that an asset's events told of, by partition key and number.
+    """The signals that an asset's events report, by partition key and number.
 
-    An event of ours has the key that its extra has facts of. One that was made by hand says nothing of a signal,
-    whatever stands in it: it may have been sent before the window was complete.
+    The partition key of frazil's own events matches the facts in their extra. An event made by hand reports no
+    signal, whatever it contains: it may have been sent before the window was complete.
     """
     told, foreign = set(), []
     for event in events:
@@ -56,14 +56,12 @@ def told_of(events: Iterable[Event], asset: str) -> Told:
         else:
             told.add((event.partition_key, number))
     if foreign:
-        log.warning(
-            "%d events of the asset %s are not frazil's, and are left out: %s", len(foreign), asset, foreign[-1]
-        )
+        log.warning("%d events of the asset %s are not frazil's and are skipped: %s", len(foreign), asset, foreign[-1])
     return frozenset(told)
 
 
 def told_pairs(value: Any) -> Told:
-    """As `told_of`, from a list of such pairs."""
+    """The same, from a list of such pairs."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, LARGEST)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
@@ -78,59 +76,59 @@ def _told(event: Event) -> int | None:
 
 
 def stored_number(store: Store, key: str, *, most: int = LARGEST) -> int | None:
-    """A number from 0 to `most` of an asset's store; None where there is none, or another value."""
+    """A number from 0 to `most` in an asset's store; None if it is missing or something else."""
     value = store.get(key)
     number = _number(value, most)
     if value is not None and number is None:
-        log.warning("%s in Airflow's store is no number from 0 to %d, and is left out: %s", key, most, _shown(value))
+        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, most, _shown(value))
     return number
 
 
 def stored_names(store: Store, key: str) -> list[str]:
-    """A list of texts of an asset's store; what else stands in it is left out."""
+    """A list of texts in an asset's store; anything else in it is skipped."""
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
     if value is not None and (not isinstance(value, list) or len(names) < len(value)):
-        log.warning("%s in Airflow's store is no list of names, and is left out: %s", key, _shown(value))
+        log.warning("%s in Airflow's store is not a list of names and is skipped: %s", key, _shown(value))
     return names
 
 
 def stored_text(store: Store, key: str) -> str | None:
-    """A text of an asset's store; None where there is none, or another value."""
+    """A text in an asset's store; None if it is missing or something else."""
     value = store.get(key)
     if value is None or isinstance(value, str):
         return value
-    log.warning("%s in Airflow's store is no text, and is left out: %s", key, _shown(value))
+    log.warning("%s in Airflow's store is not a text and is skipped: %s", key, _shown(value))
     return None
 
 
 def stored_mapping(store: Store, key: str) -> dict[str, Any]:
-    """A mapping of an asset's store; empty where there is none, or another value."""
+    """A mapping in an asset's store; empty if it is missing or something else."""
     value = store.get(key)
     if isinstance(value, Mapping):
         return dict(value)
     if value is not None:
-        log.warning("%s in Airflow's store is no mapping, and is left out: %s", key, _shown(value))
+        log.warning("%s in Airflow's store is not a mapping and is skipped: %s", key, _shown(value))
     return {}
 
 
 def handed_on(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The XCom of a task before, which has these keys of these types. Raises AirflowFailException for another one."""
+    """An upstream task's XCom, with these keys of these types. Raises AirflowFailException if it is anything else."""
     found = value if isinstance(value, Mapping) else {}
     wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
     if wrong:
         raise AirflowFailException(
             f"the XCom of the task {task_id} is not what the task returns ({', '.join(wrong)} are missing, or of "
-            f"another type): somebody put {_shown(value)} there. Clear {task_id}: it looks anew"
+            f"another type): somebody put {_shown(value)} there. Clear {task_id} to run it again"
         )
     return dict(found)
 
 
 def extra_text(extra: Any, key: str) -> str | None:
-    """A text of a connection's extra."""
+    """A text in a connection's extra."""
     value = extra.get(key) if isinstance(extra, Mapping) else None
     if value is not None and not isinstance(value, str):
-        log.warning("%s of the connection's extra is no text, and is left out: %s", key, _shown(value))
+        log.warning("%s of the connection's extra is not a text and is skipped: %s", key, _shown(value))
         return None
     return value or None
 

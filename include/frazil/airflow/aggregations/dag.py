@@ -1,10 +1,10 @@
-"""Three DAGs per declared aggregation: one runs a day when it is complete, and two ask for a day again.
+"""Three DAGs per declared aggregation: one aggregates a day when it is complete, and two ask for a day again.
 
-A day starts by Airflow's own roll-up of the source's windows. An hour that reopens must not be sent to it again: the
-roll-up would wait for the other 23 for ever. So it goes to the second DAG, which asks the signals whether the day
-was complete before. If so, it sends an event with the day as its key, for which alone the first DAG starts as well.
-The third asks every ten minutes for what is complete by its signals and was not aggregated (see `reconcile`).
-(The task SDK's own trigger message cannot do it: Airflow 3.3 drops its partition key on the way.)
+Airflow's own roll-up of the source's windows starts a day. An hour that reopens must not be sent to the roll-up
+again: it would wait for the other 23 for ever. It goes to the second DAG instead, which asks the signals whether the
+day was complete before. If so, that DAG sends an event with the day as its partition key, which starts the first DAG
+too. (The task SDK's own trigger message would not do: Airflow 3.3 drops its partition key on the way.) The third DAG
+asks every ten minutes for days that are complete by their signals and were not aggregated (see `reconcile`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 RETRIES = 2
 ASSET_TRIGGERED = "asset_triggered"
-"""Airflow's type of a run that events started."""
+"""Airflow's type of a run that asset events started."""
 RECONCILED_EVERY = timedelta(minutes=10)
 _DAY = StartOfDayMapper(input_format=Grain.DAY.key_format)
 
@@ -68,7 +68,7 @@ def reconcile_dag_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """An aggregation as its DAGs see it: with what completes in its source, or with what is wrong."""
+    """An aggregation as its DAGs see it: with the grain of its source's windows, or with what is wrong."""
 
     name: str
     folder: str
@@ -82,8 +82,8 @@ def daily_dags(
 ) -> dict[str, DAG]:
     """The aggregations' DAGs by DAG id, three for each declared aggregation of the folder.
 
-    Any past day runs on request too: trigger `frazil_daily_<name>` with the day as the partition key. A declaration
-    that cannot be used keeps its daily DAG, which says what is wrong, has no schedule, and fails when it is run.
+    Any past day runs on request: trigger `frazil_daily_<name>` with the day as the partition key. A declaration that
+    cannot be used keeps its daily DAG, which says what is wrong, has no schedule, and fails when it is run.
 
     :param aggregations: folder of the declared aggregations.
     :param streams: folder of the declared streams, which say whether hours or days of a source complete.
@@ -104,7 +104,7 @@ def daily_dags(
 
 
 def _one_a_target(declared: Sequence[_Declared]) -> list[_Declared]:
-    """Aggregations that would overwrite each other's days are each refused."""
+    """Refuse aggregations that would overwrite each other's days."""
     targets = Counter(found.spec.target for found in declared if found.spec)
     return [
         replace(found, spec=None, problem=f"another aggregation has the target {found.spec.target!r} too")
@@ -195,7 +195,7 @@ def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailur
 
 
 def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
-    """When the day's windows are complete, or when the day is asked for again."""
+    """Run when the day's windows are complete, or when the day is asked for again."""
     hours = RollupMapper(upstream_mapper=StartOfDayMapper(input_format=Grain.HOUR.key_format), window=DayWindow())
     return PartitionedAssetTimetable(
         assets=partition_asset(spec.source) | again_asset(spec.name),
@@ -205,8 +205,8 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Choose the source's snapshot for the run's day, by the day's signals; skip a day that a quality gate holds."""
-    # A DAG file that is parsed needs no PyIceberg.
+    """Choose the source's snapshot for the run's day by the day's signals. Skip a day that a quality gate holds."""
+    # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held  # noqa: PLC0415
 
     with _for_a_person():
@@ -215,39 +215,43 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
             raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
         _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
-    # As text: JSON numbers of that size are rounded by those who read them as floats.
+    # As text: readers that take JSON numbers for floats would round one of that size.
     return {"snapshot_id": str(chosen.snapshot_id), "revisions": chosen.revisions}
 
 
 def _check_needed(day: _SignalledDay) -> None:
-    """Raises AirflowSkipException where an event started a run that nobody needs.
-
-    What a person starts or clears always runs.
+    """Raises AirflowSkipException if an event started a run that is not needed. A run that a person starts or clears
+    always goes on.
     """
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
     from frazil.aggregate.due import is_shown  # noqa: PLC0415 - as above
 
     run = get_current_context()["dag_run"]
-    if run.run_type != ASSET_TRIGGERED or run.clear_number:  # whoever clears a run wants it again: its SQL changed
+    # A person who clears a run wants it again, perhaps because its SQL changed.
+    if run.run_type != ASSET_TRIGGERED or run.clear_number:
         return
     if not is_complete(day.day, day.signals):
-        raise AirflowSkipException(f"{day.day} is not complete by its signals: the events that started it are not ours")
+        raise AirflowSkipException(
+            f"{day.day} is not complete by its signals: the events that started it are not frazil's"
+        )
     if is_shown(day.catalog, day.spec, day.day, day.signals):
         raise AirflowSkipException(f"{day.spec.target} has {day.day} at these revisions already")
 
 
 def again(name: str, aggregations: str) -> None:
-    """Succeed, which sends the event with the run's day as its key; skip where the day's first run is still to come."""
+    """Succeed, which sends the event with the run's day as its key. Skip if the day's first run is still to come."""
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
 
     with _for_a_person():
         day = _signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
-        raise AirflowSkipException(f"{day.day} is not complete, or held by a gate: the run to come reads all of it")
+        raise AirflowSkipException(
+            f"{day.day} is not complete, or is held by a gate: its first run will read all of it"
+        )
 
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
-    """Send an event for each day that is late and that no run is about."""
+    """Send an event for each late day that has no run."""
     from frazil.airflow.aggregations.reconcile import reconcile  # noqa: PLC0415 - as above
 
     with _for_a_person():
@@ -256,7 +260,7 @@ def ask_for_late_days(name: str, aggregations: str) -> None:
 
 @contextmanager
 def _for_a_person() -> Iterator[None]:
-    """What may pass is tried again; what a person has to mend fails the task for good."""
+    """Errors that may pass are retried; errors that a person has to correct fail the task for good."""
     try:
         yield
     except FrazilError as error:
@@ -267,7 +271,7 @@ def _for_a_person() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _SignalledDay:
-    """The day that is the run's partition key, and what was signalled of it."""
+    """The day that is the run's partition key, and its signals."""
 
     spec: AggregationSpec
     day: date
@@ -286,11 +290,11 @@ def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
 
 
 def _page(found: _Declared) -> str:
-    """The DAG's page: what is declared, or what is wrong with it, and how a person runs a day."""
+    """The DAG's page: what is declared, what is wrong with it, and how to run a day."""
     spec = found.spec
     if spec is None:
         return f"**This declaration cannot be used:**\n\n```\n{found.problem}\n```\n"
-    broken = f"**Its last sound declaration is used, for now it has a problem:**\n\n```\n{found.problem}\n```\n\n"
+    broken = f"**Its last sound declaration is used, because the file has a problem:**\n\n```\n{found.problem}\n```\n\n"
     return f"""{broken if found.problem else ""}{spec.description}
 
 From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:

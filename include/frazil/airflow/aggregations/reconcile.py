@@ -1,7 +1,7 @@
-"""Days that are complete by their signals and were never aggregated are asked for again, whatever Airflow lost.
+"""Asks again for days that are complete by their signals and were never aggregated, whatever Airflow lost.
 
-Airflow forgets events that come while a DAG is paused, drops half-full roll-ups when a mapper changes or a DAG
-vanishes, and a foreign event may start a day too early. The signals forget nothing.
+Airflow forgets events that arrive while a DAG is paused, and drops half-full roll-ups when a mapper changes or a DAG
+vanishes; a foreign event may start a day too early. The signals forget nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST = "frazil.first-day"
-"""In Airflow's store of the asset: the first day that is watched. What was complete before is run on request."""
+"""Key in Airflow's store of the asset: the first day that is watched. Earlier days run on request only."""
 ASKED = "asked for"
-"""Beside the states of runs: an event of the asset that asks for the day."""
+"""Used like the state of a run: an event of the asset asked for the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""By partition key: states of runs, and when they started; ASKED, and when. In milliseconds since 1970."""
+"""By partition key: the states of runs and when they started, or ASKED and when. Times are milliseconds since 1970."""
 CLOCKS_APART = timedelta(days=1)
 ASKED_DAYS = "frazil.asked-days"
-"""In the same store: when a day was asked for last, in milliseconds since 1970, for the time when Airflow does not list
+"""Key in the same store: when each day was asked for last, in milliseconds since 1970. Used while Airflow does not list
 events."""
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each day that is late and that no run is about. Raises AirflowSkipException where none is."""
+    """Send an event for each late day that has no run. Raises AirflowSkipException if there is none."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = load_catalog(spec.catalog), context["asset_state_store"][asset]
     first = first_day(store)
@@ -51,7 +51,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         store.set(FIRST, str(opened))
         first = opened
     now_ms = clock.now_ms()
-    # Half of the time that is declared, so that the other half is left for the run before anybody is alarmed.
+    # Half of the declared time, so that the run has the other half before anybody is alerted.
     found = late(waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not found:
         raise AirflowSkipException(f"no day of {name} is complete for {spec.within / 2} and not aggregated")
@@ -61,18 +61,16 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
     if runs is None:
         if going_on := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
-                f"{dag_id} has runs that wait or go on ({going_on}), and Airflow does not list the events, by which it "
-                "would tell their days, while a run that they started is queued"
+                f"{dag_id} has unfinished runs ({going_on}), and Airflow does not list the events that would "
+                "tell their days while a run that they started is queued"
             )
-        # That run is another DAG's, which may be paused for ever. A day whose run failed is asked for again then.
+        # That queued run may be of another DAG, paused for ever. Then a day whose run failed is asked for again.
         runs = {day: [(ASKED, at_ms)] for day, at_ms in asked_before.items()}
     asked = to_ask(found, runs, asked_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not asked:
         raise AirflowSkipException(f"each of {len(found)} days that wait was asked for, or has a run of {dag_id}")
     for one in asked:
-        log.warning(
-            "%s: %s is complete (revisions %s) and not aggregated: it is asked for", name, one.day, one.revisions
-        )
+        log.warning("%s: %s is complete (revisions %s) and not aggregated: asking for it", name, one.day, one.revisions)
     store.set(ASKED_DAYS, {**asked_before, **{str(one.day): now_ms for one in asked}})
     outlet = context["outlet_events"][asset]
     outlet.add_partitions([str(one.day) for one in asked])
@@ -80,10 +78,10 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, asked_after_ms: int) -> list[WaitingDay]:
-    """Those of which no run stands for their newest state, and that were not asked for lately. Pure.
+    """The days whose newest state has no run, and that were not asked for lately. Pure.
 
-    A run that goes on may still do it, and one that failed told people, who clear it; one that succeeded before the
-    day's last signal read less.
+    An unfinished run may still cover a day; a failed run told people, who clear it; a run that succeeded before the
+    day's last signal has read less.
     """
 
     def stands(state: str, at_ms: int, one: WaitingDay) -> bool:
@@ -97,23 +95,23 @@ def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, asked_after_ms: int) ->
 
 
 def first_day(store: Store) -> date | None:
-    """The first day that is watched; None where nobody looked yet."""
+    """The first day that is watched; None if it has not been set yet."""
     text = stored_text(store, FIRST)
     try:
         return parse_day(text) if text else None
     except SpecError:
-        log.warning("%s in Airflow's store is no day, and is left out: %.100r", FIRST, text)
+        log.warning("%s in Airflow's store is not a day and is skipped: %.100r", FIRST, text)
         return None
 
 
 def _asked_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    """What stands in ASKED_DAYS of days that still wait."""
+    """The entries of ASKED_DAYS for days that still wait."""
     days, kept = {str(one.day) for one in waiting}, stored_mapping(store, ASKED_DAYS)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
 def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """The runs of a DAG that events of these assets started; None where Airflow does not say."""
+    """The runs of a DAG that events of these assets started; None if Airflow does not say."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

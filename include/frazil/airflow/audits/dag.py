@@ -1,10 +1,10 @@
-"""One DAG per declared stream that audits, hour by hour, what its writer committed.
+"""One DAG per declared stream that audits what its writer committed, hour by hour.
 
-Three tasks, for Airflow sends asset events only of tasks that succeed, and only a task that fails calls notifiers:
+It has three tasks, because only a task that succeeds sends asset events, and only one that fails calls notifiers:
 
-- `audit` looks, and hands on what it found. It fails only where it cannot look, and is tried again.
-- `announce` sends the asset event of what was found. Where all is well it is skipped: its success would send one.
-- `verdict` fails, with the sentences of what was found. So a DAG run that succeeded is an hour that is well.
+- `audit` audits and hands on what it found. It fails only if the audit itself is impossible, and is retried.
+- `announce` sends the asset event for the findings. It is skipped if there are none: its success would send one.
+- `verdict` fails with the findings as its message. A DAG run that succeeds thus stands for a clean hour.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from frazil.airflow.untrusted import handed_on
 from frazil.airflow.writers.dag import START_DATE, OnFailure
 
 FIRST_MINUTE = 15
-"""A commit bears the time at which it was tried, and may land ten minutes later (`Patience`): then its hour is over."""
+"""A commit is dated when it is first tried and may land ten minutes later (`Patience`), after its hour has ended."""
 MINUTES = 30
-"""Streams are spread over so many minutes of the hour, each always at the same one."""
+"""The audits of all streams are spread over this many minutes; each stream keeps its minute."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
@@ -36,19 +36,19 @@ def audit_dag_id(stream: str) -> str:
 
 
 def audit_asset(stream: str) -> Asset:
-    """Gets an event for each audit that found something; its extra is what `audit_hours` answers."""
+    """Receives an event for each audit that found something; its extra is what `audit_hours` returns."""
     return Asset(f"frazil.audit.{stream}")
 
 
 def audit_dags(streams: str | Path, *, on_failure: OnFailure | None = None) -> dict[str, DAG]:
     """The audits' DAGs by DAG id, one for each declared stream of the folder.
 
-    Each runs hourly, for the last complete hour. Hours that were missed, while Airflow was down or the DAG paused, are
-    made up for by a backfill, or by a run with more `hours`. A declaration that cannot be read fails its own DAG's
-    runs, and takes no other DAG with it.
+    Each runs hourly for the last complete hour. Hours missed while Airflow was down or the DAG was paused are made up
+    for by an Airflow backfill, or by a run with more `hours`. A declaration that cannot be read fails the runs of its
+    own DAG only.
 
     :param streams: folder of the declared streams.
-    :param on_failure: notifiers, called when an audit finds something, or cannot be made.
+    :param on_failure: notifiers, called when an audit finds something or is impossible.
     """
     folder = Path(streams)
     return {audit_dag_id(found.name): _audit_dag(found, folder, on_failure) for found in declared_streams(folder)}
@@ -78,7 +78,7 @@ def _audit_dag(found: DeclaredStream, streams: Path, on_failure: OnFailure | Non
 
 
 def audit(stream: str, streams: str) -> dict[str, Any]:
-    """Audit the complete hours before this run's time. A stream that has not begun is skipped, and so are the rest."""
+    """Audit the complete hours before this run. All tasks are skipped if the stream has not begun."""
     from frazil.airflow.audits.tasks import audit_hours  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
@@ -91,7 +91,7 @@ def announce(found: dict[str, Any]) -> None:
     """Send the asset event, if anything was found."""
     found = handed_on(found, "audit", FOUND)
     if not found["findings"]:
-        raise AirflowSkipException("nothing was found: there is nothing to announce")
+        raise AirflowSkipException("there are no findings to announce")
     get_current_context()["outlet_events"][audit_asset(found["stream"])].extra = found
 
 

@@ -1,4 +1,4 @@
-"""What the audit's task does, in its own process: PyIceberg alone, no Spark."""
+"""What the audit task does in its own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from frazil.table.tables import load_stream_table
 log = logging.getLogger(__name__)
 
 SENTENCES = 50
-"""Handed on at most: what is wrong in each of 1,000 topic-partitions would be too much for Airflow's database."""
+"""The most that is handed on: findings in each of 1,000 topic-partitions would be too much for Airflow's database."""
 
 Found = dict[str, Any]
-"""One audit as JSON: stream, from, to (ISO 8601, UTC), findings (how many), sentences (of the first of them)."""
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), the number of findings, and the first ones as sentences."""
 
 
 def audit_hours(stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False) -> Found:
-    """Audit the complete hours before a moment, and log what is found, sentence by sentence.
+    """Audit the complete hours before a moment and log each finding.
 
-    Raises AirflowSkipException where the stream has not begun, and what `audit_stream` raises.
+    Raises AirflowSkipException if the stream has not begun, and whatever `audit_stream` raises.
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)

@@ -1,10 +1,10 @@
-"""The DAG `frazil_backfill`: a form asks for what a stream's table lacks, three tasks land it exactly once.
+"""The DAG `frazil_backfill`: a form asks for records that a stream's table lacks; three tasks land them exactly once.
 
-- `plan` validates the form again, and says what would be touched. A dry run ends there.
-- `stage` is the Spark application, bounded by the form's resources: chunk by chunk to the stream's backfill branch.
-- `publish` holds the branch against its source and the table, and publishes it in one commit.
+- `plan` validates the form again and says what would be written. A dry run ends there.
+- `stage` is the Spark application, with the form's resources. It writes chunk by chunk to the stream's backfill branch.
+- `publish` compares the branch with its source and the table, and publishes it in one commit.
 
-Each may be interrupted and cleared, or the whole be triggered again with the same bounds: it goes on where it was.
+Each task may be interrupted and cleared, or a run triggered again with the same bounds: it goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DAG_ID = "frazil_backfill"
 RETRIES = 2
 RETRY_DELAY = timedelta(minutes=1)
 RUN_PARAMS = frozenset({"dry-run", "cores", "driver-memory"})
-"""What the form has beside the request."""
+"""Fields of the form that are not part of the request."""
 
 
 def backfill_dag(
@@ -43,11 +43,11 @@ def backfill_dag(
     conn_id: str = SPARK_CONNECTION,
     on_failure: OnFailure | None = None,
 ) -> DAG:
-    """The DAG that backfills any declared stream. Its runs queue, and take no more than one does.
+    """The DAG that backfills any declared stream. Its runs queue: together they use the resources of one.
 
     :param streams: folder of the declared streams.
     :param application: the Spark application, `spark_apps/backfill.py` of the checkout.
-    :param conn_id: the Airflow connection of the Spark that stages.
+    :param conn_id: the Airflow connection to the Spark cluster that stages.
     :param on_failure: notifiers, called when a backfill needs a person.
     """
     folder = Path(streams).absolute()
@@ -75,7 +75,7 @@ def backfill_dag(
             ],
             conf={
                 "spark.cores.max": "{{ params.cores }}",
-                # As many tasks at once, whatever the connection's master offers.
+                # This many tasks at once, whatever the connection's master offers.
                 "spark.default.parallelism": "{{ params.cores }}",
                 "spark.driver.memory": "{{ params['driver-memory'] }}",
             },
@@ -91,7 +91,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         return Param(None, type=["null", "string"], format="date-time", title=title, section=section)
 
     def offsets(title: str) -> Param:
-        example = 'As {"topic": {"0": 1200}}; partitions that are not named have no bound.'
+        example = 'As {"topic": {"0": 1200}}; partitions that are not listed have no bound.'
         return Param(None, type=["null", "object"], title=title, description=example, section="Kafka offsets")
 
     return {
@@ -113,7 +113,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         ),
         "chunk-records": Param(
             1_000_000, type="integer", minimum=1, title="Records of a chunk", section="Resources",
-            description="About how many are committed to the branch at once: what an interruption costs.",
+            description="About how many records are committed to the branch at once: what an interruption costs.",
         ),
         "cores": Param(1, type="integer", minimum=1, title="Tasks at once", section="Resources"),
         "driver-memory": Param("1g", type="string", pattern=r"^\d+[mg]$", title="Driver memory", section="Resources"),
@@ -121,7 +121,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Say what would be touched; the request, if there is anything to do and this is no dry run."""
+    """Say what would be written. Returns the request, unless there is nothing to do or this is a dry run."""
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - not when a DAG file is parsed
 
     params = dict(get_current_context()["params"])
@@ -139,7 +139,7 @@ def plan(streams: str) -> dict[str, Any] | None:
 
 
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Audit and publish; how the backfill ended, as its lane's marker has it."""
+    """Audit and publish. Returns how the backfill ended, as its lane's marker says."""
     with _opened(streams, request) as backfill:
         lane = backfill.publish()
         if lane is None:
@@ -151,7 +151,7 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _opened(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
-    """A request that cannot be carried out fails its task for good; what may pass is tried again."""
+    """A request that cannot be carried out fails the task for good; errors that may pass are retried."""
     from frazil.backfill.request import parse_request  # noqa: PLC0415
     from frazil.backfill.run import open_backfill  # noqa: PLC0415
     from frazil.errors import FrazilError  # noqa: PLC0415 - as above

@@ -1,7 +1,6 @@
-"""Where the pages of the quality gates are: on disk for the workers, and in Airflow's UI for people.
+"""Where the quality gates' pages are: on disk for workers, in Airflow's UI for people.
 
-Gates write them to a folder below FRAZIL_HOME. Where workers and the API server are different hosts, that must be one
-that both see.
+Gates write them to a folder below FRAZIL_HOME. If workers and the API server are different hosts, both must see it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from airflow.configuration import conf
 from frazil.home import home
 
 PREFIX = "/frazil/data-docs"
-"""Of the API server's paths; `frazil.airflow.data_docs.app` answers there."""
+"""The path on the API server; `frazil.airflow.data_docs.app` answers there."""
 
 
 def docs_folder() -> Path:
@@ -22,6 +21,6 @@ def docs_folder() -> Path:
 
 
 def docs_url(page: str) -> str:
-    """The address of a page, which is a path below the folder."""
+    """The URL of a page, given as a path below the folder."""
     base = conf.get("api", "base_url", fallback="").rstrip("/")
     return f"{base}{PREFIX}/{Path(page).relative_to(docs_folder())}"

@@ -1,4 +1,4 @@
-"""The pages of the quality gates in Airflow's UI, for whoever is signed in there."""
+"""Serves the quality gates' pages in Airflow's UI to people who are signed in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VIEW = {
     "category": "browse",
     "url_route": "frazil-data-docs",
 }
-# Values that came from the data are escaped in the pages; no script would run if one were not.
+# Values from the data are escaped in the pages; if one were not, no script would run.
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"}
 NOTHING_YET = """<!doctype html>
 <title>Data Docs</title>

@@ -1,10 +1,10 @@
-"""The DAG `frazil_health`: every five minutes it measures all tables, and says what begins and what ends to be wrong.
+"""The DAG `frazil_health`: every five minutes it measures all tables and reports alerts that fire and that resolve.
 
-- `measure` reads metadata alone; Airflow's store of the asset `frazil.health` remembers since when what is wrong.
-- `changed` sends an event of that asset where an alert fired or resolved; its extra has both.
-- `alerts` fails as long as an alert stands, so that a red run says that something is wrong now. Notifiers are called
-  only by the run in which one fires.
-- `resolved` succeeds where one ended, which is what calls `on_resolved`.
+- `measure` reads only metadata. Airflow's store of the asset `frazil.health` remembers since when an alert stands.
+- `changed` sends an event of that asset if an alert fired or resolved; its extra lists both.
+- `alerts` fails as long as an alert stands: a red run means that something is wrong now. Notifiers are called only in
+  the run in which an alert fires.
+- `resolved` succeeds if an alert resolved, which calls `on_resolved`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     on_resolved: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> DAG:
-    """The DAG that watches every table that declared streams have a part in.
+    """The DAG that watches every table of the declared streams.
 
     :param streams: folder of the declared streams.
-    :param aggregations: folder of the declared aggregations, whose days are watched.
+    :param aggregations: folder of the declared aggregations, whose days are watched too.
     :param every: how often.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.
-    :param on_late: called where a measurement hangs; otherwise the triggerer's log says it.
+    :param on_late: called when a measurement hangs; by default the triggerer logs it.
     """
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
@@ -83,7 +83,7 @@ def _aggregations(folder: Path) -> list[str]:
 
 
 def measure(streams: str, aggregations: str | None, names: list[str]) -> Measured:
-    """Measure every table, look at all that is watched, and step the alerts. `names` are the aggregations'."""
+    """Measure every table, read every other subject, and update the alerts. `names` are those of the aggregations."""
     from frazil.airflow.health import subjects as watched  # noqa: PLC0415 - a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health  # noqa: PLC0415 - as above
 
@@ -105,14 +105,14 @@ def changed(measured: Measured) -> None:
 
 
 def alerts(measured: Measured) -> None:
-    """Fail, as long as something is wrong."""
+    """Fail as long as something is wrong."""
     if not handed_on(measured, "measure", MEASURED)["active"]:
         raise AirflowSkipException("nothing is wrong")
     raise AirflowFailException("\n".join(alert["sentence"] for alert in measured["active"]))
 
 
 def resolved(measured: Measured) -> None:
-    """Succeed, where something is well again: the log of `measure` has the sentences."""
+    """Succeed if an alert resolved; the log of `measure` has the sentences."""
     if not handed_on(measured, "measure", MEASURED)["resolved"]:
         raise AirflowSkipException("no alert resolved")
 
@@ -124,7 +124,7 @@ def _listed(callbacks: OnFailure | None) -> list[Callable[[Any], None]]:
 
 
 def _when_fired(call: Callable[[Any], None]) -> Callable[[Any], None]:
-    """An alert that stands fails every run: people are told of it once."""
+    """An alert fails every run while it stands, but people are notified once."""
 
     def told_once(context: Any) -> None:
         measured = context["ti"].xcom_pull(task_ids="measure")

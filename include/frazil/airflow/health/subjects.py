@@ -1,6 +1,6 @@
-"""What `frazil_health` watches beside the tables' shape: streams, gates, aggregations, and the DAGs that care for them.
+"""What `frazil_health` watches besides the tables' shape: streams, gates, aggregations and the DAGs that run them.
 
-Reads run folders of this host, tables' metadata and Airflow's answers; each subject has alerts of its own.
+It reads run folders of this host, tables' metadata and Airflow's answers. Each subject has its own alerts.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
-"""Failed runs of a DAG in a row, the newest first; counted up to the second argument."""
+"""The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
 FirstDays = dict[str, date | None]
-"""By aggregation, the first day that is watched; None where nobody looked yet."""
+"""By aggregation, the first day that is watched; None if it has not been set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is watched of one thing, and how."""
+    """One thing that is watched, and how it is read."""
 
     alerts: Alerts
     look: Callable[[], Iterable[Reading]]
-    """May raise whatever a catalog or a storage raises."""
+    """May raise anything that a catalog or a storage raises."""
     dags: tuple[str, ...] = ()
-    """The DAGs that look after it."""
+    """The DAGs whose failed runs count for it."""
 
 
 def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
-    """The readings of each subject, or why there are none."""
-    # A task talks to Airflow from one thread.
+    """The readings of each subject, or a sentence that says why there are none."""
+    # A task may talk to Airflow from one thread only.
     runs = {
         name: [_runs(dag_id, subject.alerts, failed) for dag_id in subject.dags]
         for name, subject in subjects.items()
@@ -63,7 +63,7 @@ def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: in
     def look(name: str) -> list[Reading] | str:
         try:
             return [*subjects[name].look(), *runs.get(name, [])]
-        except Exception as error:  # whatever a catalog or a storage raises: the others are looked at
+        except Exception as error:  # whatever a catalog or a storage raises: the others are still read
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(at_once) as pool:
@@ -77,9 +77,9 @@ def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
 def subjects_of(
     declared: Iterable[DeclaredStream], aggregations: Path | None, *, first_days: FirstDays, now_ms: int
 ) -> dict[str, Subject]:
-    """Streams, tables whose windows complete, and aggregations; by the name that their alerts have.
+    """Streams, tables whose windows complete, and aggregations, by the name that their alerts carry.
 
-    A look at an aggregation that nobody looked at before sets its first day.
+    Reading an aggregation for the first time sets the first day that is watched.
     """
     found: dict[str, Subject] = {}
     specs: dict[str, StreamSpec] = {}
@@ -101,7 +101,7 @@ def _stream(stream: DeclaredStream, now_ms: int) -> Subject:
     spec, problem = stream.spec, stream.problem
     dags = (audit_dag_id(stream.name),)
     if spec is None:
-        said = f"the declaration of stream {stream.name} is broken, and never was sound: {problem}"
+        said = f"the declaration of stream {stream.name} is broken, and has never been sound: {problem}"
         return Subject(Alerts(), lambda: [flag("declaration", True, said)], dags)
     alerts = spec.maintenance.alerts
     return Subject(
@@ -146,7 +146,7 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: First
 
 
 def failed_runs(dag_id: str, most: int) -> int | None:
-    """As Airflow tells this task; runs that go on do not count. None where it does not say."""
+    """As Airflow tells this task, unfinished runs not counted. None if Airflow does not say."""
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)

@@ -1,4 +1,4 @@
-"""What the health task does, in its own process: PyIceberg alone, no Spark."""
+"""What the health task does in its own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Tables that are measured together: a catalog that does not answer costs its timeout once."""
+"""How many tables are measured at once: a silent catalog then costs its timeout once."""
 TABLES = "tables"
 """The store's key for the names of the tables that it has states of."""
 
@@ -43,14 +43,14 @@ def measure_all(
     again: Mapping[str, Store] = MappingProxyType({}),
     failed: FailedRuns = lambda *_: None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure the tables of all declarations, look at all that is watched, and step the alerts, whose states `store`
+    """Measure the tables of all declarations, read every other subject, and update the alerts, whose states `store`
     keeps by subject.
 
-    `again` has the stores of the assets `frazil.again.<name>`, by aggregation: whoever looks first, this or the
-    reconciliation, writes there from which day on an aggregation is watched; one that is not in it is not watched.
+    `again` has the stores of the assets `frazil.again.<name>`, by aggregation. Whichever runs first, this or
+    the reconciliation, writes there the first day that is watched. An aggregation without a store is not watched.
 
-    The alerts that `fired` and that `resolved` now, and all that are `active`. What nobody declares any more is done
-    with; where a declaration never was sound, a table may be that one's, and cannot be measured.
+    Returns the alerts that `fired` and `resolved` now, and all that are `active`. The alerts of what nobody declares
+    any more resolve; while a file has never been sound, they stay, because the table may be its.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -92,7 +92,7 @@ def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: 
 
 
 def _remembered(steps: Mapping[str, Step], store: Store) -> dict[str, list[dict[str, Any]]]:
-    """Keep the states, and say what changed."""
+    """Store the states, and return what changed."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
     store.set(TABLES, sorted(name for name, made in steps.items() if made.states.rules))
@@ -107,17 +107,17 @@ def _remembered(steps: Mapping[str, Step], store: Store) -> dict[str, list[dict[
 
 
 def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
-    """The table's health, None where there is no table, or why it cannot be known."""
+    """The table's health; None if there is no table; or a sentence that says why it cannot be measured."""
     try:
         found = measure(load_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
-    except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are measured
+    except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
     log.info("%s: %s", table.name, _measurement(found) if found else "there is no table yet")
     return found
 
 
 def _measurement(found: TableHealth) -> str:
-    """What was measured, in a line."""
+    """The measurement, in one line."""
     waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
     return (
         f"{found.data_files:,} data files of {rounded_bytes(found.average_file_bytes)} on average, {found.rows:,} "

@@ -1,10 +1,10 @@
-"""One DAG a table that keeps it in shape, `frazil_maintenance_<table>`, hourly by default and one run at a time.
+"""One DAG per table, `frazil_maintenance_<table>`, that keeps it in shape; hourly by default, one run at a time.
 
-- `look` measures the table and its dead-letter tables from metadata, and says of each action whether it is due and why
-  not. No JVM starts where nothing is.
-- `rewrite` is the Spark application, in the pool that bounds Spark's work: compaction, manifests, snapshot expiry. It
-  decides anew, from all manifests.
-- `orphans` deletes, once a day, what no snapshot, journal or backfill knows.
+- `look` measures the table and its dead-letter tables from metadata, and says for each action whether it is due and
+  why. No JVM starts if nothing is due.
+- `rewrite` is the Spark application, in the pool that limits Spark's work: compaction, manifests, snapshot expiry. It
+  decides again, from all manifests.
+- `orphans` deletes, once a day, files that no snapshot, journal or backfill refers to.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def maintenance_dags(
     on_late: OnLate | None = None,
 ) -> dict[str, DAG]:
     """The maintenance DAGs by DAG id: one for each table that streams feed, with their dead-letter tables, and one for
-    `frazil.signals`. A DAG runs as soon as it is unpaused, and from then on at its interval; of whole hours, at a
-    minute of its own.
+    `frazil.signals`. A DAG runs as soon as it is unpaused, and then at its interval. If that is in whole hours,
+    each table has its own minute.
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, `spark_apps/maintain_table.py` of the checkout.
     :param spark: Spark properties of the application, such as `spark.driver.memory`, over those of the connection.
     :param on_failure: notifiers, called when a run needs a person.
-    :param on_late: called where a run has not ended in time; otherwise the triggerer's log says it.
+    :param on_late: called when a run has not ended in time; by default the triggerer logs it.
     """
     folder = Path(streams).absolute()
     app = _App(str(Path(application).absolute()), dict(spark or {}))
@@ -76,7 +76,7 @@ def maintenance_dags(
 
 
 def _dead_letters_of(table: MaintainedTable, main: MaintainedTable) -> bool:
-    """Dead letters that several tables' streams share are the first one's."""
+    """A dead-letter table that several tables' streams share is maintained with the first table."""
     return table.kind is Kind.DEAD_LETTERS and table.streams[0] in main.streams
 
 
@@ -108,7 +108,7 @@ def _dag(
         },
         tags={"frazil", "maintenance"},
     ) as dag:
-        # Orphans are looked for also where nothing is to be rewritten; never beside a rewrite of the same table.
+        # Orphans are cleaned up even if nothing is rewritten, but never during a rewrite of the same table.
         look_first: Any = task.short_circuit(ignore_downstream_trigger_rules=False)(look)(names, str(streams))
         rewrite = SparkSubmitOperator(
             task_id="rewrite",
@@ -129,7 +129,7 @@ def _dag(
 
 
 def look(tables: list[str], streams: str) -> list[str]:
-    """What is due, a sentence each; nothing in a dry run, which says all of it in the log."""
+    """What is due, a sentence each; empty in a dry run, which only logs it."""
     from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     params = get_current_context()["params"]
@@ -137,7 +137,7 @@ def look(tables: list[str], streams: str) -> list[str]:
 
 
 def orphans(tables: list[str], streams: str) -> dict[str, Any]:
-    """Delete what nobody knows, if the day's clean-up is still to be made; what was found, by table."""
+    """Delete orphan files unless today's clean-up is done; returns what was found, by table."""
     from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - as above
 
     context = get_current_context()
@@ -148,7 +148,7 @@ def orphans(tables: list[str], streams: str) -> dict[str, Any]:
 
 
 def _schedule(table: MaintainedTable) -> str | timedelta:
-    """Of whole hours: each table at a minute of its own, so that they do not all ask for Spark at once."""
+    """For whole hours, each table has its own minute, so that they do not all ask for Spark at once."""
     hours, rest = divmod(table.settings.every, timedelta(hours=1))
     if rest or 24 % max(hours, 1) or not hours:
         return table.settings.every
@@ -156,7 +156,7 @@ def _schedule(table: MaintainedTable) -> str | timedelta:
 
 
 def _page(table: MaintainedTable) -> str:
-    """The DAG's page begins with what is declared."""
+    """The DAG's page; it begins with what is declared."""
     settings = table.settings.model_dump(mode="json", by_alias=True)
     rows = [f"| {name} | {_words(settings[name])} |" for name in ACTIONS]
     return "\n".join([f"### {table.name}", "", "| action | declared |", "|---|---|", *rows, ""])

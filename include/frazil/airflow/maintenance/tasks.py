@@ -1,4 +1,4 @@
-"""What the tasks of a maintenance DAG do, in their own process: PyIceberg alone, no Spark."""
+"""What the tasks of a maintenance DAG do in their own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 DAY_MS = 23 * 3_600_000
-"""A run may come some minutes earlier than the day before's."""
+"""Less than a day, because a run may come some minutes earlier than the one of the day before."""
 
 
 def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """What is due, a sentence each. A dry run logs what would be done, from all manifests; then nothing is due."""
+    """What is due, a sentence each. A dry run only logs what would be done, from all manifests, and returns nothing."""
     found = []
     for table, catalog in _tables(names, streams):
         health = measure(catalog, table, now_ms=clock.now_ms())
@@ -47,10 +47,10 @@ def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry
 
 
 def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
-    """Clean up the tables whose last clean-up, by Airflow's `store`, is a day ago; in a dry run all of them.
+    """Clean up the tables whose last clean-up, according to `store`, was a day ago; in a dry run, look at all of them.
 
-    Raises AirflowSkipException where there is none, and AirflowFailException where one refused or could not be looked
-    at, after all were tried.
+    Raises AirflowSkipException if there is none. After all were tried, raises AirflowFailException if one refused or
+    could not be read.
     """
     reports, problems = {}, []
     for table, catalog in _tables(names, streams):
@@ -63,7 +63,7 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
                 log.info("%s: there is no table yet", table.name)
                 continue
             report = clean_orphans(catalog, table, now_ms=now_ms, dry_run=dry_run)
-        except Exception as error:  # whatever a catalog or a storage raises: the other tables have their turn
+        except Exception as error:  # whatever a catalog or a storage raises: the other tables still have their turn
             log.exception("%s: orphans were not looked for", table.name)
             problems.append(f"{table.name}: {error!r}")
             continue
@@ -74,7 +74,9 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
     if problems:
         raise AirflowFailException("\n".join(problems))
     if not reports:
-        raise AirflowSkipException("orphans were looked for within a day, or the tables' streams say orphans: off")
+        raise AirflowSkipException(
+            "orphans were cleaned up less than a day ago, or the tables' streams say `orphans: off`"
+        )
     return reports
 
 

@@ -1,9 +1,9 @@
-"""One DAG per table whose windows complete: it looks each minute, and tells Airflow which partitions are complete.
+"""One DAG per table whose windows complete: it checks every minute, and tells Airflow which partitions are complete.
 
-- `look` waits in the triggerer for something to be complete, signals it in `frazil.signals`, and goes on only with what
-  there is to do.
-- `complete` and `reopened` send the asset events, each one key a window. What Airflow lacks is sent by the next run.
-- `held` fails, with the sentences of the quality gates that hold windows: that is what calls notifiers.
+- `look` waits in the triggerer until a window is complete, signals it in `frazil.signals`, and goes on with the tasks
+  that have something to do.
+- `complete` and `reopened` send the asset events, one partition key per window. The next run sends what was lost.
+- `held` fails with the sentences of the quality gates that hold windows, which calls the notifiers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVERY = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 NAMED = 5
-"""Of windows that are held, so many are named in one sentence."""
+"""The most held windows that one sentence names."""
 
 
 def partitions_dag_id(table: str) -> str:
@@ -47,8 +47,8 @@ def partition_dags(
 
     :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites, `<table>.json`; without it no window is gated.
-    :param every: how often each table is looked at.
-    :param on_failure: notifiers, called when a gate holds a window, or a table cannot be looked at.
+    :param every: how often each table is checked.
+    :param on_failure: notifiers, called when a gate holds a window, or when a table cannot be read.
     """
     folder, suites = Path(streams).absolute(), Path(expectations).absolute() if expectations else None
     tables: dict[str, list[StreamSpec]] = {}
@@ -71,7 +71,7 @@ def _dag(
     every: timedelta | None,
     on_failure: OnFailure | None,
 ) -> DAG:
-    """`every` is None where no stream feeds the table any more: what still runs ends, and nothing begins."""
+    """`every` is None if no stream feeds the table any more: a run in progress ends, and no other starts."""
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
@@ -92,7 +92,7 @@ def _dag(
             expectations=folders[1],
             poll_seconds=(every or EVERY).total_seconds(),
             inlets=list(assets.values()),
-            # A run that fails at once would be followed at once by the next.
+            # A run that fails at once would be followed by the next one at once.
             retries=RETRIES,
             retry_delay=RETRY_DELAY,
         )
@@ -104,7 +104,7 @@ def _dag(
 
 
 def send(table: str, streams: str, name: str) -> None:
-    """Send the events that Airflow lacks of one asset."""
+    """Send the events of one asset that Airflow lacks."""
     from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
@@ -118,12 +118,12 @@ def held(table: str, streams: str) -> None:
     if not found:  # all were released meanwhile
         return
     for one in found:
-        # A line each: the one of an exception is cut off where it is long.
+        # One log line each: Airflow cuts off an exception's text where it is long.
         log.error("%s %s is held by its quality gate: %s", table, one.partition, one.note)
     said = ", ".join(one.partition for one in found[:NAMED]) + (" and others" if len(found) > NAMED else "")
     raise AirflowFailException(
         f"{table}: {len(found)} windows are held by their quality gate, and not signalled: {said}. The lines above say "
-        f"why. The data is in the table. Mend it: late rows are judged anew. Or release the window: {RELEASE_DAG}"
+        f"why. The data is in the table. Correct it: late rows are judged again. Or release the window: {RELEASE_DAG}"
     )
 
 
@@ -146,7 +146,7 @@ def _release_dag(tables: list[str], streams: Path) -> DAG:
 
 
 def release(streams: str) -> None:
-    """Release the window that the form names, in the name of whoever triggered the run."""
+    """Release the window that the form names, on behalf of the person who triggered the run."""
     from frazil.partitions.windows import Window  # noqa: PLC0415 - as above
     from frazil.signals import completion  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above

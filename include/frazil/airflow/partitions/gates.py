@@ -1,4 +1,4 @@
-"""The quality gates of a table's windows, as a look asks them."""
+"""The quality gates of a table's windows, run before a window is signalled."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from frazil.table.branches import head_of
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 300.0
-"""For a window: one of 1 M rows takes less than a minute."""
+"""For one window; a window of 1 M rows takes less than a minute."""
 
 
 def gates_of(expectations: Path | None, table: str) -> RunGates | None:
-    """How a table's windows are judged; None where it has no suite."""
+    """How a table's windows are judged; None if it has no suite."""
     suite = find_suite(expectations, table) if expectations else None
     return partial(_judge, suite) if suite else None
 
@@ -62,7 +62,7 @@ def _judge(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[
 
 
 def _spark_properties() -> dict[str, str]:
-    """For windows that are too large for one process's memory."""
+    """Spark's properties for windows that do not fit into one process's memory."""
     try:
         named = extra_text(Connection.get(SPARK_CONNECTION).extra_dejson, "properties-file")
     except AirflowNotFoundException:

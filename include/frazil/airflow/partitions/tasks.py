@@ -1,7 +1,8 @@
-"""What the tasks of a table's partition DAG do, in their own process: PyIceberg alone, no Spark.
+"""What the tasks of a table's partition DAG do in their own process, with PyIceberg and without Spark.
 
-The row in `frazil.signals` makes a signal happen once. An event that was lost between the row and Airflow is found
-missing among Airflow's own events, and sent then; one that is there is not sent twice, whoever repeats a task.
+A signal happens once because its row in `frazil.signals` is appended once. If an event is lost between the row and
+Airflow, a later run finds it missing among Airflow's own events and sends it. An event that exists is not sent again,
+whoever repeats a task.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOLD_TO = "frazil.told-to"
-"""In Airflow's store of the first asset: the number of the signal up to which people were told of windows that gates
-hold."""
+"""Key in Airflow's store of the first asset. Its value is the number of the last signal whose held windows people were
+told of."""
 MOST_JUDGED = 12
-"""Windows of one look where a quality gate judges them, one after the other; the next look has the next."""
+"""The most windows that one run judges by a quality gate, one after the other; the next run takes the next ones."""
 MOST_AT_ONCE = 100
-"""Events of one task: each carries the facts of all. What is over is sent by the next run."""
+"""The most events of one task, because each carries the facts of all. The next run sends the rest."""
 
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """The number of the table's last signal, and the tasks that have to send what Airflow lacks."""
+    """The number of the table's last signal, and the tasks that have to send events that Airflow lacks."""
     signals = _signals(table, streams)
     for asset in _assets(table).values():
         meet(signals, asset, context)
@@ -51,9 +52,9 @@ def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
 
 
 def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
-    """Whether something is complete, or was signalled after a number; and what the next window waits for.
+    """Whether a window is complete, or was signalled after number `after`; and what the next window waits for.
 
-    Metadata alone is read. Raises what `look` raises.
+    Reads only metadata. Raises whatever `assess` raises.
     """
     specs = streams_feeding(streams, table)
     seen = assess(load_catalog(specs[0].table.catalog), specs)
@@ -64,9 +65,9 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
 
 
 def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
-    """Signal what is complete; the tasks to go on with: `complete`, `reopened`, `held`.
+    """Signal what is complete. Returns the tasks to go on with: `complete`, `reopened`, `held`.
 
-    Raises what `look` and `signal` raise.
+    Raises whatever `assess` and `signal` raise.
     """
     specs = streams_feeding(streams, table)
     catalog = load_catalog(specs[0].table.catalog)
@@ -82,7 +83,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
-    """Send the events that Airflow lacks. Raises AirflowSkipException where it lacks none: an event would go out."""
+    """Send the events that Airflow lacks. Raises AirflowSkipException if it lacks none: success would send an event."""
     asset = _assets(table)[name]
     lacks = unsent(_signals(table, streams), asset, context)
     sending = lacks.missing[:MOST_AT_ONCE]
@@ -95,7 +96,7 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
-    """The windows of a table that gates hold; whoever asks tells people of them."""
+    """The windows of a table that gates hold. The caller tells people of them."""
     signals = _signals(table, streams)
     starts = signals.cursor.held if signals.cursor else frozenset()
     newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
@@ -104,7 +105,7 @@ def held(table: str, streams: Path, context: Context) -> list[Signal]:
 
 
 def facts(s: Signal) -> dict[str, Any]:
-    """What an event's extra says of its partition, by partition key."""
+    """What an event's extra says about its partition, by partition key."""
     return {
         "revision": s.revision,
         "rows": s.rows,
@@ -127,7 +128,7 @@ def _assets(table: str) -> dict[str, Asset]:
 
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
-    """The tasks that have something to send or to tell; also what an earlier run left undone."""
+    """The tasks that have something to send or to tell, including what an earlier run left undone."""
     lacking = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
     told_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], TOLD_TO) or 0
     untold = any(not s.sent for s in signals.after(told_to))

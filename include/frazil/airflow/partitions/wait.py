@@ -1,7 +1,7 @@
 """Waits in the triggerer until windows of a table are complete, or somebody else signalled some; then a worker acts.
 
-A look costs some 50 ms of metadata; a task of Airflow's costs seconds before it does anything. So one deferred task
-looks again and again, and a worker is used only when there is something to signal, to judge or to send.
+Reading the metadata takes some 50 ms; an Airflow task takes seconds before it does anything. So one deferred task
+polls, and a worker is used only when there is something to signal, to judge or to send.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class CompletionOperator(BaseBranchOperator):
-    """Signals what is complete of one table, and goes on with those of its following tasks that have something to do.
+    """Signals the complete windows of one table, and goes on with the downstream tasks that have something to do.
 
     :param table: the table's identifier.
     :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites; None for no gates.
-    :param poll_seconds: how often the table is looked at.
+    :param poll_seconds: how often the metadata of the table is read.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CompletionOperator(BaseBranchOperator):
         self.expectations = str(expectations) if expectations else None
 
     def execute(self, context: Context) -> Any:
-        """Go on at once with what is complete, or was not told yet; wait for more otherwise."""
+        """Go on at once if windows are complete or events are missing; otherwise defer."""
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
         if nobody_feeds(Path(self.streams), self.table):
@@ -54,9 +54,9 @@ class CompletionOperator(BaseBranchOperator):
         return self._act(context)
 
     def execute_complete(self, context: Context, event: Event) -> Any:
-        """Signal, and branch. Raises AirflowException where the table cannot be looked at: tried again, with alerts."""
+        """Signal, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
         if event["problem"]:
-            raise AirflowException(f"{self.table} cannot be looked at: {event['problem']}")
+            raise AirflowException(f"{self.table} cannot be read: {event['problem']}")
         return self._act(context)
 
     def _act(self, context: Context) -> Any:
@@ -72,10 +72,10 @@ def _removed(table: str) -> str:
 
 
 class CompletionTrigger(WaitingTrigger):
-    """Looks at a table, and fires when there is something to do.
+    """Polls a table, and fires when there is something to do.
 
-    Its arguments: table; streams; `number`, of the table's last signal when the task was deferred: a later one is
-    somebody else's, such as a release.
+    Its arguments are `table`, `streams`, and `number`: the number of the table's last signal when the task was
+    deferred. A later signal is somebody else's, such as a release.
     """
 
     def poll(self) -> tuple[Event | None, str]:

@@ -1,4 +1,4 @@
-"""A trigger that looks at a table again and again, until there is something to tell its task."""
+"""A trigger that polls a table until there is something to tell its task."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
-"""Of our own: one catalog that does not answer must not hold up the triggerer's other work."""
+"""Threads of our own: one silent catalog must not hold up the triggerer's other work."""
 
 Event = dict[str, Any]
-"""What the task gets; `problem` is set where no further look would help. With `removed` the task ends as skipped."""
+"""What the task receives. `problem` is set if polling again would not help; with `removed` the task ends as skipped."""
 
 
 class WaitingTrigger(BaseTrigger):
-    """Calls `poll` every `poll_seconds` in a thread, logs what is waited for where that changed, and fires once.
+    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that changes, and fires once.
 
-    Its task has looked before it deferred, so it begins with a wait. That it must: where a trigger fires at once,
-    Airflow 3.3 may take the end of the task's first half for that of the second, and kills it.
+    Its task has polled before it deferred, so it begins with a wait. It must: if a trigger fires at once, Airflow 3.3
+    may take the end of the task's first half for the end of its second, and kill it.
 
-    It holds no state: a triggerer that is restarted makes another from the same arguments. A look that fails is tried
-    again, but for an error of ours that a person has to mend: that ends the wait.
+    It holds no state: a restarted triggerer creates another from the same arguments. A poll that fails is repeated,
+    except for an error of frazil's that a person has to correct: that ends the wait.
     """
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
@@ -39,16 +39,16 @@ class WaitingTrigger(BaseTrigger):
 
     @abstractmethod
     def poll(self) -> tuple[Event | None, str]:
-        """The event to fire, if there is one, and what is waited for."""
+        """The event to fire, if there is one, and what the task waits for."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, look, say; until there is an event."""
+        """Wait, poll, log; until there is an event."""
         said = ""
         while True:
             await asyncio.sleep(self.poll_seconds)
             event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self.attempt)
             if event is not None and event.get("removed"):
-                # Its DAG is about to go with its declaration: no worker could end the task any more.
+                # The DAG is about to go with its declaration; then no worker could end the task.
                 self.log.info("%s", event["removed"])
                 yield TaskSkippedEvent()
                 return

@@ -1,4 +1,4 @@
-"""What a person did in Airflow to a task that was deferred, read from the state that the task is in now."""
+"""What a person did in Airflow to a deferred task, inferred from the state the task is in now."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _ENDED = frozenset(
 
 class Act(StrEnum):
     MARKED = "marked"
-    """As failed or as success: it shall stop, and stay stopped."""
+    """Marked failed or success: the writer stops, and stays stopped."""
     CLEARED = "cleared"
-    """It shall begin anew."""
+    """Cleared: a new writer replaces the running one."""
     DELETED = "deleted with its run"
-    """It shall stop; what is wanted of the stream stays as it was."""
+    """The writer stops; the desired state of the stream stays as it was."""
     TAKEN_OVER = "taken over by another triggerer"
-    """No person's act at all: Airflow deals a deferred task's trigger out again, and calls that a kill as well."""
+    """Nobody's act: Airflow also kills a trigger when it hands it to another triggerer."""
     UNKNOWN = "changed in a way that cannot be looked up"
 
 
@@ -49,11 +49,11 @@ class DeferredTask:
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The latest try that began to supervise; None where another run's has, or none."""
+    """The latest try that began to supervise; None if that was another run's, or none did."""
 
 
 def act_of(task: DeferredTask) -> Act:
-    """Which act leads from the one to the other."""
+    """Which act leads from the state before to the state now."""
     if not task.exists_now:
         return Act.DELETED
     if task.state_now in _ENDED:
@@ -67,10 +67,10 @@ def act_of(task: DeferredTask) -> Act:
 async def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
     """Ask Airflow what became of the task. Raises what the task SDK raises.
 
-    A trigger may not ask Airflow for a try number, so the try that supervises now is read from its claim.
+    A trigger cannot ask Airflow for a try number, so the supervising try is read from its claim.
     """
     asked = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
-    # Awaited, and not sent from a thread: where Airflow is slow to answer, threads would run out.
+    # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
     answer = await task_runner.SUPERVISOR_COMMS.asend(asked)
     if not isinstance(answer, TaskStatesResult):
         raise AirflowRuntimeError(answer) if isinstance(answer, ErrorResponse) else TypeError(f"{answer!r}")
@@ -81,7 +81,7 @@ async def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_nu
 
 
 def follow(act: Act, supervisor: Supervisor, *, run_id: str) -> Step:
-    """Do to the writer what the person did to its task."""
+    """Apply to the writer what the person did to its task."""
     if act is Act.MARKED:
         return supervisor.person_stopped(by=BY, reason=f"the run {run_id} was marked failed or success")
     if act is Act.CLEARED:

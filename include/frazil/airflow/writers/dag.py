@@ -17,11 +17,11 @@ from frazil.spec.units import format_bytes, format_duration
 TASK_ID = "write"
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 RETRIES = 1_000_000
-"""The supervisor starts writers again, not the task: what is retried is a worker or a triggerer that broke down."""
+"""The supervisor restarts writers, not the task; a retry only covers a worker or triggerer that broke down."""
 RETRY_DELAY = timedelta(seconds=10)
 
 OnFailure = Callable[[Any], None] | Sequence[Callable[[Any], None]]
-"""What Airflow calls with the task's context: a notifier (`airflow.sdk.BaseNotifier`), a function, or several."""
+"""A notifier (`airflow.sdk.BaseNotifier`), a function, or several; Airflow calls them with the task's context."""
 
 
 def writer_dag_id(stream: str) -> str:
@@ -36,9 +36,9 @@ def writer_dags(
 ) -> dict[str, DAG]:
     """The writers' DAGs by DAG id, one for each declared stream of the folder.
 
-    A file that cannot be read takes no DAG with it: its own stays as it was, and says what is wrong. A writer that runs
-    already goes on. The DAG of a stream that was removed stays for a while, so that its run ends with its writer, and
-    begins no other.
+    A file that cannot be read affects no other DAG: its own stays as it was and says what is wrong, and a running
+    writer goes on. The DAG of a removed stream stays for a while, so that its run can end with the writer; it starts
+    no other.
 
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, `spark_apps/write_stream.py` of the checkout.

@@ -1,4 +1,4 @@
-"""The task that stands for a writer: it defers at once, and fails only when a person is needed."""
+"""The task that represents a writer: it defers at once, and fails only when a person is needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WriterOperator(BaseOperator):
     :param stream: name of the declared stream.
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, `spark_apps/write_stream.py` of the checkout.
-    :param poll_seconds: time between two looks at the writer.
+    :param poll_seconds: seconds between two observations of the writer.
     """
 
     ui_color = "#cfe8f3"
@@ -71,9 +71,9 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Fail, for the supervisor gave up.
+        """Fail: the supervisor gave up.
 
-        That is written down here, not in the trigger: the failure is never lost, whatever dies between the two.
+        The failure is recorded here and not in the trigger, so that it is not lost if a process dies in between.
         """
         from frazil.supervise.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
 

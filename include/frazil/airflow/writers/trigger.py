@@ -1,4 +1,4 @@
-"""The trigger that supervises a writer from the triggerer, and tells the task's log what it does and why."""
+"""The trigger that supervises a writer from the triggerer and logs to the task what it does and why."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from frazil.supervise.supervisor import Step, Supervisor
 
 PROGRESS_SECONDS = 300.0
-"""A writer that goes on as before is mentioned this often."""
+"""How often a writer whose state has not changed is mentioned."""
 REMOVED_SECONDS = 60.0
-"""Until the DAG of a removed stream has no schedule any more, or soon: its file may be gone for a minute."""
+"""Until then the DAG of a removed stream may still have its schedule, or its file may be gone for a moment only."""
 CONNECTION_SECONDS = 30.0
 LOOK_UP_SECONDS = 20.0
-"""Airflow gives a kill 30 s in all."""
+"""Airflow allows 30 s for a kill in total."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
-"""Of our own: the loop's few threads would let one catalog that does not answer hold up every other writer."""
+"""Threads of our own: with the event loop's few, one silent catalog would hold up every writer."""
 
 T = TypeVar("T")
 
 
 class WriterTrigger(BaseTrigger):
-    """Looks at one writer every few seconds, and carries out what the supervisor decides.
+    """Observes one writer every few seconds and carries out what the supervisor decides.
 
-    It holds no state and no secret: a triggerer that is restarted makes another from the same arguments, which finds
-    the writer by its run folder. It fires once, when the supervisor gives up or nothing is left to supervise.
-    All that blocks runs in threads of its own.
+    It holds no state and no secret: a restarted triggerer creates another from the same arguments, which finds the
+    writer by its run folder. It fires once, when the supervisor gives up or nothing is left to supervise. Blocking
+    calls run in threads of its own.
     """
 
     def __init__(self, *, stream: str, streams: str, application: str, poll_seconds: float) -> None:
@@ -67,7 +67,7 @@ class WriterTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Step, tell, wait; until there is something for the task to say."""
+        """Step, report, wait; until the task has something to do."""
         supervisor = await self._make_supervisor()
         self._asking_ahead = asyncio.create_task(self._ask_ahead())
         while True:
@@ -77,16 +77,16 @@ class WriterTrigger(BaseTrigger):
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
-                # A run that ended while its DAG still had a schedule would be followed by the next at once.
+                # If the run ended while its DAG still had a schedule, the next run would start at once.
                 await asyncio.sleep(REMOVED_SECONDS)
-                # Its DAG is about to go with its declaration: no worker could end the task any more.
+                # The DAG is about to go with its declaration; then no worker could end the task.
                 if (await _in_thread(supervisor.look)).decision.action == "end":
                     yield TaskSuccessEvent()
                     return
             await asyncio.sleep(self.poll_seconds)
 
     async def on_kill(self) -> None:
-        """The task is deferred no longer, and nobody's restart is the reason: the writer follows what a person did."""
+        """The task is no longer deferred, and not because of a restart: apply to the writer what a person did."""
         act = await self._act()
         self.log.info("In Airflow the task was %s.", act)
         if act is Act.TAKEN_OVER:
@@ -96,11 +96,11 @@ class WriterTrigger(BaseTrigger):
         self._tell(await _in_thread(partial(follow, act, supervisor, run_id=run_id)))
 
     async def _act(self) -> Act:
-        """What became of the task; UNKNOWN where Airflow does not say within the time that a kill has."""
+        """What became of the task; UNKNOWN if Airflow does not answer within the time that a kill has."""
         try:
             return act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
         except Exception:
-            self.log.warning("What became of the task cannot be looked up.", exc_info=True)
+            self.log.warning("The state of the task cannot be looked up.", exc_info=True)
             return Act.UNKNOWN
 
     async def _look_up(self) -> DeferredTask:
@@ -116,12 +116,12 @@ class WriterTrigger(BaseTrigger):
         )
 
     async def _ask_ahead(self) -> None:
-        """Airflow loads much before its first answer, for which a kill has no time: the answer itself is not used."""
+        """Make Airflow load what its first answer needs; a kill leaves no time for that. The answer is not used."""
         with suppress(Exception):
             await self._look_up()
 
     async def _make_supervisor(self) -> Supervisor:
-        """In a thread, for importing PyIceberg takes a second."""
+        """In a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
             loop = asyncio.get_running_loop()
             self._supervisor = await _in_thread(partial(self._supervise, loop))
@@ -137,7 +137,7 @@ class WriterTrigger(BaseTrigger):
         return Supervisor(program, connections=connections)
 
     def _tell(self, step: Step) -> None:
-        """Log what of the writer's log matters, and the decision where it is another, or some time has passed."""
+        """Log the relevant lines of the writer's log, and the decision when it changes or a while has passed."""
         from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
 
         for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
@@ -153,7 +153,7 @@ class WriterTrigger(BaseTrigger):
             self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
 
     def _tell_stall(self, stall: Stall | None) -> None:
-        """A warning when a stall begins and when it ends: between the two it is the same one, with other numbers."""
+        """Warn when a stall begins and when it ends; in between only its numbers change."""
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):
             return
@@ -178,7 +178,7 @@ def _event(step: Step) -> dict[str, Any]:
 
 
 async def _connections(ids: frozenset[str]) -> dict[str, str]:
-    """Airflow connections as JSON, by id; the caller keeps them to itself. Raises SpecError for one that is missing."""
+    """Airflow connections as JSON, by id; the caller must not log them. Raises SpecError if one is missing."""
     found = {}
     for name in sorted(ids):
         try:
