@@ -1,4 +1,4 @@
-"""What commit records say was committed: of all time, or of a window of commit times."""
+"""What commit records say was committed: in all, or in a period."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from frazil.commit.period import Period
 from frazil.offsets.spans import TopicPartition
 
 CLOCK_SLACK_MS = 3_600_000
-"""How far writers' clocks may have gone back: records are searched so much further than the window begins."""
+"""How far writers' clocks may have gone back: records are searched from this long before the period begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What the commit records of a stream say."""
+    """What the commit records of a stream claim."""
 
     ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
     records: int = 0
     rejected: int = 0
     batches: int = 0
     gone: tuple[str, ...] = ()
-    """Paths of the records that snapshots name, and that are missing or unreadable."""
+    """Paths of records that snapshots name and that are missing or unreadable."""
     lost: tuple[str, ...] = ()
-    """What a window's snapshots name as deleted by retention before it was read."""
+    """Ranges that retention deleted before they were read, according to the period's snapshots."""
 
     def beside(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """These claims without those of a part of them."""
+        """These claims less a part of them."""
         return {
             tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -44,22 +44,22 @@ class Claims:
 
 
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
-    """Read every commit record up to the marker, and those of backfills that were published.
+    """Read every commit record up to the marker, and those of published backfills.
 
-    Journals that wait, or never were committed, claim nothing.
+    Journals that wait or were never committed claim nothing.
     """
     live = (record for record in journals.records() if _committed(record.key, marker))
     return _summed(live, _of_backfills(journals, published(journals, metadata, marker.stream)))
 
 
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
-    """Read the commit records of a window, and few others.
+    """Read the commit records of a period, and few others.
 
-    A batch's time is its snapshot's in the branch's history: a journal that waited for its writer to come back was
-    committed when it came back. So one window after the other leaves nothing out, whenever a batch was journaled.
-    Where the history of the window's beginning was expired, the records themselves are searched, newest first, by the
-    time they were written at, back to an hour before the window: a clock that went back further hides some. Records
-    of backfills and of skipped ranges have no such time: expiry keeps their snapshots for the audits of their hour.
+    A batch's time is that of its snapshot in the branch's history: a journal that waited for its writer was committed
+    when the writer came back. So consecutive periods leave nothing out, whenever a batch was journaled. If the history
+    at the beginning of the period was expired, the records themselves are searched, newest first, by the time at which
+    they were written, from an hour before the period; a clock that went back further hides some. Records of backfills
+    and of skipped ranges have no such time: expiry keeps their snapshots for the audits of their hour.
     """
     found: list[Journal] = []
     gone: list[str] = []
@@ -82,7 +82,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
 def _before_history(
     journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
 ) -> Iterator[Journal]:
-    """Records of the window, newest first, from before the oldest batch that the history still has."""
+    """Records of the period, newest first, older than the oldest batch in the history."""
     for record in journals.records(newest_first=True, below=oldest):
         if not _committed(record.key, marker):
             continue
@@ -93,9 +93,9 @@ def _before_history(
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Since when the branch tells of every commit; 0 where it does since the table's first."""
+    """Since when the branch has every commit; 0 if it has them from the first on."""
     oldest = next(reversed(list(ancestors(metadata))), None)
-    # Not by its parent: PyIceberg takes an expired parent's id away.
+    # Its parent does not tell: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
 
 

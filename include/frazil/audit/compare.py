@@ -23,7 +23,7 @@ SPANS_NAMED = 5
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """What one commit record says of a topic-partition: `[start, end)` became rows and dead letters."""
+    """What one commit record says about a topic-partition: `[start, end)` became rows and dead letters."""
 
     start: int
     end: int
@@ -31,9 +31,9 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """A backfill's, which took some of the records by their event time: the others are not missing."""
+    """A backfill took only some of the records, by their event time; the others are not missing."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """Of the leader that had `end`; None where no broker said so."""
+    """The epoch of the leader that had `end`; None if no broker said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class InKafka:
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """Where its log was cut below what was committed: from there on it has, or will have, other records."""
+    """Where its log was cut, below what was committed: from this offset on it has, or will have, other records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that is known of one topic-partition."""
+    """Everything that is known about one topic-partition."""
 
     topic: str
     partition: int
@@ -58,31 +58,31 @@ class Evidence:
     """What is audited."""
     rows: OffsetTally
     dead_letters: OffsetTally
-    """Of the topic with this id."""
+    """The id of that topic."""
     kafka: InKafka | None = None
-    """None where Kafka was not asked."""
+    """None if Kafka was not asked."""
     whole: bool = True
-    """False where `ranges` are those of a window, and rows and dead letters only what lies in them."""
+    """False if `ranges` are those of a period, and rows and dead letters only what lies in them."""
     elsewhere: tuple[CommittedRange, ...] = ()
-    """What was committed outside of the window, where that was looked up: it may explain what looks wrong."""
+    """What was committed outside of the period, if that was looked up: it may explain what looks wrong."""
     rewritten: tuple[tuple[int, int], ...] = ()
-    """Offsets `[start, end)` that Kafka gave to a second record, known and accepted: they may be there twice."""
+    """Offsets `[start, end)` that Kafka gave to a second record; known and accepted, so they may be there twice."""
     given_up: tuple[tuple[int, int], ...] = ()
-    """Committed offsets `[start, end)` whose absence somebody accepted after a rollback."""
+    """Committed offsets `[start, end)` whose loss somebody accepted after a rollback."""
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
-        """All ranges that are known, by the id of the topic that had the name."""
+        """All known ranges, by the id of the topic that had the name."""
         return _by_topic_id((*self.ranges, *self.elsewhere))
 
 
 class Kind(StrEnum):
     DUPLICATES = "duplicates"
-    """One offset is in the table, or in the dead-letter table, more than once."""
+    """An offset is in the table, or in the dead-letter table, more than once."""
     MISSING = "missing"
     """Kafka has the record, a commit claims it, and no table has it."""
     MISCOUNTED = "miscounted"
-    """The tables hold more or fewer than the commit records say."""
+    """The tables hold more or fewer rows than the commit records say."""
     ROW_AND_DEAD_LETTER = "row and dead letter"
     UNCLAIMED = "unclaimed"
     """Rows that no commit covers."""
@@ -90,7 +90,7 @@ class Kind(StrEnum):
     RECORD_GONE = "record gone"
     """A snapshot names a commit record that is missing or unreadable."""
     LOG_CUT = "log cut"
-    """Kafka lost records that were committed, and gives their offsets to others, which no table has."""
+    """Kafka lost committed records and gives their offsets to others, which no table has."""
     UNCHECKED = "unchecked"
     SKIPPED = "skipped"
 
@@ -103,14 +103,14 @@ class Kind(StrEnum):
 class Finding:
     kind: Kind
     count: int
-    """Offsets, or rows, that it is about."""
+    """How many offsets, or rows, it is about."""
     sentence: str
     where: str
     """The topic-partition, or the stream."""
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
-    """Everything that is off, and what could not be checked. Pure."""
+    """Everything that is wrong, and what could not be checked. Pure."""
     found = [
         *_duplicates(evidence),
         *_both(evidence),
@@ -133,7 +133,7 @@ def missing(evidence: Evidence) -> BitMap64:
 
 
 def duplicates(evidence: Evidence) -> int:
-    """Rows more than there should be: an offset may be there once for each topic that bore the name."""
+    """Surplus rows: an offset may be there once for each topic that had the name."""
     allowed_twice = _whole(evidence.rewritten)
     covered = BitMap64()
     for ranges in evidence.generations.values():
@@ -183,7 +183,7 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
 
 
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
-    """Rows at or past the marker, or in a hole between commits; older rows than the records are only said."""
+    """Rows at or past the marker, or in a gap between commits. Rows older than the records are only a note."""
     claimed = _claimed(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & between(0, begin)
@@ -196,7 +196,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
 
 
 def _miscounted(e: Evidence) -> Iterable[Finding]:
-    """Commit records against the tables, range by range; what Kafka names as missing already is not said again."""
+    """Compare commit records with the tables, range by range. What is missing by Kafka is not reported again."""
     if len(e.generations) > 1:
         return
     lost = missing(e)
@@ -275,7 +275,7 @@ def _claimed(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def merged_ranges(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
-    """Ranges `[start, end)` in order, with those put together that touch or overlap; empty ones left out."""
+    """Ranges `[start, end)` in order; those that touch or overlap are merged, and empty ones are left out."""
     whole: list[tuple[int, int]] = []
     for r in sorted(r for r in ranges if r.end > r.start):
         if whole and r.start <= whole[-1][1]:
@@ -286,7 +286,7 @@ def merged_ranges(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
 
 
 def _read_once(e: Evidence) -> list[CommittedRange]:
-    """Audited ranges that no other one overlaps: what was read twice cannot be told apart by its count."""
+    """Audited ranges that no other overlaps: a count cannot tell apart what was read twice."""
     ordered = sorted(r for r in (*e.ranges, *e.elsewhere) if r.end > r.start)
     alone = []
     reach = -1
@@ -304,7 +304,7 @@ def _named(offsets: BitMap64) -> str:
 
 
 def _spans_named(found: list[tuple[int, int]]) -> str:
-    """The first few spans, as people read them."""
+    """The first few spans, as text."""
     named = [f"{first}" if first == last else f"{first} to {last}" for first, last in found[:SPANS_NAMED]]
     return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
 
@@ -312,9 +312,9 @@ def _spans_named(found: list[tuple[int, int]]) -> str:
 def compare_counts(
     *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0
 ) -> tuple[Finding, ...]:
-    """A stream without Kafka coordinates: the table's rows against the commit records' sum, and no more. Pure.
+    """For a stream without Kafka coordinates: compare the number of rows with the sum of the commit records. Pure.
 
-    `adopted` are the rows that the table had before the stream.
+    `adopted` is the number of rows that the table had before the stream.
     """
     found = [
         Finding(

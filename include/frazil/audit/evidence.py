@@ -1,4 +1,4 @@
-"""What the audit compares: claims, rows, dead letters and Kafka's own offsets, put side by side by topic-partition."""
+"""What the audit compares: claims, rows, dead letters and Kafka's own offsets, by topic-partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     kafka: Mapping[TopicPartition, InKafka],
     whole: bool = True,
 ) -> tuple[Evidence, ...]:
-    """One piece of evidence for every topic-partition that anything is known of, or that a window claims."""
+    """One piece of evidence for every topic-partition that is known, or that a period claims."""
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -46,5 +46,5 @@ def gather(  # noqa: PLR0913 - what is known, and of what
 def explained(
     evidence: tuple[Evidence, ...], elsewhere: Mapping[TopicPartition, tuple[CommittedRange, ...]]
 ) -> tuple[Evidence, ...]:
-    """The evidence of a window with what was committed outside of it."""
+    """The evidence of a period, with what was committed outside of it."""
     return tuple(replace(e, elsewhere=elsewhere.get((e.topic, e.partition), ())) for e in evidence)

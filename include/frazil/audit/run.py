@@ -31,23 +31,23 @@ from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
-"""What Kafka itself has of the claimed ranges, and what it cannot be asked."""
+"""What Kafka has of the claimed ranges, and findings about what it could not be asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """One topic-partition in numbers; offsets `[start, end)` are committed, of a window those of its batches."""
+    """One topic-partition in numbers. Offsets `[start, end)` are committed; for a period, by its batches."""
 
     topic: str
     partition: int
     start: int | None
-    """None where no batch was committed."""
+    """None if no batch was committed."""
     end: int
     rows: int
     distinct: int
     duplicates: int
     gaps: int | None
-    """Records that Kafka has and no table does; None where Kafka was not asked."""
+    """Records that Kafka has and no table does; None if Kafka was not asked."""
     dead_letters: int
 
 
@@ -58,9 +58,9 @@ class Audit:
     partitions: tuple[PartitionAudit, ...]
     findings: tuple[Finding, ...]
     batches: int
-    """Commit records that were read."""
+    """How many commit records were read."""
     window: Period | None = None
-    """None for all that was ever committed."""
+    """None for everything that was ever committed."""
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
@@ -109,7 +109,7 @@ def audit_stream(
 ) -> Audit:
     """Read all evidence and compare it. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
 
-    The main table is read first, at one snapshot; its dead letters and commit records are there before it moves.
+    The main table is read first, at one snapshot: dead letters and commit records are written before it.
     """
     table = tables.main.refresh()
     marker = read_marker(table.properties, tables.stream)
@@ -129,8 +129,8 @@ def audit_stream(
 
 
 def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """What looks wrong in a window is seen beside all that was ever committed, which may explain it: a topic that was
-    made again, a reset. A window that is well never reads the records of other times."""
+    """If a period looks wrong, compare it beside everything that was ever committed, which may explain it (a topic that
+    was made again, a reset). A clean period never reads the records of other times."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compare(e)):
         return evidence
     return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata).beside(claimed))
@@ -165,7 +165,7 @@ def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Records that cannot be read. Those of before a `frazil forget` were deleted with it, and are only said."""
+    """Records that cannot be read. Those from before a `frazil forget` were deleted by it, and are only a note."""
     found = []
     for path in claimed.gone:
         key = key_of(path)
@@ -176,13 +176,13 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """What the stream was told to go past: said, and not wrong."""
+    """What the stream was told to skip: a note, not an error."""
     sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
     return tuple(Finding(Kind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
 def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
-    """By counts alone, which says little where others write to the table as well, and nothing of a window."""
+    """By count alone, which says little if others write to the table too, and nothing about a period."""
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:
         sentence = (

@@ -21,7 +21,7 @@ from frazil.spec.references import kafka_properties
 def ask_kafka(
     spec: StreamSpec, marker: Marker, claimed: Claims
 ) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
-    """What Kafka has of each claimed range, where it still is the Kafka that the marker knows."""
+    """What Kafka has of each claimed range, if it still is the cluster and topic that the marker knows."""
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
@@ -36,7 +36,7 @@ def ask_kafka(
             current[tp] = [r for r in claimed.ranges[tp] if r.topic_id == known.topic_ids.get(tp[0])]
             begin = min((r.start for r in current[tp]), default=0)
             end = max((r.end for r in current[tp]), default=0)
-            # A log that was cut may end before what was committed: nothing beyond ever comes.
+            # A log that was cut may end before what was committed; nothing beyond its end ever comes.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
         cut = _cut(kafka, marker, {tp: of for tp, of in current.items() if tp in ends})
     tallies = read_offsets(kafka_properties(spec, os.environ), ranges)
@@ -44,7 +44,7 @@ def ask_kafka(
 
 
 def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
-    """Why Kafka's topic says nothing of what was committed; None where it does."""
+    """Why Kafka's topic says nothing about what was committed; None if it does."""
     if topic not in spec.source.topics:
         return "the topic is not in source.topics any more: nothing is checked against Kafka"
     if known.cluster_id == now.cluster_id and known.topic_ids.get(topic) == now.topic_ids.get(topic):
@@ -57,8 +57,8 @@ def _cut(
 ) -> dict[TopicPartition, int]:
     """Where logs were cut below what was committed, beyond what is known and accepted.
 
-    The last offset that each leader had tells of all before it, so that a log that was cut long ago, and has grown past
-    it, is found as well.
+    Asking for the last offset that each leader had covers everything before it, so a log that was cut long ago and has
+    grown since is found as well.
     """
     found = dict(
         find_cut(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)

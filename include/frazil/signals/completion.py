@@ -1,8 +1,8 @@
-"""From a table as it stands to its signals: who feeds it, what is complete, how many rows that is, and the append.
+"""From the current state of a table to its signals: who feeds it, which windows are complete, how many rows they have.
 
-A look reads metadata: the markers among the table's properties, and the summaries of the commits since the look that
-last signalled; of a commit whose summary does not say what it brings, also its manifests. Rows are counted, and gates
-run, only for windows that are signalled.
+An assessment reads metadata: the markers among the table's properties, and the summaries of the commits since the
+last signal. If a summary does not say what its commit brought, the manifests are read too. Rows are counted, and
+gates run, only for windows that are signalled.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from frazil.table.catalogs import catalog_errors
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a quality gate says of a window."""
+    """What a quality gate says about a window."""
 
     passed: bool
     note: str | None = None
 
 
 RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, Gate]]
-"""Of windows that have rows, at the table's head; called once a look, and only where there is such a window."""
+"""Judges windows that have rows, at the table's head. Called once per assessment, if there is such a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A table whose windows are signalled, at one moment."""
+    """What was found of a table whose windows are signalled, at one moment."""
 
     table: Table
     specs: tuple[StreamSpec, ...]
-    """The declared streams that feed it."""
+    """The declared streams that feed the table."""
     grain: Grain
     feeds: tuple[Feed, ...]
     signals: TableSignals
@@ -59,7 +59,7 @@ class Assessment:
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where the decision leads; None while that is unknown."""
+        """The cursor after this decision; None while it is unknown."""
         made, before = self.decision, self.signals.cursor
         head = head_of(self.table.metadata)
         if made.from_us is None or made.through_us is None or head is None:
@@ -70,15 +70,15 @@ class Assessment:
 
 
 def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_ONCE) -> Assessment | None:
-    """Assessment at the table that these streams feed; None where it does not exist, or nothing of it ever completes.
+    """Assess the table that these streams feed. None if it does not exist, or if its windows never complete.
 
-    `specs` are all declared streams of one table, which declare the same windows; `most` windows complete at once.
-    Raises `MarkerUnreadable`, and what `catalog_errors` makes of a catalog's.
+    `specs` are all declared streams of one table; they declare the same windows. At most `most` windows complete at
+    once. Raises `MarkerUnreadable`, and what `catalog_errors` turns a catalog's errors into.
     """
     spec = specs[0]
     if spec.window is None:
         return None
-    # The signals first: what was signalled since the table was loaded is then found moved at the append.
+    # The signals come first: if somebody signals after this, the append finds the cursor moved.
     signals = TableSignals.load(catalog, spec.table.identifier)
     with catalog_errors(catalog.name):
         try:
@@ -89,7 +89,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT
     feeds = feeds_of(table, specs)
     cursor = _of_this_table(signals.cursor, table)
     if _is_behind(table, cursor):
-        behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; look again"
+        behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; try again"
         return Assessment(table, tuple(specs), grain, feeds, signals, Decision((), {}, None, None, behind))
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
@@ -99,14 +99,14 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT
 
 
 def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """Of a table that was dropped and made again, all rows came after its signals."""
+    """If the table was dropped and made again, all of its rows came after its signals: there is no cursor."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
 
 
 def _is_behind(table: Table, cursor: Cursor | None) -> bool:
-    """Whether the catalog answered with an older state of the table than was signalled: caches do."""
+    """Whether the catalog answered with an older state of the table than was signalled, as caches do."""
     metadata = table.metadata
     if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
         return False
@@ -114,7 +114,7 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
 
 
 def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
-    """The streams that feed a table: those with a marker in it, and those that are declared and have not begun."""
+    """The streams that feed a table: those with a marker in it, and those declared that have not begun."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
@@ -123,7 +123,7 @@ def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
 
 
 def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
-    """A stream whose rows cannot be vouched for has no watermark, and says why."""
+    """One feeding stream. If its position cannot be trusted, it has no watermark, and a reason why."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
         return Feed(stream, None, lateness_us)
@@ -142,7 +142,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
 
 
 def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
-    """Append what a look found to `frazil.signals`, each window once; nothing where somebody else was faster."""
+    """Append what an assessment found to `frazil.signals`, each window once; nothing if somebody else was faster."""
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
     if cursor is None or head is None:
@@ -180,7 +180,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
 
 
 def _revisions(seen: Assessment) -> dict[Window, int]:
-    """Of windows that are decided again: the next one, or the same where nobody was told of it."""
+    """The revisions of windows that are decided again: the next one, or the same one if nobody was told of it."""
     again = seen.decision.again
     if not again:
         return {}
@@ -189,7 +189,7 @@ def _revisions(seen: Assessment) -> dict[Window, int]:
 
 
 def _rejected_since(seen: Assessment) -> int:
-    """Dead letters of the feeding streams' commits since the last signal."""
+    """Dead letters in the feeding streams' commits since the last signal."""
     cursor = _of_this_table(seen.signals.cursor, seen.table)
     if cursor is None:
         return 0
@@ -202,9 +202,9 @@ def _rejected_since(seen: Assessment) -> int:
 
 
 def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
-    """Signal a window that its gate holds, as it stands now; `note` says who wants it and why. `spec` feeds the table.
+    """Signal a window that its gate holds, with its current rows; `note` says who wants it and why.
 
-    Raises SpecError where it is not held.
+    Raises SpecError if the window is not held.
     """
     table = spec.table.identifier
     while True:
@@ -238,9 +238,9 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
 def send_again(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows once more with the revision that they have, for consumers that missed it.
+    """Signal windows once more at their present revision, for consumers that missed it.
 
-    Raises SpecError where one of them was never signalled, or is held.
+    Raises SpecError if one of them was never signalled, or is held.
     """
     while True:
         signals = TableSignals.load(catalog, table)
@@ -249,7 +249,7 @@ def send_again(
         if missing or signals.cursor is None:
             raise SpecError(
                 f"{', '.join(missing)} of {table} was not signalled yet: there is nothing to send again. "
-                f"`frazil partitions {table}` says what it waits for"
+                f"`frazil partitions {table}` says what it is waiting for"
             )
         again = [
             dataclasses.replace(known[w], state=State.AGAIN, note=note, signalled_at_ms=clock_ms)

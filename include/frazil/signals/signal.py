@@ -1,4 +1,4 @@
-"""One row of `frazil.signals`: a window of a table that is complete, at one revision; and its form in the table."""
+"""One row of `frazil.signals`: a complete window of a table, at one revision; and how the table stores it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from frazil.partitions.windows import Window, microseconds
 class State(StrEnum):
     COMPLETE = "complete"
     HELD = "held"
-    """Its quality gate failed: nobody is told until it is released, or passes after late rows."""
+    """Its quality gate failed: no event is sent until it is released, or passes after late rows."""
     RELEASED = "released"
     AGAIN = "again"
-    """Sent once more, because somebody asked for it."""
+    """Sent once more on request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,23 @@ class Signal:
     start_us: int
     end_us: int
     revision: int
-    """1, and one more each time that late rows reopened it."""
+    """1, plus one for each time that late rows reopened it."""
     state: State
     rows: int
     dead_letters: int
-    """Committed since the signal before: a dead letter has no event time, so these may belong to this window."""
+    """Committed since the previous signal. A dead letter has no event time, so these may belong to this window."""
     late_rows: int
-    """That came since the signal before, behind the watermark."""
+    """Rows that came since the previous signal, behind the watermark."""
     watermark_us: int
-    """The least of the feeding streams', each less its lateness."""
+    """The minimum over the feeding streams of watermark less lateness."""
     snapshot_id: int
     sequence_number: int
-    """Of the table's snapshot in which the rows were counted."""
+    """The sequence number of the snapshot in which the rows were counted."""
     signalled_at_ms: int
     note: str | None = None
-    """What the gate found, or who released it and why."""
+    """What the gate found, or who released the window and why."""
     number: int = 0
-    """Counts the table's signals; given by `append_signals`."""
+    """The number of this signal among the table's; set by `append_signals`."""
 
     @property
     def window(self) -> Window:
@@ -60,7 +60,7 @@ class Signal:
 
     @property
     def sent(self) -> bool:
-        """Whether it is to be told: one that is held is not."""
+        """Whether an event is sent for it; not for a held one."""
         return self.state is not State.HELD
 
 
@@ -89,11 +89,11 @@ SPEC = PartitionSpec(
     PartitionField(source_id=3, field_id=1001, transform=DayTransform(), name="start_day"),
 )
 _MICROSECONDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
-"""Columns that hold times, and the fields that hold their numbers."""
+"""The time columns, and the fields that hold them as numbers."""
 
 
 def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
-    """Rows of the table's Arrow schema."""
+    """The signals as rows of the table's Arrow schema."""
     cells = [{name: getattr(s, _MICROSECONDS.get(name, name), None) for name in _TYPES} for s in signals]
     for cell, signal in zip(cells, signals, strict=True):
         cell["signalled_at"] = signal.signalled_at_ms * 1000
@@ -101,7 +101,7 @@ def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 
 def from_row(row: Mapping[str, Any]) -> Signal:
-    """A row as Arrow hands it over in Python."""
+    """The signal in a row as Arrow returns it in Python."""
     plain = {_MICROSECONDS.get(name, name): _plain(value) for name, value in row.items()}
     plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000
     return Signal(**{**plain, "state": State(plain["state"])})

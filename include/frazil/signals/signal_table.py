@@ -1,8 +1,8 @@
-"""`frazil.signals`: which windows of which tables are complete, one row a window and revision, in every catalog.
+"""`frazil.signals`: which windows of which tables are complete; one row per window and revision, one table per catalog.
 
-Its append is the compare-and-swap that makes a signal happen once: the cursor of a table, a property of this one,
-moves with the rows in the same update, and whoever finds it moved appends nothing. Airflow's events follow from the
-rows.
+Its append is the compare-and-swap that makes a signal happen once. The cursor of a table is a property of this one and
+moves in the same update as the rows are appended; whoever finds it moved appends nothing. Airflow's events follow from
+the rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IDENTIFIER = "frazil.signals"
 PROPERTY_PREFIX = "frazil.signals."
 FORMAT_VERSION = 1
 TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
-"""Of each append's summary: whose signals it brought, and the start of the earliest window."""
+"""Keys in each append's summary: the table whose signals it brought, and the start of the earliest window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class TableSignals:
     table: str
     cursor: Cursor | None
     number: int
-    """Of the table's last signal; 0 where it has none."""
+    """The number of the table's last signal; 0 if it has none."""
     at: Table | None
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
-        """Raises `MarkerUnreadable` for a cursor of a newer format, or one that was edited by hand."""
+        """Raises `MarkerUnreadable` if the cursor has a newer format or was edited by hand."""
         with catalog_errors(catalog.name):
             try:
                 signals = catalog.load_table(IDENTIFIER)
@@ -69,13 +69,13 @@ class TableSignals:
         return found
 
     def after(self, number: int) -> tuple[Signal, ...]:
-        """All signals later than one, in their order."""
+        """All signals after the given number, in order."""
         if self.at is None or number >= self.number:
             return ()
         return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Which days to look at for signals after one: the appends' summaries say, as far as they are kept."""
+        """Which days to read for signals after a number, by those summaries of appends that are kept."""
         starts = []
         for snapshot in ancestors(self.at.metadata) if self.at else ():
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -103,9 +103,9 @@ def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) ->
 def append_signals(
     catalog: Catalog, seen: TableSignals, signals: Iterable[Signal], cursor: Cursor, *, clock_ms: int
 ) -> bool:
-    """Append a table's signals and move its cursor; False, and nothing, where somebody moved it since `seen`.
+    """Append a table's signals and move its cursor. False, with nothing appended, if somebody moved it since `seen`.
 
-    Raises what `swap` raises.
+    Raises whatever `swap` raises.
     """
     ensure_declared(catalog, Declared(IDENTIFIER, SCHEMA, SPEC), "signals")
     handle = TableHandle(catalog, IDENTIFIER)
@@ -129,7 +129,7 @@ def append_signals(
         landed = swap(handle, propose, patience=Patience(total_s=60))
     finally:
         clean(writer, handle)
-    # Only where our manifests are proven waste: an append whose answer was lost may have landed all the same.
+    # Only if our manifests are proven waste: an append whose answer was lost may have landed.
     if not landed and not writer.manifests:
         for file in files:
             handle.current().io.delete(file.path)
@@ -171,8 +171,8 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise MarkerUnreadable(
-            f"the property {PROPERTY_PREFIX + table!r} of table {IDENTIFIER} is no cursor ({error!r}): it was edited "
-            "by hand; put it back"
+            f"the property {PROPERTY_PREFIX + table!r} of table {IDENTIFIER} is not a cursor ({error!r}): it was "
+            "edited by hand; put it back"
         ) from error
 
 

@@ -16,18 +16,18 @@ from frazil.table.catalogs import load_catalog
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """One look for a window. `signals` are its windows', where all of them were told; else it waits."""
+    """What is known of an hour or a day. `signals` are those of its windows once all were sent; until then it waits."""
 
     signals: tuple[Signal, ...]
     waits_for: str
     never: bool = False
-    """It is history: no look will ever signal it."""
+    """It lies before the first window that is signalled, so it will never be signalled."""
 
 
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Assessment for an hour, or a day; a day of a table whose hours complete is all its hours.
+    """The status of an hour or a day. A day of a table whose hours complete stands for all of its hours.
 
-    Raises SpecError for a key that is no window of the table, and what `look` raises.
+    Raises SpecError if the key is not a window of the table, and whatever `assess` raises.
     """
     table = specs[0].table.identifier
     wanted = _window(key, specs[0])
@@ -63,6 +63,6 @@ def _reason(seen: Assessment, window: Window, last: Signal | None) -> str:
         return f"{window} is held by its quality gate: {last.note}"
     waiting = waits_for(seen.feeds, window)
     if not waiting:
-        return f"{window} is complete; the table's partition DAG has not looked since"
+        return f"{window} is complete; the table's partition DAG has not run since"
     needs = "; ".join(f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" for feed in waiting)
     return f"{window} waits: {needs}"

@@ -75,11 +75,11 @@ class Minutes:
         return seen
 
     def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
-        """Assessment and signal: the windows' keys, revisions, rows and late rows."""
-        return [facts(s) for s in signal(self.catalog, self.look(), clock_ms=NOW_MS, gates=gates)]
+        """Assess and signal: the windows' keys, revisions, rows and late rows."""
+        return [facts(s) for s in signal(self.catalog, self.assess(), clock_ms=NOW_MS, gates=gates)]
 
     def signal_with(self, other: Minutes) -> list[tuple[str, int, int, int]]:
-        return [facts(s) for s in signal(self.catalog, self.look(other), clock_ms=NOW_MS)]
+        return [facts(s) for s in signal(self.catalog, self.assess(other), clock_ms=NOW_MS)]
 
     def stored(self) -> list[tuple[str, int, int, int]]:
         return [facts(s) for s in TableSignals.load(self.catalog, "demo.minutes").after(0)]
@@ -143,7 +143,7 @@ def test_signals_of_two_checks_at_once_are_sent_once(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
-    first, second = minutes.look(), minutes.look()
+    first, second = minutes.assess(), minutes.assess()
     assert len(signal(minutes.catalog, first, clock_ms=NOW_MS)) == 1
     assert signal(minutes.catalog, second, clock_ms=NOW_MS) == ()
     assert len(minutes.stored()) == 1
@@ -171,16 +171,16 @@ def test_an_append_whose_answer_is_lost_is_made_once(minutes, monkeypatch):
 def test_several_streams_complete_a_window_together(minutes, tmp_path):
     other = Minutes(tmp_path, name="others")
     minutes.send(0, 70)
-    assert minutes.look(other).decision.through_us is None, "a declared stream that has not begun holds all open"
+    assert minutes.assess(other).decision.through_us is None, "a declared stream that has not begun holds all open"
     other.made.begin()
     other.send(0, 30)
-    signal(minutes.catalog, minutes.look(other), clock_ms=NOW_MS)
+    signal(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
     minutes.send(70, 130)
-    seen = minutes.look(other)
+    seen = minutes.assess(other)
     assert seen.decision.complete == ()
     assert "the watermark of others is 2013-12-30T12:29:00Z, held back by others-0" in seen.decision.reason
     other.send(30, 65)
-    (found,) = signal(minutes.catalog, minutes.look(other), clock_ms=NOW_MS)
+    (found,) = signal(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
     assert facts(found) == ("T12", 1, 120, 0)
 
 
@@ -251,10 +251,10 @@ def test_dead_letters_since_the_signal_before_are_told(minutes):
     minutes.signal()
     minutes.send(10, 30, rejected=2)
     minutes.send(30, 70, rejected=1)
-    (found,) = signal(minutes.catalog, minutes.look(), clock_ms=NOW_MS)
+    (found,) = signal(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
     assert found.dead_letters == 3
     minutes.send(70, 130)
-    (found,) = signal(minutes.catalog, minutes.look(), clock_ms=NOW_MS)
+    (found,) = signal(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
     assert found.dead_letters == 0
 
 
@@ -267,7 +267,7 @@ def test_a_table_rolled_back_behind_its_stream_signals_nothing_until_that_is_set
     minutes.send(70, 130)
     minutes.made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(before).commit()
     assert minutes.signal() == []
-    assert "demo.minutes was rolled back behind stream 'minutes'" in minutes.look().decision.reason
+    assert "demo.minutes was rolled back behind stream 'minutes'" in minutes.assess().decision.reason
     minutes.read = 70
     minutes.made.reset({0: 70})
     minutes.send(70, 140)
@@ -279,7 +279,7 @@ def test_a_marker_that_no_sound_file_declares_keeps_every_window_open(minutes, t
     other.made.begin()
     minutes.send(0, 10)
     other.send(0, 70)
-    seen = minutes.look()
+    seen = minutes.assess()
     assert seen.decision.through_us is None
     assert "others counts for nothing: no sound file declares it" in seen.decision.reason
     (tmp_path / "others.yaml").write_text("name: others\ntable: demo.minutes\n")
@@ -322,7 +322,7 @@ def test_a_cursor_that_was_edited_by_hand_is_refused(minutes):
     with signals.transaction() as change:
         change.set_properties({"frazil.signals.demo.minutes": "{}"})
     with pytest.raises(MarkerUnreadable, match="edited by hand"):
-        minutes.look()
+        minutes.assess()
 
 
 def test_more_late_windows_than_a_summary_carries_are_counted_in_the_files(minutes):
@@ -497,7 +497,7 @@ def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_loo
             else:
                 found = one.signal_with(other)
                 again = {key: late for key, revision, _, late in found if revision > 1}
-                decided = one.look(other).decision.through_us is not None
+                decided = one.assess(other).decision.through_us is not None
                 expected = {key: rows for key, rows in since.items() if key in revisions and decided}
                 assert again == expected
                 for key, revision, *_ in found:
@@ -535,6 +535,6 @@ def test_a_signal_survives_its_way_through_the_table(minutes):
     minutes.send(0, 1)
     minutes.signal()
     minutes.send(60, 61)
-    (made,) = signal(minutes.catalog, minutes.look(), clock_ms=NOW_MS)
+    (made,) = signal(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
     (read,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
     assert read == dataclasses.replace(made, number=1)
