@@ -48,7 +48,7 @@ venv: $(INSTALLED) ## .venv alone
 
 $(INSTALLED): requirements.txt pyproject.toml | check-python
 	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); }
-	$(BIN)/uv pip install --quiet --requirements requirements.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --requirements requirements.txt
 	$(BIN)/uv pip install --quiet --no-deps --editable .
 	@touch $@
 

@@ -13,6 +13,7 @@ from frazil.backfill.commit import abandon
 from frazil.backfill.estimate import estimate, sentences
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
+from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import ask, echo_fields, echo_json
 from frazil.cli.positions import Moment, OffsetsText
@@ -91,6 +92,7 @@ def backfill(  # noqa: PLR0913 - a command's options
 
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
+    allow_pandas()
     from frazil.backfill.stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
     from frazil.stream.session import start_session  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from frazil import __version__
+from frazil.cli import light
 from frazil.errors import FrazilError
 from frazil.table.configuration import check_configuration
 
@@ -50,6 +51,7 @@ class LazyGroup(click.Group):
             check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
+        light.imported()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -77,6 +79,7 @@ def frazil() -> None:
 
 def main() -> None:
     """Entry point: an error of ours is one sentence and its own exit code, never a traceback."""
+    light.begin_light()
     try:
         frazil()
     except FrazilError as error:

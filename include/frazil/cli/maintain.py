@@ -11,6 +11,7 @@ import click
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock
+from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.dev import jars
@@ -80,6 +81,7 @@ def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Pl
 
 
 def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
+    allow_pandas()
     from frazil.maintenance import run  # noqa: PLC0415 - seconds of imports, which only a run needs
     from frazil.spark.application import start_session  # noqa: PLC0415
 

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH_OF_A_PIPE = 200
 """Where no terminal says how wide it is, nothing is broken that a program may want to read."""
@@ -23,6 +24,8 @@ def echo_json(document: object) -> None:
 
 def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> None:
     """A table on standard output; columns named in `numbers` are aligned to the right."""
+    from rich.table import Table  # noqa: PLC0415 - only where people look
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
@@ -51,6 +54,8 @@ def ask(question: str, *, yes: bool) -> None:
 
 
 def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415
+
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(highlight=False, markup=False, width=WIDTH_OF_A_PIPE)
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 import click
 
 from frazil.cli.foreground import Terminal, Totals, Voice
+from frazil.cli.light import allow_pandas
 from frazil.cli.options import streams_option
 from frazil.errors import FrazilError
 from frazil.home import run_folder
@@ -133,6 +134,7 @@ def _be_the_writer(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> 
 
 
 def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
+    allow_pandas()
     folder = run_folder(spec.name)
     with WriterLock(folder):
         rotate(folder)
