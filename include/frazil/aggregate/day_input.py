@@ -1,4 +1,4 @@
-"""Which snapshot of the source a day is aggregated from, and what the target remembers of that: PyIceberg alone."""
+"""Which snapshot of the source a day is aggregated from, and what the target remembers of it; without Spark."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from frazil.table.catalogs import catalog_errors
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""The day is not complete by its signals: it is history, or still open."""
+"""Used if the day is not complete by its signals: it lies before the first signal, or is still open."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayInput:
-    """What one run reads: the source at one snapshot, and the revisions of the day's windows that it stands for."""
+    """What one run reads: the source at one snapshot, which stands for these revisions of the day's windows."""
 
     snapshot_id: int
     sequence_number: int
     revisions: str
-    """`1` for every window; JSON of the windows that have another one: `{"2013-12-30T15":2}`; or NO_REVISIONS."""
+    """`1` if all windows have revision 1; else JSON of those that have not, `{"2013-12-30T15":2}`; or NO_REVISIONS."""
 
 
 def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
@@ -44,7 +44,7 @@ def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Sig
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Whether windows that were signalled, and are not held by a gate, cover the day."""
+    """Whether windows that were signalled and that no gate holds cover the day."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
@@ -60,10 +60,10 @@ def held(signals: Sequence[Signal]) -> list[str]:
 
 
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
-    """The snapshot that the day's signals name, which is the newest of them; the current one where that is not told.
+    """The newest snapshot that the day's signals name, or the current one.
 
-    That is: where the day is not complete (history, or still open), and where the snapshot was expired or rolled
-    back. Raises SpecError where the source has no table or no snapshot.
+    The current one is used if the day is not complete (before the first signal, or still open), or if the named
+    snapshot was expired or rolled back. Raises SpecError if the source has no table or no snapshot.
     """
     branch = _branch(catalog, spec.source)
     current = next(iter(branch))
@@ -79,19 +79,19 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
 
 
 def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """The snapshot that was chosen before; where it is gone meanwhile, one that is chosen anew for the same revisions.
+    """The snapshot that was chosen before; if it is gone, another one for the same revisions.
 
-    Raises SpecError where the day's signals say others by now, or a quality gate holds the day.
+    Raises SpecError if the day's signals have changed since, or a quality gate holds the day.
     """
     branch = _branch(catalog, spec.source)
     if snapshot_id in branch:
         return DayInput(snapshot_id, branch[snapshot_id], revisions)
-    log.warning("%s has snapshot %d no more: it is expired or rolled back", spec.source, snapshot_id)
+    log.warning("%s no longer has snapshot %d: it was expired or rolled back", spec.source, snapshot_id)
     signals = day_signals(catalog, spec, day)
     chosen = choose_input(catalog, spec, day, signals)
     if chosen.revisions != revisions or held(signals):
         raise SpecError(
-            f"{spec.source} has snapshot {snapshot_id} no more: it was expired or rolled back since it was chosen, and "
+            f"{spec.source} no longer has snapshot {snapshot_id}: it was expired or rolled back, and "
             f"the signals of {day} changed, or a gate holds it. Choose again: clear the run's first task, or leave "
             "--snapshot-id out"
         )
@@ -105,7 +105,7 @@ def revisions_of(signals: Sequence[Signal]) -> str:
 
 
 def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """What the target's snapshot summary says of a run."""
+    """What the target's snapshot summary says about a run."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -119,9 +119,9 @@ def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]
 def newer_input(
     spec: AggregationSpec, day: date, given: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """The lineage of the target's newest run of that day, if it read a newer state of the source than is given.
+    """The lineage of the target's newest run of that day, if that run read a newer state of the source than `given`.
 
-    A state that the source took back since (it was rolled back, or made again) is no newer one.
+    A state that the source has left since (it was rolled back, or made again) is not newer.
     """
     keys = lineage(spec, day, given)
     for snapshot in ancestors(target):
@@ -149,12 +149,12 @@ def _branch(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _line(metadata: TableMetadata) -> dict[int, int]:
-    """As `_branch`; with what expiry keeps behind the branch's line, since signals name it."""
+    """As `_branch`, with the snapshots that expiry keeps behind the branch because signals name them."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 
 def stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
-    """Whether the source has been at that snapshot and has not left its line since."""
+    """Whether the snapshot is in the current history of the source."""
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _line(source)
     return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)

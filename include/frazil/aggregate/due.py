@@ -1,4 +1,4 @@
-"""Which days of an aggregation are complete by their signals, and not in its target: decided from metadata alone."""
+"""Which days of an aggregation are complete by their signals but not in its target, decided from metadata."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import catalog_errors
 
 MOST_DAYS = 35
-"""How far back is looked, from the newest complete window: a month that nobody was there, and some days."""
+"""How many days back from the newest complete window are checked: a month without anybody there, and some days."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingDay:
-    """A day that is complete, and whose newest state is not aggregated."""
+    """A complete day whose newest state is not aggregated."""
 
     day: date
     revisions: str
     """As `DayInput.revisions` is written."""
     since_ms: int
-    """When its last signal made it so."""
+    """When its last signal was appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """What the target's history says of its days."""
+    """What the target's history says about its days."""
 
     days: Mapping[date, tuple[str, int]]
-    """Of each, the revisions and the source's sequence number that its newest run read."""
+    """By day, the revisions and the source's sequence number that its newest run read."""
     oldest_ms: int = 0
-    """Before this the history is gone, and says nothing; 0 where it is whole."""
+    """Since when the target has its history; 0 if it is whole."""
 
 
 def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
-    """The days from `first` on that wait, by day; at most MOST_DAYS back. Raises what `catalog_errors` makes."""
+    """The waiting days from `first` on, in order, at most MOST_DAYS back. Raises what `catalog_errors` raises."""
     with catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
@@ -62,7 +62,7 @@ def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tup
 
 
 def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
-    """The first day that is not complete yet, or the first that the target has; None before the first signal."""
+    """The first day that is not complete yet, or the first in the target; None before the first signal."""
     with catalog_errors(catalog.name):
         cursor = TableSignals.load(catalog, spec.source).cursor
         try:
@@ -76,7 +76,7 @@ def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 
 
 def is_shown(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
-    """Whether the target has a day at these signals, or at a newer state of the source."""
+    """Whether the target shows a day as these signals have it, or at a newer state of the source."""
     with catalog_errors(catalog.name):
         try:
             source = catalog.load_table(spec.source).metadata
@@ -107,9 +107,9 @@ def _shown(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, 
 
 
 def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Aggregated:
-    """What a target's history says of one aggregation's days.
+    """What a target's history says about one aggregation's days.
 
-    A run that read a state which the source took back since (it was rolled back, or made again) does not count.
+    A run does not count if the source has left the state that it read: it was rolled back, or made again.
     """
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
@@ -119,12 +119,12 @@ def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Ag
         if said.get("frazil.aggregation") == name and "frazil.day" in said:
             day = date.fromisoformat(said["frazil.day"])
             number = int(said.get("frazil.input-sequence-number", 0))
-            # Each look at the source's line costs as much as its history is long: one for each day.
+            # Walking the source's history costs as much as it is long, so it is done once per day.
             if day not in days and stands(source, int(said.get("frazil.input-snapshot-id", -1)), number):
                 days[day] = (said.get("frazil.input-revisions", ""), number)
     return Aggregated(days, oldest_ms)
 
 
 def late(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
-    """Those that wait for longer than was declared."""
+    """The days that have waited longer than declared."""
     return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

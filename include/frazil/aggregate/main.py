@@ -19,9 +19,9 @@ log = logging.getLogger("frazil")
 def run_aggregation(
     name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
 ) -> int:
-    """Aggregate one day; the process's exit code, which is 0 also where a newer input is there already.
+    """Aggregate one day and return the process's exit code; it is 0 too if a newer input is there already.
 
-    Without a snapshot id, the day's signals are asked here. Codes are those of `frazil.errors`.
+    Without a snapshot id, the day's signals are read here. The codes are those of `frazil.errors`.
     """
     log_to_stderr()
     try:

@@ -1,7 +1,7 @@
-"""One day of a daily aggregation in Spark: read at one snapshot, and written over that day's partition, exactly so.
+"""One day of a daily aggregation in Spark: read at one snapshot, and written over that day's partition of the target.
 
-Two runs of a day may overlap. The write asserts that nobody wrote the day since this run looked at what the target
-remembers; otherwise it looks again. So the day's partition is always of the newest input that any run was given.
+Two runs of a day may overlap. The write asserts that nobody has written the day since this run read what the target
+remembers; otherwise the run reads it again. So the day's partition always shows the newest input of any run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
-"""Of Iceberg: another run wrote the day; the catalog kept refusing."""
+"""Iceberg's exceptions: another run wrote the day; the catalog kept refusing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to."""
+    """How a run ended."""
 
     written: bool
     sentence: str
@@ -46,8 +46,8 @@ def aggregate_day(
 ) -> Outcome:
     """Write the day's partition of the target, unless a newer state of the source is in it already.
 
-    The session must have the catalog under the catalog's name, and the time zone UTC. Raises SpecError for SQL that
-    Spark refuses, SchemaIncompatible where its columns do not fit the target, CommitUnavailable after ATTEMPTS.
+    The session must have the catalog under its own name, and the time zone UTC. Raises SpecError if Spark refuses the
+    SQL, SchemaIncompatible if its columns do not fit the target, CommitUnavailable after ATTEMPTS.
     """
     result = _result(spark, catalog, spec, day=day, given=given)
     _make_target(spark, catalog, spec, result)
@@ -59,12 +59,12 @@ def aggregate_day(
             return Outcome(False, _refusal(spec, day, given, newer))
         if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
             return Outcome(True, f"{spec.target}: {day} is of {spec.source} at snapshot {given.snapshot_id}")
-        log.info("%s: another run wrote %s meanwhile; looking again", spec.target, day)
+        log.info("%s: another run wrote %s meanwhile; trying again", spec.target, day)
     raise CommitUnavailable(f"{spec.target}: {day} was written by others at each of {ATTEMPTS} attempts; run it again")
 
 
 def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput) -> DataFrame:
-    """What the SQL makes of the day, the day before it as the first column."""
+    """The result of the SQL for the day, with the day as its first column."""
     source = _name(catalog, spec.source)
     try:
         spark.catalog.refreshTable(source)
@@ -75,7 +75,9 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
         rows.where((moment >= begin) & (moment < end)).createOrReplaceTempView(SOURCE_VIEW)
         return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
     except AnalysisException as error:
-        raise SpecError(f"aggregation {spec.name}: {spec.source} cannot be read so: {_first_line(error)}") from error
+        raise SpecError(
+            f"aggregation {spec.name}: {spec.source} cannot be read with this SQL: {_first_line(error)}"
+        ) from error
 
 
 def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
@@ -88,7 +90,7 @@ def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, r
 
 
 def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summary: Mapping[str, str]) -> bool:
-    """Replace the day's partition, as it was in `base`, by the result, which may be empty; False if it changed."""
+    """Replace the day's partition as it was in `base` by the result, which may be empty. False if it changed since."""
     writer = result.writeTo(target).option("isolation-level", "serializable")
     snapshot = base.current_snapshot()
     if snapshot is not None:
@@ -110,7 +112,7 @@ def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summar
 
 def _refusal(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
     return (
-        f"{spec.target}: nothing is done, for {day} is of a newer state of {spec.source} already: sequence number "
+        f"{spec.target}: nothing was done: {day} shows a newer state of {spec.source} already: sequence number "
         f"{newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}), and this run was "
         f"given {given.sequence_number} (snapshot {given.snapshot_id})"
     )

@@ -1,6 +1,6 @@
-"""A daily aggregation as its user declares it: one YAML file, whose name is the aggregation's.
+"""A daily aggregation as its user declares it: one YAML file, named after the aggregation.
 
-It loads neither PyIceberg nor Spark, for Airflow's DAG processor reads the folder again and again.
+This module loads neither PyIceberg nor Spark, because Airflow's DAG processor reads the folder again and again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SOURCE_VIEW = "source_day"
 """What the SQL selects from: the source's rows of the day."""
 DAY_COLUMN = "day"
-"""The target's first column and partition; it is ours, not the SQL's."""
+"""The target's first column and partition; it is added by frazil, not by the SQL."""
 
 Identifier = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)+$")]
 Text = Annotated[str, Field(min_length=1)]
@@ -42,7 +42,7 @@ _MEANINGS = {
 
 
 class AggregationSpec(Model):
-    """One declared aggregation: a table's UTC day of event time into the partition of that day of another table."""
+    """One declared aggregation: from a table's UTC day of event time to the partition of that day in another table."""
 
     name: Text
     description: str = ""
@@ -50,13 +50,13 @@ class AggregationSpec(Model):
     event_time: Text
     """A timestamptz or timestamp column of the source."""
     target: Identifier
-    """Made if missing; its partitions are this aggregation's alone."""
+    """Created if missing; its partitions belong to this aggregation alone."""
     catalog: str | None = None
-    """Of both tables; the default catalog if not named."""
+    """The catalog of both tables; the default one if none is named."""
     within: PositiveDuration = timedelta(hours=2)
-    """How long after it is complete a day is in the target at the latest; then it is an alert."""
+    """A day that is complete for this long and not in the target is an alert."""
     sql: Text
-    """A SELECT over the view `source_day`, without the day, which is added as the first column."""
+    """A SELECT over the view `source_day`, without the day: that is added as the first column."""
 
     @model_validator(mode="after")
     def _two_tables(self) -> Self:
@@ -72,16 +72,15 @@ def parse_day(text: str | None) -> date:
     except ValueError:
         day = None
     if day is None or str(day) != text:  # 20131230 is another key
-        raise SpecError(f"{text!r} is no day; write YYYY-MM-DD, such as 2013-12-30 (it is a day in UTC)")
+        raise SpecError(f"{text!r} is not a day; write YYYY-MM-DD, such as 2013-12-30 (it is a day in UTC)")
     return day
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     """One aggregation of a folder by its name; the others need not be sound.
 
-    It is as it was when it was sound last where its file is broken, or gone for a moment.
-
-    Raises SpecError where it never was.
+    If its file is broken, or gone for a moment, the last sound declaration is returned. Raises SpecError if there has
+    never been one.
     """
     try:
         return _find(folder, name)

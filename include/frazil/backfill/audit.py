@@ -1,4 +1,4 @@
-"""What a table holds of the offsets that a backfill is asked for, and whether what it staged may be published. Pure."""
+"""What the tables hold of the offsets that a backfill is to read, and whether what it staged may be published. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def held(
     claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]],
     tallies: Iterable[Tallies],
 ) -> dict[TopicPartition, BitMap64]:
-    """Offsets that need not be read: those in the tables, and all of a committed range whose every record is there.
+    """Offsets that need not be read: those in the tables, and all of any committed range whose every record is there.
 
-    The latter for the gaps that compaction and transactions leave: they would look like as many missing records.
+    Whole ranges count because compaction and transactions leave gaps, which would look like missing records.
     """
     there = {tp: _seen(tallies, tp) for tp in asked}
     for tp, ranges in claimed.items():
@@ -34,7 +34,7 @@ def held(
 
 
 def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
-    """The ids of topics that bore this name, of which commits cover offsets that are asked for."""
+    """The ids of topics that had this name and whose committed ranges cover requested offsets."""
     return {
         r.topic_id
         for tp, spans in asked.items()
@@ -45,30 +45,30 @@ def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRa
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a backfill put on its branches, beside what is in main and in its source."""
+    """What a backfill put on its branches, compared with main and with its source."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
-    """What is in the tables already."""
+    """What the tables hold already."""
     source: Mapping[TopicPartition, BitMap64] | None = None
-    """The records that Kafka, or the files, have of the ranges. None where only some of the records were taken."""
+    """The records of the ranges that Kafka, or the files, have. None if only some of the records were taken."""
 
 
 def spans_of(journals: Iterable[Journal]) -> Spans:
-    """The offsets that chunks cover."""
+    """The offsets that the chunks cover."""
     return merged((p.topic_partition, (p.start, p.end)) for j in journals for p in j.progress)
 
 
 def landed_elsewhere(staged: Staged) -> int:
-    """Records on the branches that are in the tables as well: they were landed there since they were staged."""
+    """Records on the branches that are in the tables too: they landed there after they were staged."""
     own = {tp: _seen((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _seen(staged.elsewhere, tp)) for tp, offsets in own.items())
 
 
 def problems(staged: Staged) -> list[str]:
-    """Why what was staged must not be published, a sentence each; nothing where all is well."""
+    """Why the staged records must not be published, a sentence each; empty if they may."""
     said = []
     for name, tallies, counted in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),

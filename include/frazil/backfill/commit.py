@@ -1,8 +1,8 @@
-"""The only committer of a backfill: take-over, chunks on the lane's branch, one publication on main, or none at all.
+"""The only committer of a backfill: take-over, chunks on the lane's branch, and one publication on main or none.
 
-Relies on what `frazil.commit.committer` relies on. The branch is the lane's fence: whatever changes the lane asserts
-where its branch stands, or that there is none. Dead letters take the same way in their own table. What is published on
-main is decided: the dead letters follow, if need be in the next run.
+It relies on what `frazil.commit.committer` relies on. The branch is the lane's fence: every change of the lane asserts
+where its branch stands, or that there is none. Dead letters go the same way in their own table. Publishing on main is
+the decision; the dead letters follow it, if need be in the next run.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class LaneCommitter:
 
     tables: StreamTables
     own: StreamTables
-    """The same tables as the lane's own stream: its staging folders and its journals."""
+    """The same tables, with the lane's own staging folders and journals."""
     lane: Lane
 
     @classmethod
     def begin(cls, tables: StreamTables, request: BackfillRequest) -> LaneCommitter:
-        """Begin the backfill, or the next epoch of the same one that was interrupted, and settle what that left.
+        """Begin the backfill, or the next epoch of an interrupted one, and settle what that left.
 
-        From then on no earlier epoch can commit. Raises `WriterBusy` where another backfill is under way.
+        From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way.
         """
         clear_ended(tables)
         lane = _append(tables, tables.main, lambda _, lane: _taken(lane, request))
@@ -75,22 +75,22 @@ class LaneCommitter:
     def commit(self, journal: Journal, *, planned: int) -> Lane:
         """Journal a chunk, and commit it to the branches.
 
-        Raises `Fenced`, and `StaleBatch` where its files fit the table no more.
+        Raises `Fenced`, and `StaleBatch` if its files no longer fit the table.
         """
         if not self.own.journals.put(journal):
             raise Fenced(f"chunk {journal.key} of backfill {self.lane.id} is journaled already: another run has it")
         return self._commit(journal, planned=planned)
 
     def staged(self) -> Lane:
-        """Note that nothing more is missing."""
+        """Record that nothing more is missing."""
         self.lane = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=State.STAGED))
         return self.lane
 
     def publish(self, record: Record, *, audited_at: int) -> Lane:
         """Append the branch's files to main in one commit, which ends the lane.
 
-        `audited_at` is the snapshot of main that was found to have none of them. Every attempt looks again whether
-        that still holds: raises `StaleBatch` where it may not.
+        `audited_at` is the snapshot of main that was found to hold none of them. Every attempt checks that this still
+        holds, and raises `StaleBatch` if it may not.
         """
         path = record_path(self.tables.journals, self.lane.id)
         self.tables.journals.state[0].put(path, record.to_bytes())
@@ -129,7 +129,7 @@ class LaneCommitter:
         return found.owned_by(self.lane.epoch)
 
     def _settle(self) -> None:
-        """Commit the journal that an interrupted epoch left, unless its offsets were staged since; close the rest."""
+        """Commit the journal that an interrupted epoch left, unless its offsets were staged since; close the others."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             waiting = None if self.lane.has(key) else self._look(key)
             if not isinstance(waiting, Journal):
@@ -161,7 +161,7 @@ class LaneCommitter:
 
 
 def _check_mine(found: Lane | None, lane: Lane) -> Lane:
-    """The lane is still this epoch's."""
+    """Check that the lane is still this epoch's. Raises `Fenced`."""
     if found is None or (found.id, found.epoch) != (lane.id, lane.epoch) or not found.is_open:
         now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
         raise Fenced(
@@ -180,7 +180,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> Lane:
-    """The lane's files on main, the branch gone with its snapshots, and the lane published: one update."""
+    """In one update: put the lane's files on main, remove the branch with its snapshots, mark the lane published."""
     writer, end = SnapshotWriter(files), BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
@@ -203,7 +203,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
 
 def _summary(record: Record, path: str) -> dict[str, str]:
-    # Not `frazil.stream`: by that the live stream's own batches are known.
+    # Not `frazil.stream`, which marks the live stream's own batches.
     return {
         "frazil.operation": "backfill",
         "frazil.backfill": record.lane.id,
@@ -216,13 +216,13 @@ def _summary(record: Record, path: str) -> dict[str, str]:
 
 
 def abandon(tables: StreamTables, lane: Lane) -> None:
-    """End a backfill that is under way: its branches go, and all that it staged."""
+    """End a backfill that is under way: remove its branches and everything it staged."""
     _drop(tables, tables.main, lane)
     clear_ended(tables)
 
 
 def clear_ended(tables: StreamTables) -> None:
-    """Do for the lane that ended last what its run may not have come to: its dead letters, its leftovers."""
+    """Finish what the last lane's run may have left undone: publish its dead letters, delete its leftovers."""
     lane = _lane_of(tables.main, tables.stream)
     if lane is None or lane.is_open:
         return
@@ -232,7 +232,7 @@ def clear_ended(tables: StreamTables) -> None:
         _sweep(own, lane)
         return
     _drop(tables, tables.dead_letters, lane)
-    if may_delete_files(tables.main.current().properties):  # else another table may have had the branch, too
+    if may_delete_files(tables.main.current().properties):  # otherwise another table may have had the branch too
         _sweep(own, dataclasses.replace(lane, batches={}))
     folder = lane_folder(tables.journals, lane.id)
     store.delete([record_path(tables.journals, lane.id), *(f.path for f in store.list_files(folder))])
@@ -248,7 +248,7 @@ def _publish_letters(tables: StreamTables, lane: Lane) -> None:
 
 
 def _sweep(own: StreamTables, lane: Lane) -> None:
-    """Delete staged files that no committed chunk names; the keys of the others are closed first."""
+    """Delete staged files that no committed chunk names, after closing the keys of uncommitted chunks."""
     store = own.journals.state[0]
     keys = {key for h in (own.main, own.dead_letters) for key, _ in batch_folders(store, h.refresh(), own.stream)}
     for key in sorted(keys):
@@ -268,7 +268,7 @@ def _taken(lane: Lane | None, request: BackfillRequest) -> Lane:
         return Lane(request.stream, own_id, asked, request.digest, epoch, batches={epoch: 0})
     if lane.digest != request.digest:
         raise WriterBusy(
-            f"backfill {lane.id} of stream {request.stream!r} is {lane.state}, and was asked for otherwise: "
+            f"backfill {lane.id} of stream {request.stream!r} is {lane.state}, and was requested differently: "
             f"{json.dumps(lane.request)}. Run that one again to finish it, or `frazil backfill {request.stream} "
             "--abandon`"
         )
@@ -276,7 +276,7 @@ def _taken(lane: Lane | None, request: BackfillRequest) -> Lane:
 
 
 def _own(tables: StreamTables, lane_id: str) -> StreamTables:
-    """Folders and journals of the lane, apart from the live stream's: no sweep of either meets the other's files."""
+    """The tables with the lane's own folders and journals: no sweep of lane or live stream meets the other's files."""
     return dataclasses.replace(
         tables, stream=f"{tables.stream}/backfill-{lane_id}", journals=lane_journals(tables.journals, lane_id)
     )
@@ -288,11 +288,11 @@ def _lane_of(handle: TableHandle, stream: str) -> Lane | None:
 
 def _check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], lane: Lane) -> None:
     if not files_fit(table.metadata, files):
-        raise StaleBatch(f"backfill {lane.id} was staged for a schema or partition spec that the table gave up")
+        raise StaleBatch(f"backfill {lane.id} was staged for a schema or partition spec that the table no longer has")
 
 
 def _check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> None:
-    """Since the audit, the live stream only went on: it wrote nothing below where its marker stood then."""
+    """Check that the live stream has only gone forward since the audit: it wrote nothing below its marker of then."""
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return
@@ -306,7 +306,7 @@ _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
 def _append(tables: StreamTables, handle: TableHandle, decide: Decide, *, files: tuple[StagedFile, ...] = ()) -> Lane:
-    """One snapshot on the branch with `files` and the lane that `decide` answers, in one swap."""
+    """In one swap: a snapshot on the branch with `files`, and the lane that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
@@ -322,7 +322,7 @@ def _append(tables: StreamTables, handle: TableHandle, decide: Decide, *, files:
 
 
 def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
-    """Remove the lane's branch, if it is open, with its snapshots, whose files are about to go."""
+    """Remove the lane's branch, if there is one, with its snapshots: their files are about to be deleted."""
     end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:

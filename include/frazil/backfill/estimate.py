@@ -1,4 +1,4 @@
-"""What a backfill would touch, in numbers: for them a sample is decoded, into a folder that is thrown away."""
+"""What a backfill would write, in numbers. A sample is decoded for them, into a folder that is deleted again."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from frazil.offsets.spans import merged
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A dry run's answer. What Kafka's gaps and the sample leave open is said by `records_at_most`, `sampled`."""
+    """The answer of a dry run. `records_at_most` and `sampled` say how certain it is."""
 
     asked: int
     """Offsets of Kafka, or records of files."""
     held: int
-    """Of the asked: in the table, or known to be no record."""
+    """Of those requested: in the table, or known not to be records."""
     records_at_most: int
     records: int
-    """As the sample has it: less than at most where an event time selects, or Kafka has gaps."""
+    """Estimated from the sample: less than `records_at_most` if event times select, or Kafka has gaps."""
     rejected: int
     bytes: int
     files: int
     chunks: int
     partitions: int
-    """Of the table, in the sample: at least so many are touched."""
+    """Partitions of the table in the sample: at least this many are written to."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -41,7 +41,7 @@ class Estimate:
 
 
 def estimate(backfill: Backfill, plan: Plan) -> Estimate:
-    """Count what is missing, and learn the rest from a sample. Changes nothing."""
+    """Count what is missing, and estimate the rest from a sample. Changes nothing."""
     results = list(_sampled(backfill, plan)) if plan.spans else []
     read = backfill.source.at_most(merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress))
     landed = sum(p.records for r in results for p in r.progress)
@@ -76,7 +76,7 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
         f"records in {found.source_files:,} files ({found.source_bytes:,} bytes)" if found.source_files else "offsets"
     )
     if not found.records_at_most:
-        return [f"Stream {stream}: nothing of the {found.asked:,} {what} that are asked for is missing."]
+        return [f"Stream {stream}: none of the {found.asked:,} requested {what} is missing."]
     missing = (
         f"Stream {stream}: {found.records_at_most:,} of {found.asked:,} {what} are missing, in "
         f"{found.topic_partitions} topic-partitions; {found.held:,} are held already."
@@ -106,7 +106,7 @@ def _sampled(backfill: Backfill, plan: Plan) -> Iterator[StageResult]:
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """The table's own, where it has rows: a sample's small files are mostly footers."""
+    """The table's own figure if it has rows: the small files of a sample are mostly footers."""
     head = backfill.opened.tables.main.current().current_snapshot()
     summary = head.summary if head else None
     rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))

@@ -1,4 +1,4 @@
-"""Files as a backfill's source: looked through before anything is staged, and read as if they were the topics."""
+"""Files as a backfill's source: scanned before anything is staged, and read as if they were the topics."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ FILES_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """Which records the files have."""
+    """Which records the files hold."""
 
     files: tuple[RecordFile, ...]
     records: Mapping[TopicPartition, BitMap64]
 
     def having(self, tp: TopicPartition, offset: int) -> str:
-        """Names a few files whose records of the topic-partition lie around an offset."""
+        """Names a few files whose records of the topic-partition surround an offset."""
         around = (
             f.path
             for f in self.files
@@ -56,18 +56,18 @@ class FileIndex:
 
 @dataclass(frozen=True)
 class FileSource:
-    """The files under a path, as they were listed; `schema` is what a record's own bytes fill."""
+    """The files under a path, as listed; `schema` has the columns that a record's own bytes fill."""
 
     location: str
     files: tuple[FileInfo, ...]
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """Files may have what compaction had taken from the topic before the stream read it."""
+    """True: files may hold records that compaction removed from the topic before the stream read it."""
 
     @classmethod
     def open(cls, location: str, table: Table) -> FileSource:
-        """List the files, with the credentials of the table's storage. Raises SpecError where there are none."""
+        """List the files, with the credentials of the table's storage. Raises SpecError if there are none."""
         properties = table.io.properties
         listed = _listed(location, properties)
         if not listed:
@@ -76,7 +76,7 @@ class FileSource:
         return cls(location, listed, properties, record_schema(table.schema(), True))
 
     def pinned(self, request: BackfillRequest) -> BackfillRequest:
-        """The request for these very files. Raises SpecError where it was for others."""
+        """The request, with these files. Raises SpecError if it was made for others."""
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed())
         return request.model_copy(update={"listing": self.listing})
@@ -88,7 +88,7 @@ class FileSource:
 
     @cached_property
     def index(self) -> FileIndex:
-        """Every file looked through. Raises SpecError for one that is of no use, or a record that is there twice."""
+        """Scan every file. Raises SpecError if one cannot be used, or if a record occurs twice."""
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
         files = tuple(_looked_through(info, io, self.schema, tallies) for info in self.files)
@@ -98,7 +98,7 @@ class FileSource:
                 first = tally.repeated.min()
                 raise SpecError(
                     f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
-                    f"{first:,} in {index.having(tp, first)}: which is right cannot be told. Leave one of them out"
+                    f"{first:,} in {index.having(tp, first)}: nothing tells which is right. Leave one of them out"
                 )
         return index
 
@@ -118,8 +118,8 @@ class FileSource:
             if last >= live:
                 raise SpecError(
                     f"{self.index.having(tp, last)} has records of {name} up to offset {last:,}, and stream "
-                    f"{request.stream!r} stands at {live:,}: those from there on are its own to read. Leave them out, "
-                    "or wait until it has read them"
+                    f"{request.stream!r} stands at {live:,}: records from there on are for the stream to read. "
+                    "Leave them out, or wait until it has read them"
                 )
         return {tp: ((found.min(), found.max() + 1),) for tp, found in sorted(self.index.records.items())}
 
@@ -140,7 +140,7 @@ class FileSource:
         return [StageTask(index, ranges(piece)) for index, piece in enumerate(cut)]
 
     def sample(self, spans: Spans) -> list[StageTask]:
-        """One task, so that each file is read once."""
+        """A single task, so that each file is read once."""
         places = self.chunks(spans, most=math.ceil(self.at_most(spans) / PLACES))
         found = [plan.first_records(place, self.index.records, most=AT_A_PLACE) for place in places]
         return [StageTask(0, tuple(r for place in found for r in ranges(place)))]
@@ -158,7 +158,7 @@ class FileSource:
 def _looked_through(
     info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]
 ) -> RecordFile:
-    """The file with the offsets that its records span, each of which is counted."""
+    """The file with the spans of its records, whose offsets are all tallied."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
@@ -171,7 +171,7 @@ def _looked_through(
 
 
 def _listed(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
-    """What can be read under a folder, or the one file; hidden files are somebody's that is not done writing."""
+    """The readable files under a folder, or the one file. Hidden files are skipped: somebody is still writing them."""
     store = open_store(location, properties)
     if is_record_file(location):
         folder = location.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""What a person asks a backfill for: validated the same way for the form, the API and the command."""
+"""What a person asks of a backfill; the form, the API and the command validate it in the same way."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Moment = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezon
 """In UTC, so that one moment has one text."""
 Offset = Annotated[int, Field(ge=0)]
 Offsets = dict[str, dict[int, Offset]]
-"""`{topic: {partition: offset}}`; a topic-partition that is not named has no bound."""
+"""`{topic: {partition: offset}}`; a topic-partition that is not listed has no bound."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BackfillRequest(Model):
-    """Bounds are `[from, to)`. Without any, all that Kafka has and the table lacks is asked for."""
+    """Bounds are `[from, to)`. Without any, everything that Kafka has and the table lacks is requested."""
 
     stream: str = Field(pattern=STREAM_NAME)
     from_time: Moment | None = None
-    """Kafka's timestamps of the records, as its index of them finds offsets."""
+    """Kafka's timestamps of the records; its time index turns them into offsets."""
     to_time: Moment | None = None
     from_offsets: Offsets | None = None
     to_offsets: Offsets | None = None
     from_event_time: Moment | None = None
-    """Rows of another event time are left out, and so are records that cannot be decoded: they have none."""
+    """Rows with other event times are left out, and so are records that cannot be decoded: they have none."""
     to_event_time: Moment | None = None
     files: str | None = None
-    """A folder or one file, by absolute path or URI: its records, which have Kafka's coordinates, are read instead."""
+    """A folder or file, by absolute path or URI, to read instead of Kafka; its records carry Kafka's coordinates."""
     listing: str | None = None
-    """Which files there were, with their sizes and times: found when a backfill of them is opened."""
+    """The fingerprint of the files, their sizes and times; found when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
-    """`branch`: what was staged and audited stays on its branch, until a run with `table` publishes it."""
+    """With `branch`, the staged and audited records stay on their branch until a run with `table` publishes them."""
     chunk_records: int = Field(1_000_000, gt=0)
-    """About how many records are staged and committed at once: what an interruption costs."""
+    """About how many records are staged and committed at once; an interruption costs at most this many."""
 
     @model_validator(mode="after")
     def _bounds_make_sense(self) -> Self:
@@ -63,18 +63,20 @@ class BackfillRequest(Model):
     @classmethod
     def _is_absolute(cls, files: str | None) -> str | None:
         if files and not files.startswith("/") and "://" not in files:
-            raise ValueError(f"{files!r} is neither an absolute path nor a URI, so it means another place elsewhere")
+            raise ValueError(
+                f"{files!r} is neither an absolute path nor a URI, so it would mean another place on another host"
+            )
         return files and (files.rstrip("/") or files)
 
     @property
     def digest(self) -> str:
-        """Names what is asked for, whatever becomes of it: the same again goes on with the same backfill."""
+        """Identifies the request: the same request again goes on with the same backfill."""
         asked = self.model_dump_json(exclude={"target", "chunk_records"})
         return hashlib.sha256(asked.encode()).hexdigest()[:10]
 
     @property
     def event_times_us(self) -> tuple[int, int] | None:
-        """`[from, to)` in microseconds since 1970; None where the event time does not matter."""
+        """`[from, to)` in microseconds since 1970; None if the event time does not matter."""
         if self.from_event_time is None and self.to_event_time is None:
             return None
         begin, end = self.from_event_time, self.to_event_time
@@ -89,7 +91,7 @@ _VERBS = {"from": "begin", "to": "end"}
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
-    """A request as the form, the API or a lane's marker has it, keys in kebab-case; empty values are left out.
+    """Parse a request from the form, the API or a lane's marker, keys in kebab-case; empty values count as absent.
 
     Raises SpecError with a sentence for each problem.
     """
@@ -100,7 +102,7 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
             f"{'.'.join(map(str, e['loc'])) or 'the request'}: {e['msg'].removeprefix('Value error, ')}"
             for e in error.errors()
         ]
-        raise SpecError(f"this backfill cannot be: {'; '.join(problems)}") from None
+        raise SpecError(f"this backfill is impossible: {'; '.join(problems)}") from None
 
 
 def _us(moment: datetime) -> int:

@@ -1,7 +1,7 @@
-"""A backfill from request to publication: what is missing, staged chunk by chunk on its branch, audited, published.
+"""A backfill from request to publication: find what is missing, stage it chunk by chunk on a branch, audit, publish.
 
-Interrupted anywhere and run again it goes on: what is missing is looked up anew in every run, and what an interrupted
-one staged is among what is held. The live stream's writer is never waited for, and never made to wait.
+A backfill that is interrupted and run again goes on: every run looks up anew what is missing, and counts what an
+interrupted run staged as held. It never waits for the live stream's writer, and never makes it wait.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 log = logging.getLogger(__name__)
 
 SPANS_MOST = 10_000
-"""Each is read by itself: a table with more holes than this is better emptied there first."""
+"""Each is read by itself; if there are more, it is better to delete the rows there first."""
 ATTEMPTS = 3
 
 
@@ -57,7 +57,7 @@ class Plan:
 
     spans: Spans
     asked: int
-    """Offsets of Kafka, or records of files, that were asked for; the others of them are held already."""
+    """Offsets of Kafka, or records of files, that were requested, including those held already."""
     source: SourceIdentity
 
 
@@ -74,14 +74,14 @@ class Backfill:
         return self.opened.spec
 
     def lane(self) -> Lane | None:
-        """This request's own lane as it stands; None where the stream's last backfill was another."""
+        """This request's own lane as it stands; None if the stream's last backfill was for another request."""
         found = read_lane(self.opened.tables.main.refresh().metadata.properties, self.spec.name)
         return found if found and found.digest == self.request.digest else None
 
     def plan(self, lane: Lane | None = None) -> Plan:
         """Look up what is missing, less what `lane` has staged if it is under way. Changes nothing.
 
-        Raises SpecError where the table cannot tell what it holds, or a file is of no use; AdoptionRequired,
+        Raises SpecError if the table cannot tell what it holds, or a file cannot be used; AdoptionRequired,
         TopicRecreated, KafkaUnavailable.
         """
         table, marker = self._table_and_marker()
@@ -105,21 +105,21 @@ class Backfill:
         return Plan(left, self.source.at_most(wanted), identity)
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
-        """What a chunk is staged with. No dead letter of it is in its table yet, or its offset were held."""
+        """What a chunk is staged with. None of its dead letters are in their table yet: their offsets would be held."""
         context = stage_context(self.spec, tables, key, kafka_properties={}, topic_ids=topic_ids)
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> Lane | None:
-        """Audit what was staged; publish it, unless its target is the branch. None where nothing was staged.
+        """Audit what was staged, and publish it unless its target is the branch. None if nothing was staged.
 
-        Raises StaleBatch where the stream was moved, or the table changed, under the backfill: it was dropped, and
-        begins anew when it is run again. Raises FrazilError where the audit finds something off.
+        Raises StaleBatch if the stream was moved, or the table changed, under the backfill: it was dropped, and starts
+        anew when it is run again. Raises FrazilError if the audit finds something wrong.
         """
         lane = self.lane()
         if lane is None:
             return None
         if lane.state is State.ABANDONED:
-            raise FrazilError(f"backfill {lane.id} was abandoned: run it again, and it begins anew")
+            raise FrazilError(f"backfill {lane.id} was abandoned: run it again to start anew")
         if lane.state is State.STAGING:
             raise FrazilError(f"backfill {lane.id} is not staged yet ({lane.chunks} chunks): run it again to finish it")
         if lane.state is State.PUBLISHED:
@@ -140,7 +140,7 @@ class Backfill:
         raise AssertionError
 
     def drop(self) -> None:
-        """Give up what was staged, where it is of no use any more."""
+        """Give up what was staged if it can no longer be used."""
         if (lane := self.lane()) and lane.is_open:
             abandon(self.opened.tables, lane)
 
@@ -163,12 +163,12 @@ class Backfill:
         for topic in {tp[0] for tp in wanted}:
             if len(backfill_audit.generations(wanted, claimed.ranges, topic)) > 1:
                 raise SpecError(
-                    f"several topics bore the name {topic!r}, and their offsets overlap where this backfill reads: "
-                    "which of them the table's rows came from cannot be told. Ask for other offsets"
+                    f"several topics had the name {topic!r}, and their offsets overlap where this backfill reads: "
+                    "nothing tells which of them the table's rows came from. Ask for other offsets"
                 )
 
     def _tallies(self, table: Table, spans: Spans, source: SourceIdentity) -> tuple[Tallies, Tallies, Tallies]:
-        """What the tables hold: rows of main, rows of windows that are still open, dead letters."""
+        """What the tables hold: rows on main, rows of windows that are still open, dead letters."""
         wanted = Wanted({topic for topic, _ in spans}, spans)
         letters = dataclasses.replace(wanted, topic_ids=source.topic_ids, stream=self.spec.name)
         return (
@@ -178,7 +178,7 @@ class Backfill:
         )
 
     def _audit(self, committer: LaneCommitter) -> int:
-        """Hold the branch against main, its journals and its source. The snapshot of main that it was held against."""
+        """Compare the branch with main, its journals and its source. Returns the snapshot of main that was compared."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = spans_of(journals)
@@ -202,7 +202,7 @@ class Backfill:
         return head.snapshot_id if head else -1
 
     def _late(self) -> dict[int, int]:
-        """Rows on the branch by the window of their event time: those that are complete reopen, once each."""
+        """Rows on the branch by the window of their event time. Complete windows reopen, once each."""
         table, counts = self.opened.tables.main.refresh(), Counter[int]()
         head = head_of(table.metadata, branch_name(self.spec.name))
         if head is None or self.spec.window is None:
@@ -218,7 +218,7 @@ class Backfill:
 
 @contextmanager
 def open_backfill(spec: StreamSpec, request: BackfillRequest) -> Iterator[Backfill]:
-    """The request on its stream's tables and its source. Raises SpecError where there is no table yet, or no file."""
+    """Open the request's stream and source. Raises SpecError if there is no table yet, or no file."""
     opened = open_stream(spec)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())

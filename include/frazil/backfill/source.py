@@ -22,36 +22,36 @@ from frazil.stream.plan import spread
 from frazil.table.storage import FileInfo
 
 PLACES = 8
-"""Of a sample: spread evenly over what is missing of each topic-partition."""
+"""How many places a sample is taken from, spread evenly over what is missing of each topic-partition."""
 AT_A_PLACE = 250
 
 
 class Source(Protocol):
-    """What a backfill reads, by coordinates whichever it is."""
+    """What a backfill reads, Kafka or files, by Kafka coordinates."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has no record of a committed range beside those that became rows or dead letters."""
+        """Whether every record it has of a committed range became a row or a dead letter."""
         ...
 
     @property
     def files(self) -> tuple[FileInfo, ...]:
-        """What is read instead of Kafka, if it is."""
+        """What is read instead of Kafka, if anything."""
         ...
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Whose offsets these are, as far as the source can tell now; otherwise what is `known`.
+        """Whose offsets these are, as far as the source can tell; otherwise `known`.
 
-        Raises SpecError where the source itself changed under the backfill.
+        Raises SpecError if the source itself changed under the backfill.
         """
         ...
 
     def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """What is asked for below the marker. Raises SpecError for what the stream does not know."""
+        """The requested offsets below the marker. Raises SpecError for topics that the stream does not know."""
         ...
 
     def holding(self, spans: Spans) -> Spans:
-        """Those spans that may hold records."""
+        """The spans that may hold records."""
         ...
 
     def at_most(self, spans: Spans) -> int:

@@ -22,7 +22,7 @@ class NotInKafka(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """Where a person wants the stream to go on; raises ValueError where the parts contradict each other."""
+    """Where a person wants the stream to go on. Raises ValueError if the parts contradict each other."""
 
     to: str
     at: datetime | None = None
@@ -49,8 +49,8 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
 def target_of(wanted: ResetTarget, *, seen: Standing, now: Available, kafka: KafkaOffsets) -> dict[TopicPartition, int]:
     """The offset to go on at, for every topic-partition that Kafka has.
 
-    Raises MarkerUnreadable or RolledBack where `to` starts from a position that is unknown, NotInKafka for
-    offsets that Kafka does not have.
+    Raises MarkerUnreadable or RolledBack if `to` starts from a position that is unknown, NotInKafka for offsets that
+    Kafka does not have.
     """
     if wanted.to == "earliest":
         return dict(now.first)
@@ -80,7 +80,7 @@ def _marker_target(seen: Standing, now: Available, *, named: Offsets | None = No
 
 
 def check_available(offsets: Offsets, now: Available) -> None:
-    """Offsets that a reader can begin at: `first` to `end`, the end included."""
+    """Check that a reader can begin at these offsets: `first` to `end`, the end included. Raises NotInKafka."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
         if tp not in now.first:
@@ -96,11 +96,11 @@ def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> lis
     """What a reset costs, a sentence each: what is lost to the table, and what it may hold twice. Pure."""
     said = []
     if seen.rolled_back:
-        said.append("The table was rolled back behind the marker: what it holds is counted from what is left in it.")
+        said.append("The table was rolled back behind the marker: its remaining rows say what it holds.")
     if seen.unknown:
         said.append(f"What the table holds is unknown, and so is what is skipped or read again: {seen.unknown}.")
     for topic in _made_again(seen, now):
-        said.append(f"Topic {topic} is not the one that the marker knows: its offsets are counted from its beginning.")
+        said.append(f"Topic {topic} is not the one that the marker knows: its offsets count from its beginning.")
     skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
     repeated = sum(m.repeated for m in plan)
     for m in plan:

@@ -1,7 +1,7 @@
-"""What one look at a stream shows: its run folder on this host, its table, its desired state, and where no writer
-tells the lag, what Kafka has beyond the marker. No JVM.
+"""The status of one stream: its run folder on this host, its table, its desired state and, if no writer reports a lag,
+what Kafka has beyond the marker. It starts no JVM.
 
-What cannot be read is said in a stream's problems, and never hides the rest.
+Whatever cannot be read is named in the stream's problems, and never hides the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WriterStatus:
     phase: str | None = None
     heartbeat_at_ms: int | None = None
     stale: bool = False
-    """It runs, and does not beat."""
+    """It runs, but its heartbeat is old."""
     exit_code: int | None = None
     exit_name: str | None = None
     ended_at_ms: int | None = None
@@ -51,7 +51,7 @@ class WriterStatus:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """One stream; what is unknown is None, and why stands in `problems`."""
+    """One stream. Unknown values are None; `problems` says why."""
 
     name: str
     table: str
@@ -61,7 +61,7 @@ class StreamStatus:
     epoch: int | None
     batch: int | None
     lag: int | None
-    """Records not yet committed: by the writer on this host while it beats, by Kafka else."""
+    """Records not yet committed, as the live writer on this host reports, or else as Kafka says."""
     last_commit_at_ms: int | None
     watermark_ms: int | None
     snapshot_id: int | None
@@ -70,14 +70,14 @@ class StreamStatus:
     rows: int | None
     problems: tuple[str, ...]
     stall: Stall | None = None
-    """What a writer that beats says it is held back by; among the problems as well."""
+    """What holds the live writer back, as it reports; among the problems too."""
     throttle: str | None = None
-    """Why it commits less often than declared, or should; among the problems as well."""
+    """Why it commits less often than declared, or should; among the problems too."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """What the table and the objects beside it say."""
+    """What the table, and the objects beside it, say."""
 
     exists: bool | None
     marker: Marker | None = None
@@ -90,7 +90,7 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the stream stands: the table's word where it can be read, else the last heartbeat's."""
+    """Where the stream stands: by the table if it can be read, otherwise by the last heartbeat."""
 
     epoch: int | None = None
     batch: int | None = None
@@ -100,7 +100,7 @@ class Position:
 
 
 def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
-    """Look at one stream; never raises for what is out of reach."""
+    """Read the status of one stream. Never raises for what is out of reach."""
     writer, observation, problems = _look_at_writer(spec.name, now_ms=now_ms)
     view = _look_at_table(spec)
     beat = observation.heartbeat if observation else None
@@ -137,7 +137,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
 
 
 def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
-    """How many records wait beyond the marker; None, and why, where Kafka does not say so at once."""
+    """How many records wait beyond the marker; None, and a reason, if Kafka does not answer at once."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
     from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
     from frazil.kafka.truncation import check_not_cut  # noqa: PLC0415
@@ -178,14 +178,14 @@ def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observatio
     problems = []
     if writer.stale and writer.heartbeat_at_ms is not None:
         silent = ago(now_ms - writer.heartbeat_at_ms)
-        problems.append(f"pid {writer.pid} lives, but its heartbeat is {silent} old: what it says is of then")
+        problems.append(f"pid {writer.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
     if writer.error:
         problems.append(f"the last writer ended with {exit_words(writer)}: {_without_name(writer)}")
     return writer, observation, problems
 
 
 def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
-    """What one look at the run folder says of the writer. Pure."""
+    """What an observation of the run folder says about the writer. Pure."""
     launch, beat = observation.launch, observation.heartbeat
     if launch is None:
         return WriterStatus(state=observation.process)
@@ -272,7 +272,7 @@ def _without_name(writer: WriterStatus) -> str:
 
 
 def exit_words(writer: WriterStatus) -> str:
-    """How a writer that ended did so."""
+    """How the writer ended."""
     if writer.exit_code is None:
         return "an error" if writer.error else "an exit code that nobody saw"
     return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)
