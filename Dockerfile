@@ -25,8 +25,8 @@ COPY --chown=frazil pyproject.toml README.md ./
 COPY --chown=frazil include/frazil include/frazil
 RUN python -m venv .venv \
  && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,spark]" \
- && python -m frazil.dev.jars fetch spark \
- && python -m frazil.stream.class_archive
+ && python -m frazil.spark.jars fetch spark \
+ && python -m frazil.spark.class_archive
 COPY --chown=frazil include include
 COPY --chown=frazil spark_apps spark_apps
 COPY --chown=frazil plugins plugins

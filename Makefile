@@ -53,7 +53,7 @@ $(INSTALLED): requirements.txt pyproject.toml | check-python
 	@touch $@
 
 jars: venv check-java
-	@$(BIN)/python -m frazil.dev.jars fetch
+	@$(BIN)/python -m frazil.spark.jars fetch
 	@$(BIN)/python -m frazil.spark.class_archive
 
 lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest versions that fit)

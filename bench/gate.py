@@ -23,8 +23,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 
 from demo.flights import read_flights
-from frazil.dev import jars
 from frazil.quality.gate import GateRequest, run_gates
+from frazil.spark import jars
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table

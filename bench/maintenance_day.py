@@ -35,11 +35,11 @@ from bench.day.queries import ENGINES, Readers, compacted_copy
 from bench.day.report import report
 from bench.day.samples import Samples
 from bench.day.tables import BEGIN_US, HOUR_US, Day, now_ms
-from frazil.dev import jars
 from frazil.maintenance.measure import measure
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.spark import jars
 from frazil.table.catalogs import load_catalog, spark_properties
 
 KEEP_HOURS = 6

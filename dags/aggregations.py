@@ -16,6 +16,5 @@ from frazil.airflow import daily_dags
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
 AGGREGATIONS = Path(os.environ.get("FRAZIL_AGGREGATIONS") or CHECKOUT / "include" / "aggregations")
-APPLICATION = CHECKOUT / "spark_apps" / "aggregate_daily.py"
 
-globals().update(daily_dags(AGGREGATIONS, streams=STREAMS, application=APPLICATION))
+globals().update(daily_dags(AGGREGATIONS, streams=STREAMS))

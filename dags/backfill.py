@@ -15,4 +15,4 @@ from frazil.airflow import backfill_dag
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
 
-dag = backfill_dag(STREAMS, application=CHECKOUT / "spark_apps" / "backfill.py")
+dag = backfill_dag(STREAMS)

@@ -17,5 +17,5 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
 AGGREGATIONS = Path(os.environ.get("FRAZIL_AGGREGATIONS") or CHECKOUT / "include" / "aggregations")
 
-globals().update(maintenance_dags(STREAMS, application=CHECKOUT / "spark_apps" / "maintain_table.py"))
+globals().update(maintenance_dags(STREAMS))
 health = health_dag(STREAMS, aggregations=AGGREGATIONS)

@@ -15,4 +15,4 @@ from frazil.airflow import writer_dags
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
 
-globals().update(writer_dags(STREAMS, application=CHECKOUT / "spark_apps" / "write_stream.py"))
+globals().update(writer_dags(STREAMS))

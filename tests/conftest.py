@@ -20,9 +20,9 @@ from hypothesis import settings
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.dev import jars
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import FrazilError
+from frazil.spark import jars
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties

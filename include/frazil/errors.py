@@ -18,6 +18,7 @@ FrazilError                  exit  restart?
 │   └── TopicMissing          24   yes  the brokers answer, and have no such topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
+    └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
 
 The exit code is what the writer's process ends with, and `RESTARTABLE` is what the supervisor asks.
 Any other exit code than these is a crash, and a crash is restarted with backoff.
@@ -103,6 +104,10 @@ class PythonStartTimeout(FrazilError):
 
 class EnvironmentUnusable(FrazilError):
     exit_code = 1
+
+
+class MissingExtra(EnvironmentUnusable, ImportError):
+    """Also an ImportError: whoever tries whether `frazil.airflow` is there may catch that."""
 
 
 def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:

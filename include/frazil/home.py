@@ -5,7 +5,7 @@
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow
 
-JVM jars are not here but in the user's cache, which checkouts share: see `frazil.dev.jars`.
+JVM jars are not here but in the user's cache, which checkouts share: see `frazil.spark.jars`.
 """
 
 from __future__ import annotations

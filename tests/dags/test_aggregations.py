@@ -255,7 +255,8 @@ def sell() -> int:
 def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran: dict[str, Any]) -> None:
     assert ran["submitted"].splitlines(keepends=True)[0] == (
         f"--master local[2] --properties-file /spark.conf --name frazil_daily_sales "
-        f"{CHECKOUT}/spark_apps/aggregate_daily.py sales --aggregations {ran['in']}/aggregations --day 2013-12-30 "
+        f"{CHECKOUT}/include/frazil/spark_apps/aggregate_daily.py sales --aggregations "
+        f"{ran['in']}/aggregations --day 2013-12-30 "
         f"--snapshot-id {ran['snapshot']} --revisions 1\n"
     )
     assert ran["frazil_daily_sales 2013-12-30"] == {

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from frazil.extras import require
+
 if TYPE_CHECKING:
     from frazil.airflow.aggregations.dag import daily_dag_id, daily_dags, reopened_dag_id
     from frazil.airflow.assets import partition_asset, reopened_asset
@@ -67,6 +69,8 @@ _HOMES = {
     "writer_dag_id": "frazil.airflow.writers.dag",
     "writer_dags": "frazil.airflow.writers.dag",
 }
+
+require("airflow")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import click
 
-from frazil.dev.jars import ROOTS
+from frazil.spark.jars import ROOTS
 from frazil.table.catalogs import catalog_config
 from frazil.table.readers import Reader, configuration
 

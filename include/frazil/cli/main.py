@@ -13,6 +13,7 @@ import click
 from frazil import __version__
 from frazil.cli import light
 from frazil.errors import FrazilError
+from frazil.extras import extras_named
 from frazil.table.configuration import check_configuration
 
 COMMANDS = {
@@ -81,7 +82,8 @@ def main() -> None:
     """Entry point: an error of ours is one sentence and its own exit code, never a traceback."""
     light.begin_light()
     try:
-        frazil()
+        with extras_named():
+            frazil()
     except FrazilError as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(error.exit_code)

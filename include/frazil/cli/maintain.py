@@ -14,13 +14,13 @@ from frazil import clock
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json, echo_table
-from frazil.dev import jars
 from frazil.errors import SpecError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
 from frazil.maintenance.plans import MaintenancePlanner, Plan
 from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.spark import jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.table.catalogs import load_catalog

@@ -22,6 +22,7 @@ from frazil.cli.foreground import Terminal, Totals, Voice
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import streams_option
 from frazil.errors import FrazilError
+from frazil.extras import extras_named
 from frazil.home import run_folder
 from frazil.host.lock import WriterLock
 from frazil.host.processes import end_group
@@ -116,7 +117,8 @@ def _be_the_writer(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> 
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # A stop that arrives before the writer listens: nothing is at hand yet.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        _write(spec, voice, until_caught_up=until_caught_up)
+        with extras_named():
+            _write(spec, voice, until_caught_up=until_caught_up)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else CRASHED

@@ -23,9 +23,10 @@ from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 from frazil import home as frazil_home
-from frazil.dev import jars, process
+from frazil.dev import process
 from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
+from frazil.spark import jars
 
 Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)

@@ -20,8 +20,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from frazil.dev import jars, process
+from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
+from frazil.spark import jars
 from frazil.spark.java import require_java
 
 READY_WITHIN_S = 120

@@ -11,6 +11,7 @@ import warnings
 from datetime import UTC, datetime
 
 from frazil.errors import FrazilError
+from frazil.extras import extras_named
 from frazil.quality.gate import GateRequest
 
 
@@ -25,12 +26,13 @@ def main() -> int:
     # Read when Great Expectations is imported.
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     requests = [GateRequest.from_json(line) for line in sys.stdin.read().splitlines()]
-    from frazil.quality.judge import judge  # noqa: PLC0415 - after the switches above
-
     with answer:
         try:
-            for request in requests:
-                answer.write(f"{judge(request, now=datetime.now(UTC)).to_json()}\n")
+            with extras_named():
+                from frazil.quality.judge import judge  # noqa: PLC0415 - after the switches above
+
+                for request in requests:
+                    answer.write(f"{judge(request, now=datetime.now(UTC)).to_json()}\n")
         except FrazilError as error:
             answer.write(json.dumps({"error": type(error).__name__, "message": str(error)}))
             return error.exit_code

@@ -38,6 +38,7 @@ from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
+from frazil.spark_apps import AGGREGATE_DAILY
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.load import streams_of
 from frazil.spec.model import StreamSpec
@@ -78,7 +79,11 @@ class _Declared:
 
 
 def daily_dags(
-    aggregations: str | Path, *, streams: str | Path, application: str | Path, on_failure: OnFailure | None = None
+    aggregations: str | Path,
+    *,
+    streams: str | Path,
+    application: str | Path = AGGREGATE_DAILY,
+    on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
     """The aggregations' DAGs by DAG id, three for each declared aggregation of the folder.
 
@@ -87,7 +92,7 @@ def daily_dags(
 
     :param aggregations: folder of the declared aggregations.
     :param streams: folder of the declared streams, which say whether hours or days of a source complete.
-    :param application: the PySpark file, `spark_apps/aggregate_daily.py` of the checkout.
+    :param application: the PySpark file, by default the package's own.
     :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
     dags = []

@@ -23,6 +23,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.airflow.writers.dag import START_DATE, OnFailure
+from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
     from frazil.backfill.run import Backfill
@@ -39,14 +40,14 @@ RUN_PARAMS = frozenset({"dry-run", "cores", "driver-memory"})
 def backfill_dag(
     streams: str | Path,
     *,
-    application: str | Path,
+    application: str | Path = BACKFILL,
     conn_id: str = SPARK_CONNECTION,
     on_failure: OnFailure | None = None,
 ) -> DAG:
     """The DAG that backfills any declared stream. Its runs queue: together they use the resources of one.
 
     :param streams: folder of the declared streams.
-    :param application: the Spark application, `spark_apps/backfill.py` of the checkout.
+    :param application: the PySpark file, by default the package's own.
     :param conn_id: the Airflow connection to the Spark cluster that stages.
     :param on_failure: notifiers, called when a backfill needs a person.
     """

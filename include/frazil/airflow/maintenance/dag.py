@@ -27,6 +27,7 @@ from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import Kind, MaintainedTable, maintained_tables
+from frazil.spark_apps import MAINTAIN_TABLE
 
 ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
@@ -48,7 +49,7 @@ def maintenance_dag_id(table: str) -> str:
 def maintenance_dags(
     streams: str | Path,
     *,
-    application: str | Path,
+    application: str | Path = MAINTAIN_TABLE,
     spark: Mapping[str, str] | None = None,
     on_failure: OnFailure | None = None,
     on_late: OnLate | None = None,
@@ -58,7 +59,7 @@ def maintenance_dags(
     each table has its own minute.
 
     :param streams: folder of the declared streams.
-    :param application: the PySpark file, `spark_apps/maintain_table.py` of the checkout.
+    :param application: the PySpark file, by default the package's own.
     :param spark: Spark properties of the application, such as `spark.driver.memory`, over those of the connection.
     :param on_failure: notifiers, called when a run needs a person.
     :param on_late: called when a run has not ended in time; by default the triggerer logs it.

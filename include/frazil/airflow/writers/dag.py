@@ -11,6 +11,7 @@ from airflow.sdk import DAG
 
 from frazil.airflow.declared import DeclaredStream, all_streams
 from frazil.airflow.writers.operator import WriterOperator
+from frazil.spark_apps import WRITE_STREAM
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 
@@ -31,7 +32,7 @@ def writer_dag_id(stream: str) -> str:
 def writer_dags(
     streams: str | Path,
     *,
-    application: str | Path,
+    application: str | Path = WRITE_STREAM,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
     """The writers' DAGs by DAG id, one for each declared stream of the folder.
@@ -41,7 +42,7 @@ def writer_dags(
     no other.
 
     :param streams: folder of the declared streams.
-    :param application: the writer's Python file, `spark_apps/write_stream.py` of the checkout.
+    :param application: the writer's Python file, by default the package's own.
     :param on_failure: notifiers, called when the supervisor gives up on a writer.
     """
     return {

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from frazil.spark_apps import WRITE_STREAM
+
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
@@ -33,7 +35,7 @@ class WriterOperator(BaseOperator):
 
     :param stream: name of the declared stream.
     :param streams: folder of the declared streams.
-    :param application: the writer's Python file, `spark_apps/write_stream.py` of the checkout.
+    :param application: the writer's Python file, by default the package's own.
     :param poll_seconds: seconds between two observations of the writer.
     """
 
@@ -44,7 +46,7 @@ class WriterOperator(BaseOperator):
         *,
         stream: str,
         streams: str | Path,
-        application: str | Path,
+        application: str | Path = WRITE_STREAM,
         poll_seconds: float = DEFAULT_POLL_SECONDS,
         **kwargs: Any,
     ) -> None:

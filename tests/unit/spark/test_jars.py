@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from frazil.dev import jars
-from frazil.dev.ivy import Coordinates
 from frazil.dev.process import free_port
 from frazil.errors import EnvironmentUnusable
+from frazil.spark import jars
+from frazil.spark.ivy import Coordinates
 
 CONTENT = {"org.one:first:1.0": b"the first jar", "org.two:second:2.0": b"the second jar"}
 
@@ -112,7 +112,7 @@ def test_progress_says_how_many_jars_and_megabytes(
 def test_two_processes_that_fetch_at_once_both_get_the_jars(repository: Path, lock_file: Path) -> None:
     assert repository.is_dir()
     program = (
-        "import sys; from pathlib import Path; from frazil.dev import jars;"
+        "import sys; from pathlib import Path; from frazil.spark import jars;"
         "print(len(jars.ensure('both', Path(sys.argv[1]))))"
     )
     command = [sys.executable, "-c", program, str(lock_file)]
@@ -139,7 +139,7 @@ def test_no_file_of_the_package_names_a_host() -> None:
 
 def test_the_command_without_arguments_says_what_it_can_do() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "frazil.dev.jars"], capture_output=True, text=True, check=False, env=dict(os.environ)
+        [sys.executable, "-m", "frazil.spark.jars"], capture_output=True, text=True, check=False, env=dict(os.environ)
     )
     assert done.returncode == 2
-    assert "python -m frazil.dev.jars fetch" in done.stderr
+    assert "python -m frazil.spark.jars fetch" in done.stderr

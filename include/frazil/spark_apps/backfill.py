@@ -1,4 +1,4 @@
-"""Stages a backfill of one declared stream: `spark-submit spark_apps/backfill.py NAME --streams DIR --request JSON`.
+"""Stages a backfill of one declared stream: `spark-submit backfill.py NAME --streams DIR --request JSON`.
 
 The request is a JSON object, as the form of the DAG `frazil_backfill` has it. Run again after any end of it, it goes on
 where it was; the audit and the publication follow without Spark. Exit codes are those of `frazil.errors`.

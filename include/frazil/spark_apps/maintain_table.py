@@ -1,4 +1,4 @@
-"""Maintains tables of declared streams: `spark-submit spark_apps/maintain_table.py TABLE [TABLE…] --streams DIR`.
+"""Maintains tables of declared streams: `spark-submit maintain_table.py TABLE [TABLE…] --streams DIR`.
 
 Small files, small manifests and old snapshots go, as far as it is worth the work; writers run meanwhile. Started by
 Airflow's SparkSubmitOperator. The exit codes are listed in `frazil.errors`.

@@ -1,4 +1,4 @@
-"""One day of a declared aggregation: `spark-submit spark_apps/aggregate_daily.py NAME --aggregations DIR --day DAY`.
+"""One day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
 
 Started by Airflow's SparkSubmitOperator with the snapshot that its first task chose; without one it asks the day's
 signals itself. The exit codes are listed in `frazil.errors`.

@@ -1,4 +1,4 @@
-"""The writer of one declared stream: `python spark_apps/write_stream.py NAME --streams DIR [--until-caught-up]`.
+"""The writer of one declared stream: `python write_stream.py NAME --streams DIR [--until-caught-up]`.
 
 Started by the supervisor's launcher (or by `frazil run`), which holds the writer's lock for it. SIGTERM lets the
 batch at hand commit and ends with exit code 0; the other codes are listed in `frazil.errors`.
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from frazil.errors import FrazilError
+from frazil.extras import extras_named
 from frazil.spec.load import find_stream
 from frazil.table.configuration import check_configuration
 
@@ -23,7 +24,8 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         check_configuration()
-        from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+        with extras_named():
+            from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
         spec = find_stream(arguments.streams, arguments.name)
     except FrazilError as error:

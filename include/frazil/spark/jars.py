@@ -1,7 +1,7 @@
 """The JVM jars frazil runs on: pinned with their SHA-256 in `jars.lock`, fetched by coordinates, cached per user.
 
-    $ python -m frazil.dev.jars fetch [SET…]   fetch what is missing (all sets by default)
-    $ python -m frazil.dev.jars lock           resolve ROOTS anew and rewrite the lock file (maintainers)
+    $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (all sets by default)
+    $ python -m frazil.spark.jars lock           resolve ROOTS anew and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`, shared by all checkouts.
 """
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frazil import home
-from frazil.dev.ivy import Coordinates, retrieve
 from frazil.errors import EnvironmentUnusable, FrazilError
+from frazil.spark.ivy import Coordinates, retrieve
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 
@@ -197,7 +197,7 @@ def _sha256(path: Path) -> str:
 
 def lock(lock_file: Path = LOCK_FILE) -> None:
     """Resolve ROOTS with everything they need and write coordinates, sizes and SHA-256 of all jars down."""
-    written = ["# Rewritten by `python -m frazil.dev.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
+    written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in ROOTS.items():
             folder = Path(temporary) / name

@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from frazil.errors import EnvironmentUnusable
+from frazil.extras import require
 from frazil.spark.java import require_java
 
 _POLL_S = 0.3
@@ -104,10 +105,11 @@ def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> li
 
 
 def _ivy_jar() -> Path:
+    require("py4j")  # pyspark-client, which Airflow's Spark provider brings, has the same folder without a JVM's jars
     spec = find_spec("pyspark")
     jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not jars:
-        raise EnvironmentUnusable("pyspark with its Ivy jar is not installed; run `make venv`.")
+        raise EnvironmentUnusable("pyspark is installed without its Ivy jar: install it anew.")
     return jars[0]
 
 

@@ -1,0 +1,51 @@
+"""Which extra of the package brings a module that is missing: one sentence in place of a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from frazil.errors import MissingExtra
+
+EXTRAS = {
+    "airflow": "airflow",
+    "asyncpg": "postgres",
+    "botocore": "s3",
+    "duckdb": "dev",
+    "great_expectations": "quality",
+    "httpx": "dev",
+    "jinja2": "quality",
+    "pandas": "spark",
+    "psycopg2": "postgres",
+    "py4j": "spark",
+    "pyspark": "spark",
+    "s3fs": "s3",
+}
+"""The extra that brings a module; pyproject.toml says what else is in it."""
+
+
+def require(module: str) -> None:
+    """Raise MissingExtra where the module of an extra is not installed; it is not imported."""
+    if find_spec(module) is None:
+        raise _missing(module)
+
+
+@contextmanager
+def extras_named() -> Iterator[None]:
+    """Turn the failed import of an extra's module into MissingExtra; any other stays what it is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS or find_spec(module) is not None:
+            raise
+        raise _missing(module) from error
+
+
+def _missing(module: str) -> MissingExtra:
+    extra = EXTRAS[module]
+    return MissingExtra(
+        f"the Python package {module} is not installed. Install frazil[{extra}]: pip install 'frazil[{extra}]'.",
+        name=module,
+    )

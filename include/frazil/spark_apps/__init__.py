@@ -1,0 +1,16 @@
+"""The mains that Spark, or the supervisor, starts by path: Python files with nothing beside them but each other.
+
+They stand apart because Python puts a program's folder first on its path, where a room's module of a common name
+(`types.py`, `kafka.py`) would hide another package's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+AGGREGATE_DAILY = _HERE / "aggregate_daily.py"
+BACKFILL = _HERE / "backfill.py"
+MAINTAIN_TABLE = _HERE / "maintain_table.py"
+WRITE_STREAM = _HERE / "write_stream.py"

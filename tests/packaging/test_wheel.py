@@ -1,0 +1,129 @@
+"""The wheel in a fresh venv: what the base does without any extra, and one sentence where an extra is missing."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from frazil.cli.main import COMMANDS
+from frazil.dev.kafka import EmbeddedKafka
+from tests.conftest import TopicFactory
+from tests.packaging.conftest import Installed
+
+STREAM = """\
+name: rides
+source: {{topics: [{topic}], format: json, bootstrap-servers: "{bootstrap}"}}
+table: city.rides
+schema: {{id: long not null, started_at: timestamptz not null}}
+event-time: started_at
+partition-by: [day(started_at)]
+"""
+NOT_IN_THE_BASE = ("airflow", "duckdb", "great_expectations", "httpx", "pandas", "pyspark", "py4j", "s3fs")
+
+
+def declare(folder: Path, *, bootstrap: str = "127.0.0.1:1", topic: str = "rides") -> str:
+    streams = folder / "streams"
+    streams.mkdir(exist_ok=True)
+    (streams / "rides.yaml").write_text(STREAM.format(bootstrap=bootstrap, topic=topic))
+    return str(streams)
+
+
+def test_the_wheel_holds_the_package_alone_with_the_data_that_it_reads(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert {name.partition("/")[0] for name in names} == {"frazil"}
+    assert {name for name in names if not name.endswith(".py")} == {
+        "frazil/py.typed",
+        "frazil/dev/kafka-log4j2.properties",
+        "frazil/quality/templates/gate.css",
+        "frazil/quality/templates/index.html",
+        "frazil/quality/templates/run.html",
+        "frazil/spark/ivy-settings.xml",
+        "frazil/spark/jars.lock",
+    }
+
+
+def test_the_base_brings_neither_spark_nor_airflow_nor_a_server(installed: Installed) -> None:
+    program = f"from importlib.util import find_spec; print([m for m in {NOT_IN_THE_BASE!r} if find_spec(m)])"
+    assert installed.python(program).stdout.strip() == "[]"
+
+
+def test_the_base_has_all_that_an_executor_imports(installed: Installed) -> None:
+    program = (
+        "import frazil.ingest, pkgutil, importlib\n"
+        "for module in pkgutil.iter_modules(frazil.ingest.__path__, 'frazil.ingest.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print(frazil.__file__)"
+    )
+    done = installed.python(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(installed.venv))
+
+
+def test_the_command_helps_and_validates(installed: Installed) -> None:
+    said = installed.run("frazil", "--help")
+    assert said.returncode == 0, said.stderr
+    assert [name for name in COMMANDS if name not in said.stdout] == []
+    valid = installed.run("frazil", "validate", "--streams", declare(installed.folder))
+    assert (valid.returncode, "rides" in valid.stdout) == (0, True), valid.stderr
+
+
+def test_every_command_says_how_it_is_used_without_any_extra(installed: Installed) -> None:
+    program = (
+        "from click.testing import CliRunner\n"
+        "from frazil.cli.main import COMMANDS, frazil\n"
+        "said = {name: CliRunner().invoke(frazil, [name, '--help']) for name in COMMANDS if name != 'dev'}\n"
+        "print({name: result.output for name, result in said.items() if not result.output.startswith('Usage: frazil')})"
+    )
+    assert installed.python(program).stdout.strip() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("extra", "command"),
+    [
+        ("spark", ["frazil", "run", "rides", "--streams", "streams"]),
+        ("spark", ["frazil", "maintain", "city.rides", "--streams", "streams"]),
+        ("spark", ["python", "-m", "frazil.spark.jars", "fetch", "spark"]),
+        ("dev", ["frazil", "dev", "up"]),
+        ("quality", ["python", "-m", "frazil.quality", "60"]),
+    ],
+)
+def test_a_missing_extra_is_one_sentence(installed: Installed, tmp_path: Path, extra: str, command: list[str]) -> None:
+    declare(installed.folder)
+    # No jar must be in the cache: then none has to be fetched.
+    done = installed.run(*command, FRAZIL_JARS=str(tmp_path))
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert f"pip install 'frazil[{extra}]'" in said
+    assert "Traceback" not in said
+
+
+def test_airflow_missing_is_an_import_error_that_names_the_extra(installed: Installed) -> None:
+    done = installed.python("import frazil.airflow")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("frazil.errors.MissingExtra: the Python package airflow is not installed.")
+    assert "frazil[airflow]" in last
+    program = "try:\n    from frazil.airflow import writer_dags\nexcept ImportError as error:\n    print(error.name)"
+    assert installed.python(program).stdout.strip() == "airflow"
+
+
+def test_the_wheels_own_main_writes_a_stream_from_an_empty_folder(
+    with_extras: Installed, kafka: EmbeddedKafka, topic: TopicFactory
+) -> None:
+    main = with_extras.python("from frazil import spark_apps; print(spark_apps.WRITE_STREAM)").stdout.strip()
+    assert main.startswith(str(with_extras.venv))
+    name = topic()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(name, '{"id": 1, "started_at": "2026-01-01T08:00:00Z"}')
+    producer.flush()
+    streams = declare(with_extras.folder, bootstrap=kafka.bootstrap, topic=name)
+    done = with_extras.run("python", main, "rides", "--streams", streams, "--until-caught-up")
+    assert done.returncode == 0, done.stderr
+    counted = with_extras.python(
+        "from frazil.table.catalogs import load_catalog\n"
+        "print(load_catalog(None).load_table('city.rides').scan().count())"
+    )
+    assert counted.stdout.strip() == "1", counted.stderr
