@@ -2,7 +2,7 @@
 
 A process may live, beat and log while no record reaches the table, or while the watermark stands and whoever waits for
 a complete partition waits on. Neither is hung (`frazil.supervise.liveness`), and nothing restarts it for this: it is
-said, within three commit intervals. First match wins:
+said, within three commit intervals, or 20 s where these are shorter. First match wins:
 
   1. the writer waits, and its planner has not heard from Kafka for three intervals: what is unread is unknown;
   2. a topic-partition's unread records have come no nearer to a commit for three intervals;

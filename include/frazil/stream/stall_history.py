@@ -14,6 +14,9 @@ from frazil.spec.model import StreamSpec
 
 INTERVALS = 3
 """Commit intervals after which standing still is no hiccup: by then a healthy writer has committed twice at least."""
+STILL_LEAST_MS = 20_000
+"""However short the commit interval is: on a busy host a batch takes many intervals of a second or two, and one Python
+worker of Spark alone up to 10 s to come up."""
 GAP_MS = 30_000
 """A longer time between two looks proves nothing about the writer: the machine slept, or its clock was set."""
 FIRST_ANSWER_MS = 60_000
@@ -41,7 +44,7 @@ class Limits:
     @property
     def still_ms(self) -> int:
         """How long may pass without offsets, or the watermark, moving."""
-        return INTERVALS * self.interval_ms
+        return max(INTERVALS * self.interval_ms, STILL_LEAST_MS)
 
     @property
     def gap_ms(self) -> int:

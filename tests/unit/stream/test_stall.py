@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import find_stall
-from frazil.stream.stall_history import FIRST_ANSWER_MS, GAP_MS, BatchName, History, Limits, Look, remember
+from frazil.stream.stall_history import (
+    FIRST_ANSWER_MS,
+    GAP_MS,
+    STILL_LEAST_MS,
+    BatchName,
+    History,
+    Limits,
+    Look,
+    remember,
+)
 
 SECOND = 1_000
 INTERVAL = 60 * SECOND
@@ -28,7 +37,8 @@ TIME_US = 1_388_361_600_000_000  # 2013-12-30
 class Writer:
     """A writer as its heartbeat sees it; set its fields to change the world. It looks once a second."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *, limits: Limits = LIMITS, **changes: Any) -> None:
+        self.limits = limits
         values: dict[str, Any] = {
             "at_ms": START, "phase": Phase.WAITING, "advanced_at_ms": START, "offsets": {TP0: 100, TP1: 200},
             "planned_at_ms": START, "max_event_times_us": {TP0: TIME_US, TP1: TIME_US + 1}, "watermark_us": TIME_US,
@@ -40,8 +50,8 @@ class Writer:
         self.look()
 
     def look(self) -> Stall | None:
-        self.history = remember(self.history, self.now, limits=LIMITS)
-        self.stall = find_stall(self.history, self.now, limits=LIMITS, stream="s")
+        self.history = remember(self.history, self.now, limits=self.limits)
+        self.stall = find_stall(self.history, self.now, limits=self.limits, stream="s")
         return self.stall
 
     def set(self, **changes: Any) -> None:
@@ -77,6 +87,23 @@ def test_a_quiet_topic_is_none_for_a_day():
 
 def test_a_quiet_topic_with_an_unknown_watermark_is_none():
     assert Writer(watermark_us=None, max_event_times_us={}).passes(10 * INTERVAL) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING])
+def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interval(phase: Phase):
+    writer = Writer(limits=Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
+    writer.passes(2 * SECOND)
+    writer.works(phase, BatchName(1, 1))
+    assert writer.passes(STILL_LEAST_MS - PERIOD) == []
+    writer.commits(tp0=105)
+    assert writer.passes(STILL_LEAST_MS) == []
+
+
+def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_told_after_20_s():
+    writer = Writer(limits=Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
+    writer.planner_runs = False
+    assert writer.passes(STILL_LEAST_MS - PERIOD) == []
+    assert writer.passes(PERIOD)
 
 
 def test_records_that_wait_for_the_commit_interval_are_none():
