@@ -1,4 +1,8 @@
-"""The writer's log: rotated when a launch begins, read in whole lines, searched for the last error."""
+"""The writer's log: rotated when a launch begins and when it is full, read in whole lines, searched for the last error.
+
+The writer, its JVM and Spark's workers hold the file open, so a full log is copied and emptied, as logrotate's
+`copytruncate` does: what is written between the last read and the emptying, some microseconds, is lost.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,66 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from frazil.host.launcher import LogChunk, LogPosition
 
 LOG_FILE = "writer.log"
 LOGS_KEPT = 5
+FULL_BYTES = 64 * 1024**2
+CONTINUES = f"... what was logged before this is in {LOG_FILE}.1"
+"""The first line of a log that was emptied."""
 ERROR_LINES = 5
 ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 _LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
 """Of our own lines and of Spark's: date, time, level."""
+_COPIED_AT_ONCE = 1024**2
 
 
 def rotate(folder: Path) -> None:
     """Move the last launch's log out of the way; the latest five are kept as `writer.log.1` and on."""
-    names = [LOG_FILE, *(f"{LOG_FILE}.{n}" for n in range(1, LOGS_KEPT + 1))]
+    _shift(folder, LOG_FILE)
+
+
+def _shift(folder: Path, newest: str) -> None:
+    names = [newest, *(f"{LOG_FILE}.{n}" for n in range(1, LOGS_KEPT + 1))]
     for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
-        if (folder / newer).exists():
+        with suppress(FileNotFoundError):
             (folder / newer).replace(folder / older)
+
+
+def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
+    """Make a full log, which others are writing, `writer.log.1`, and empty it; whether there was one.
+
+    Killed anywhere, it loses no line: a line may be in both files. Raises OSError, for want of space as a rule, and
+    leaves the log as it is then.
+    """
+    log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
+    try:
+        if log.stat().st_size < full_bytes:
+            return False
+    except FileNotFoundError:
+        return False
+    with log.open("r+b", buffering=0) as full, copy.open("wb", buffering=0) as to:
+        try:
+            _copy_rest(full, to)
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
+        _shift(folder, copy.name)
+        _copy_rest(full, to)
+        full.truncate(0)
+    with log.open("a") as emptied:
+        emptied.write(f"{CONTINUES}\n")
+    return True
+
+
+def _copy_rest(source: FileIO, to: FileIO) -> None:
+    while data := source.read(_COPIED_AT_ONCE):
+        to.write(data)
 
 
 def redirect(log: Path) -> None:
@@ -39,23 +84,36 @@ def redirect(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Whole lines after a position; where more than the limit is new, its end, and a line that says how much is not."""
+    """Whole lines after a position; where more than the limit is new, its end, and a line that says how much is not.
+
+    That a log was emptied shows by its being shorter than it was: a reader follows it more closely than it fills.
+    """
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
-        with path.open("rb") as log:
-            size = log.seek(0, 2)
-            skipped = max(0, size - start - limit_bytes)
-            log.seek(start + skipped)
-            data = log.read(limit_bytes)
+        rest: tuple[str, ...] = ()
+        if path.stat().st_size < start:  # it was emptied, and what was not read yet is in the file before
+            rest, _ = _lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
+            start = 0
+        lines, end = _lines(path, start, limit_bytes)
     except FileNotFoundError:
         return None
+    return LogChunk((*rest, *lines), LogPosition(launch_id, end))
+
+
+def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
+    """Whole lines from an offset on, or the last of them, and the offset after them."""
+    with path.open("rb") as log:
+        size = log.seek(0, 2)
+        skipped = max(0, size - start - limit_bytes)
+        log.seek(start + skipped)
+        data = log.read(limit_bytes)
     whole = data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == limit_bytes:
         whole = data
     lines = whole.decode(errors="replace").splitlines()
     if skipped:
         lines = [f"... {skipped} bytes are not shown here; the whole log is {path}", *lines[1:]]
-    return LogChunk(tuple(lines), LogPosition(launch_id, start + skipped + len(whole)))
+    return tuple(lines), start + skipped + len(whole)
 
 
 def leveled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -69,6 +127,12 @@ def leveled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 def last_error(folder: Path) -> str | None:
     """The end of the log, which is where a process that died says why; None where it says nothing."""
-    chunk = read_lines(folder / LOG_FILE, launch_id="", since=None, limit_bytes=16_384)
-    said = [line for line in chunk.lines if line.strip()] if chunk else []
+    said = _last_lines(folder / LOG_FILE)
+    if CONTINUES in said[:ERROR_LINES]:  # its own lines are few
+        said = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in said if line != CONTINUES)]
     return "\n".join(said[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
+
+
+def _last_lines(log: Path) -> list[str]:
+    chunk = read_lines(log, launch_id="", since=None, limit_bytes=16_384)
+    return [line for line in chunk.lines if line.strip()] if chunk else []

@@ -16,6 +16,7 @@ from typing import Self
 
 from frazil.commit.marker import BatchKey, Marker
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.writer_log import rotate_full
 from frazil.stream.planner import PlannerReport, read_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stall_history import BatchName, Limits, Look
@@ -24,6 +25,8 @@ from frazil.stream.stall_watch import StallWatch
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+LOG_LOOK_MS = 60_000
+"""Between two looks whether the log is full."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 
 
@@ -42,6 +45,7 @@ class Reporter:
         self._marker: Marker | None = None
         self._progress: ProgressFolder | None = None
         self._stretch = 1.0
+        self._looked_at_log_ms = now
         self._state = Heartbeat(
             stream=stream,
             pid=os.getpid(),
@@ -111,6 +115,7 @@ class Reporter:
         self._count_records()
         self._look()
         self._write()
+        self._rotate_log()
 
     def _count_records(self) -> None:
         state, progress = self._state, self._progress
@@ -137,6 +142,16 @@ class Reporter:
     def _write(self) -> None:
         with self._lock:
             dataclasses.replace(self._state, written_at_ms=self._clock_ms()).write(self._folder)
+
+    def _rotate_log(self) -> None:
+        now_ms = self._clock_ms()
+        if abs(now_ms - self._looked_at_log_ms) < LOG_LOOK_MS:
+            return
+        self._looked_at_log_ms = now_ms
+        try:
+            rotate_full(self._folder)
+        except OSError as error:
+            log.warning("the log cannot be rotated, and grows on: %s", error)
 
 
 def _look_of(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> Look:

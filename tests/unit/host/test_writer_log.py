@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
-from frazil.host.writer_log import leveled
+import pytest
+
+from frazil.host import writer_log
+from frazil.host.launcher import LogPosition
+from frazil.host.writer_log import CONTINUES, LOG_FILE, LOGS_KEPT, last_error, leveled, read_lines, rotate, rotate_full
 
 
 def test_a_line_keeps_its_level_and_a_trace_has_that_of_its_first_line():
@@ -24,3 +32,102 @@ def test_a_line_keeps_its_level_and_a_trace_has_that_of_its_first_line():
         logging.INFO,
     ]  # fmt: skip
     assert [line for _, line in leveled(lines)] == lines
+
+
+def say(folder: Path, line: object) -> None:
+    with (folder / LOG_FILE).open("a") as log:
+        print(line, file=log)
+
+
+def text(folder: Path, name: str = LOG_FILE) -> str:
+    return (folder / name).read_text()
+
+
+def test_a_log_that_is_full_becomes_the_first_old_one_and_those_who_hold_it_open_go_on(tmp_path: Path):
+    with (tmp_path / LOG_FILE).open("a") as held:
+        print("x" * 100, file=held, flush=True)
+        assert not rotate_full(tmp_path, full_bytes=1_000)
+        assert rotate_full(tmp_path, full_bytes=100)
+        print("after", file=held, flush=True)
+    assert text(tmp_path) == f"{CONTINUES}\nafter\n"
+    assert text(tmp_path, f"{LOG_FILE}.1") == "x" * 100 + "\n"
+
+
+def test_no_more_than_five_old_logs_are_kept(tmp_path: Path):
+    for number in range(LOGS_KEPT + 3):
+        say(tmp_path, number)
+        assert rotate_full(tmp_path, full_bytes=1)
+    assert len(list(tmp_path.iterdir())) == 1 + LOGS_KEPT
+    assert text(tmp_path, f"{LOG_FILE}.{LOGS_KEPT}") == f"{CONTINUES}\n3\n"
+
+
+def test_without_a_log_there_is_none_to_rotate(tmp_path: Path):
+    assert not rotate_full(tmp_path, full_bytes=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_process_logs_meanwhile_is_in_one_file_or_the_other_in_order(tmp_path: Path):
+    many = "import sys\nfor n in range(20_000): sys.stdout.write(f'{n}\\n'); sys.stdout.flush()"
+    with (tmp_path / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen([sys.executable, "-c", many], stdout=log)
+    while process.poll() is None and not (tmp_path / f"{LOG_FILE}.{LOGS_KEPT}").exists():
+        rotate_full(tmp_path, full_bytes=5_000)
+    process.wait()
+    names = [*(f"{LOG_FILE}.{n}" for n in range(LOGS_KEPT, 0, -1)), LOG_FILE]
+    lines = "".join(text(tmp_path, name) for name in names if (tmp_path / name).exists()).splitlines()
+    numbers = [int(line) for line in lines if line != CONTINUES]
+    assert numbers == sorted(numbers)
+    assert numbers[0] == 0
+    assert numbers[-1] == 19_999
+
+
+def test_a_reader_gets_every_line_across_rotations_once(tmp_path: Path):
+    log, said = tmp_path / LOG_FILE, itertools.count()
+    seen: list[int] = []
+    position: LogPosition | None = None
+
+    def more(lines: int) -> None:
+        for _ in range(lines):
+            say(tmp_path, f"{next(said):020}")
+
+    def read() -> LogPosition:
+        chunk = read_lines(log, launch_id="l", since=position, limit_bytes=10_000)
+        assert chunk is not None
+        seen.extend(int(line) for line in chunk.lines if line != CONTINUES)
+        return chunk.position
+
+    for _ in range(3):
+        more(10)
+        position = read()
+        more(2)
+        rotate_full(tmp_path, full_bytes=1)
+        more(1)
+        position = read()
+    assert seen == list(range(next(said)))
+    assert position == LogPosition("l", log.stat().st_size)
+
+
+def test_the_last_error_is_found_behind_a_rotation(tmp_path: Path):
+    (tmp_path / LOG_FILE).write_text("one\ntwo\nthree\nfour\nfive\n")
+    rotate_full(tmp_path, full_bytes=1)
+    say(tmp_path, "OutOfMemoryError")
+    assert last_error(tmp_path) == "two\nthree\nfour\nfive\nOutOfMemoryError"
+
+
+def test_the_last_error_is_never_that_of_the_launch_before(tmp_path: Path):
+    (tmp_path / LOG_FILE).write_text("the launch before\n")
+    rotate(tmp_path)
+    (tmp_path / LOG_FILE).write_text("")
+    assert last_error(tmp_path) is None
+
+
+def test_a_log_that_cannot_be_copied_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / LOG_FILE).write_text("one\n")
+    monkeypatch.setattr(writer_log, "_copy_rest", full)
+    with pytest.raises(OSError, match="No space"):
+        rotate_full(tmp_path, full_bytes=1)
+    assert {path.name for path in tmp_path.iterdir()} == {LOG_FILE}
+    assert text(tmp_path) == "one\n"
