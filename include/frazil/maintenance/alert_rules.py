@@ -1,7 +1,7 @@
-"""What of a table's health somebody should look at: a value beside its threshold, and a sentence with the way out.
+"""The rules of a table's alerts: each compares a value with its threshold, and has a sentence that says what to do.
 
-Pure. A rule whose remedy is switched off says so in its sentence; `since-compaction` is then not judged at all, for
-nobody said that the table should be compacted. Values that are unknown are None.
+Pure. If the remedy of a rule is switched off, the sentence says so; `since-compaction` is then not judged, because
+nobody wants the table compacted. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from frazil.spec.units import rounded_bytes
 from frazil.timetext import ago, utc
 
 CLEARS_AT = 0.8
-"""An alert ends where its value is at most this share of the threshold: a value that sways around it does not flap."""
+"""An alert ends when its value is at most this share of the threshold: a value near the threshold does not flap."""
 
 FEWEST_FILES = 256
-"""Manifest-list bytes are shared among at least so many files. A list that begins with 4 KiB of Avro schema has a
-kilobyte and more for each file of a small table, and is one small read all the same: with the default threshold
-nothing is said of lists below 256 KiB."""
+"""Manifest-list bytes are divided by at least this many files. A list begins with 4 KiB of Avro schema, so a small
+table has over a kilobyte per file although its list is one small read. By default, lists below 256 KiB never fire."""
 
 INTERVALS = 2
-"""A stream is not stale before so many of its longest commit intervals, whatever `freshness` says."""
+"""A stream is not stale before this many of its longest commit intervals, whatever `freshness` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +31,15 @@ class Reading:
     """One rule's value."""
 
     rule: str
-    """`manifests`; of one stream of several `freshness:<stream>`."""
+    """Such as `manifests`; for one of several streams, `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str
     """The value in words."""
     sentence: str
-    """What is the matter where the value is beyond, and what to do now."""
+    """What is wrong if the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
-    """For how long the value must be beyond; None as the table's alerts declare it."""
+    """How long the value must be beyond; None for what the table's alerts declare."""
 
     @property
     def is_beyond(self) -> bool:
@@ -52,7 +51,7 @@ class Reading:
 
 
 def readings(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
-    """Every rule that applies to the table; none where its alerts are switched off."""
+    """Every rule that applies to the table; none if its alerts are switched off."""
     if not settings.alerts.enabled:
         return ()
     return (*_of_metadata(health, settings), *_of_files(health, settings), *_of_streams(health, settings, now_ms))
@@ -158,12 +157,12 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
 
 
 def stale_after_ms(settings: Maintenance, longest_interval_ms: int) -> int:
-    """How old the last commit may be while records wait: one commit in time must end what a missed one begins."""
+    """How old the last commit may be while records wait: one commit in time must clear what a missed one raised."""
     return max(settings.alerts.freshness // timedelta(milliseconds=1), INTERVALS * longest_interval_ms)
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """How long records have waited at most; a young commit is fresh, whether or not it is known what waits."""
+    """How long records have waited at most. A young commit is fresh, whether or not the lag is known."""
     if stream.lag == 0:
         return 0
     return None if stream.lag is None and age_s is not None and age_s > threshold_s else age_s
@@ -172,7 +171,7 @@ def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
     if enabled:
         return (
-            f"`frazil maintain {table} --actions {action}` mends it now; the table's maintenance DAG should have: see "
+            f"`frazil maintain {table} --actions {action}` does it now; the table's maintenance DAG should have: see "
             "what its last run says"
         )
     return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"

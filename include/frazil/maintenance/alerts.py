@@ -1,15 +1,15 @@
-"""When an alert begins and when it is over: a value must be beyond its threshold for a while, and well below to end.
+"""When an alert fires and when it resolves: a value must be beyond its threshold for a while, and well below it to end.
 
-Pure. What is remembered between two measurements is small JSON (`AlertStates`), so that it survives whoever measures.
-First match wins, for each rule:
+Pure. Between two measurements, a small JSON value (`AlertStates`) is kept, so that it survives whoever measures. For
+each rule the first match wins:
 
-  1. nobody asks any more (the alerts were switched off, the stream or the table is gone): it is over;
+  1. the rule no longer applies (alerts were switched off, the stream or the table is gone): it resolves;
   2. the value is unknown: nothing changes;
-  3. active: it stays until the value is at most 80 % of the threshold;
-  4. not beyond the threshold: the hold begins anew;
-  5. for longer than the hold, and than three of the usual gaps between two such looks, nobody has seen it beyond: the
-     hold begins anew, for what was in between is unknown;
-  6. beyond for the hold: it fires.
+  3. it is active: it stays until the value is at most 80 % of the threshold;
+  4. the value is not beyond the threshold: the hold starts anew;
+  5. it has not been seen beyond for longer than the hold, and for longer than three of the usual gaps between
+     measurements: the hold starts anew, because what happened in between is unknown;
+  6. the value has been beyond for the hold: it fires.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from frazil.maintenance.health import TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 
 GAPS = 3
-"""So many of the usual gaps between two looks are no rest, also where the hold is shorter."""
+"""A pause of up to this many usual gaps does not restart the hold, even if the hold is shorter."""
 USUAL_MS = 300_000
-"""The gap that is usual until one was seen: every five minutes."""
+"""The usual gap between measurements until one has been seen: five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule of one table that somebody should know of."""
+    """One rule of one subject that somebody should know about."""
 
     rule: str
     table: str
     value: str
-    """In words, as it was measured last."""
+    """The value in words, as measured last."""
     since_ms: int
-    """When the value was first seen beyond."""
+    """When the value was first seen beyond the threshold."""
     sentence: str
-    """What is the matter, and what to do now; of a resolved one, that it is over."""
+    """What is wrong and what to do now; for a resolved alert, that it is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertState:
-    """A rule whose value is, or was, beyond."""
+    """A rule whose value is, or was, beyond its threshold."""
 
     since_ms: int
     active: bool
-    """Whether it has fired, and was not resolved since."""
+    """Whether it has fired and not resolved since."""
     seen_ms: int | None = None
-    """When it was last seen beyond before it fired; None where an earlier version remembered it."""
+    """When it was last seen beyond before it fired; None in a state written by an earlier version."""
     gap_ms: int = 0
-    """Between the last two such looks: how often somebody measures."""
+    """The gap between the last two measurements that saw it beyond."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """Of one table, by rule; those that are well have none."""
+    """The states of one subject by rule; a rule that is fine has none."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
@@ -67,12 +67,12 @@ class AlertStates:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        """None is where nothing was remembered yet; what is no state of a rule is forgotten."""
+        """None stands for no states yet; anything that is not a state is dropped."""
         return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
 
 
 def _is_state(kept: object) -> bool:
-    """As `to_json` writes one; earlier versions wrote the first two of its values alone."""
+    """In the form that `to_json` writes; earlier versions wrote only the first two values."""
     if not isinstance(kept, list) or not 2 <= len(kept) <= 4:
         return False
     since_ms, active, *seen = kept
@@ -82,7 +82,7 @@ def _is_state(kept: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one measurement changed, and what is the matter now; `fired` is part of `active`."""
+    """What one measurement changed, and what is active now; `fired` is part of `active`."""
 
     states: AlertStates
     fired: tuple[Alert, ...]
@@ -91,13 +91,13 @@ class Step:
 
 
 def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> Step:
-    """Go on from what was remembered, with one more measurement."""
+    """Update the states of a table with one more measurement."""
     seen = readings(health, settings, now_ms=now_ms)
     return step_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
 
 def step_readings(previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int) -> Step:
-    """Go on with what was seen of any subject: a table, or whatever else is watched."""
+    """Update the states of any subject with its readings."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
@@ -118,7 +118,7 @@ def step_readings(previous: AlertStates, subject: str, seen: Iterable[Reading], 
 
 
 def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
-    """The state of one rule after a measurement; None where all is well."""
+    """The state of one rule after a measurement; None if it is fine."""
     if reading is None:
         return None
     if reading.value is None:
@@ -129,7 +129,7 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
         return None
     if before is None:
         return AlertState(now_ms, active=hold_ms == 0, seen_ms=now_ms)
-    gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been put back
+    gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been set back
     unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, USUAL_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)

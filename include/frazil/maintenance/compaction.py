@@ -1,7 +1,7 @@
-"""Which partitions a compaction rewrites, which it leaves, and why: pure, from a deep measurement.
+"""Which partitions a compaction rewrites, which it leaves, and why. Pure, from a deep measurement.
 
-Ordered by benefit, that is files removed for each byte rewritten, complete partitions first. A rewrite must at least
-halve a partition's small files, so that what a rewrite leaves behind is never worth the next one for ever.
+Complete partitions come first, then those with the most files removed per byte rewritten. A rewrite must at least halve
+a partition's small files; otherwise what a rewrite leaves would be rewritten again and again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frazil.maintenance.health import PartitionFiles, TableHealth
 from frazil.spec.maintenance import Compaction
 
 DELETES_PER_FILE = 0.1
-"""A partition with one delete file to ten data files is rewritten for them alone: each reader opens and applies all."""
+"""With this many delete files per data file, a partition is rewritten for them alone: every reader applies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,24 @@ class Rewrite:
     files: int
     bytes: int
     removed: int
-    """How many files there will be less."""
+    """By how many files the partition shrinks."""
     reason: str
     applies_deletes: bool = False
-    """All of its files are read, and none of its delete files is left."""
+    """All of its files are rewritten, and none of its delete files is left."""
     below_bytes: int | None = None
-    """Where it is taken in part: only files smaller than this, so that `files` times this are within the budget."""
+    """For a part of a partition: only files smaller than this are taken, so `files` times this is within the budget."""
     beside_files: int = 0
-    """Of older partition specs: Iceberg takes those as well whose rows may be the partition's."""
+    """Files of older partition specs: Iceberg takes those too if their rows may belong to the partition."""
     beside_bytes: int = 0
 
     @property
     def in_part(self) -> bool:
-        """Only so many `files` of it: the budget ends within it."""
+        """Only this many of its files are taken: the budget ends within it."""
         return self.below_bytes is not None
 
 
 class Why(StrEnum):
-    """Why a partition with small files is left."""
+    """Why a partition with small files is not rewritten."""
 
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
@@ -80,12 +80,12 @@ class CompactionPlan:
 def plan_compaction(
     health: TableHealth, settings: Compaction, *, complete_before_us: int | None, spec_id: int
 ) -> CompactionPlan:
-    """What one run rewrites of a table that was measured deeply.
+    """What one run rewrites of a deeply measured table.
 
-    `complete_before_us`: partitions whose time ends by then are not written any more; None where that is unknown. A
-    partition without a time of the event is always open. `spec_id` is the table's default partition spec: what is of
-    an older one is left, because Iceberg would spread it over any number of today's partitions. It takes such small
-    files all the same where their time is a chosen partition's: they count against the budget.
+    Partitions whose time ends by `complete_before_us` are no longer written to; None if that is unknown. A partition
+    without an event time is always open. `spec_id` is the table's default partition spec. Partitions of older specs are
+    left, because Iceberg would spread them over any number of today's partitions. Iceberg takes their small files all
+    the same if their time is that of a chosen partition, so they count against the budget.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -110,19 +110,19 @@ def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bo
 
 
 def benefit(rewrite: Rewrite) -> float:
-    """Files removed for each byte that is rewritten."""
+    """Files removed per byte rewritten."""
     return rewrite.removed / max(rewrite.bytes, 1)
 
 
 def _judge(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | Left | None:
-    """A partition by itself, whatever the budget; None where it has no small files and few delete files."""
+    """The rewrite of one partition, regardless of the budget; None if it has no small files and few delete files."""
     deletes = partition.delete_files > 0 and partition.delete_files >= DELETES_PER_FILE * partition.files
     if not partition.small_files and not deletes:
         return None
     if partition.spec_id != spec_id:
-        why = f"it is of partition spec {partition.spec_id}, which the table gave up: rewrite it by hand"
+        why = f"it is of partition spec {partition.spec_id}, which the table no longer has: rewrite it by hand"
         return Left(partition, Why.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_of(partition.bytes, target)
@@ -139,7 +139,7 @@ def _judge(
 
 
 def _removed(files: int, size: int, target: int) -> int:
-    """How many small files a rewrite removes; 0 where it does not even halve them."""
+    """How many small files a rewrite removes; 0 if it would not halve them."""
     removed = files - _files_of(size, target)
     return removed if files > 1 and 2 * removed >= files else 0
 
@@ -151,10 +151,10 @@ def _files_of(size: int, target: int) -> int:
 def _within(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[Left]]:
-    """The best ones that fit, of the next one as much as fits, and nothing after it: so none is passed over for ever.
+    """The best rewrites that fit, then as much of the next one as fits, and nothing after it: so none waits for ever.
 
-    A partition with delete files is taken whole or not at all, and alone where it is beyond any budget. What would
-    not even fit alone is passed over: neither with its files of `old` specs, nor in a part that is halved.
+    A partition with delete files is taken whole or not at all; if it exceeds any budget, it is taken alone. A rewrite
+    is passed over if it cannot fit even alone: for its files of `old` specs, or because no part would be halved.
     """
     taken: list[Rewrite] = []
     left: list[Left] = []
@@ -171,7 +171,7 @@ def _within(
         if fitting is None and rewrite.applies_deletes and not taken:
             fitting = rewrite
         if cost > budget and not rewrite.applies_deletes and not _part(rewrite, budget, target=target):
-            why = f"{rewrite.reason}; it is beyond any run's budget, and no part of it is sure to be halved"
+            why = f"{rewrite.reason}; it exceeds the budget of any run, and no part of it is certain to be halved"
             left.append(Left(alone.partition, Why.MARGINAL, why))
             continue
         if fitting is not None:
@@ -186,7 +186,7 @@ def _within(
 
 
 def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
-    """Unless their times are known, and apart."""
+    """Whether files of an older spec may hold the partition's rows: not if both times are known and apart."""
     spans = (one.window_begin_us, one.window_end_us, other.window_begin_us, other.window_end_us)
     begin, end, other_begin, other_end = spans
     if begin is None or end is None or other_begin is None or other_end is None:
@@ -198,7 +198,7 @@ def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
     """All that Iceberg may rewrite together with it."""
     if not beside:
         return rewrite
-    whole = rewrite.applies_deletes  # then it takes each file that has deletes, however large
+    whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
     files = sum(p.files if whole else p.small_files for p in beside)
     size = sum(p.bytes if whole else p.small_bytes for p in beside)
     why = f"{rewrite.reason}, with up to {files:,} small files of older specs"
@@ -206,10 +206,10 @@ def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
 
 
 def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """As many of the partition's small files as are sure to fit, and to be halved; None where fewer than two are.
+    """As many of the partition's small files as are certain to fit and to be halved; None if fewer than two are.
 
-    Iceberg takes any of the files below a size. No more than `bytes / below` files are as large as `below` (Markov's
-    inequality), and an even number of files below half the target becomes half as many.
+    Iceberg takes all files below a size. At most `bytes / below` files are as large as `below` (Markov's inequality),
+    and an even number of files below half the target size becomes half as many.
     """
     if rewrite.applies_deletes or rest < target:
         return None

@@ -1,9 +1,9 @@
-"""Counts files by partition from the manifests: what compaction chooses by, and `frazil health --deep` shows.
+"""Counts files by partition from the manifests, for compaction and `frazil health --deep`.
 
-It reads every manifest of the newest snapshot. PyIceberg decodes an entry field by field; of the fields that have
-no part in this, those are skipped that its reader can skip, which halves the time: 3.4 s of CPU for 100,000 files of
-20 columns, against 7.4 s with all fields (iceberg-rust's reader through pyiceberg-core: 45 s). Threads only overlap the
-storage's answers, for decoding holds the interpreter's lock. Of a file its size alone is kept, in eight bytes.
+It reads every manifest of the newest snapshot. PyIceberg decodes an entry field by field. Skipping the unneeded fields
+that its reader can skip halves the time: 3.4 s of CPU for 100,000 files of 20 columns, against 7.4 s with all fields
+(iceberg-rust's reader through pyiceberg-core: 45 s). Threads only overlap the storage's answers, because decoding holds
+the interpreter's lock. Only the size of a file is kept, in eight bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from frazil.maintenance.health import PartitionFiles, p10
 from frazil.maintenance.tables import Kind, MaintainedTable
 
 SMALL_RATIO = 0.75
-"""Of the target size: Iceberg's default of `min-file-size-bytes`, below which `rewrite_data_files` takes a file."""
+"""A share of the target size: Iceberg's default for `min-file-size-bytes`; `rewrite_data_files` takes smaller files."""
 
 _CONTENT, _PARTITION, _SIZE = 134, 102, 104
 # PyIceberg's reader can leave out plain fields, but not the maps of statistics.
@@ -46,10 +46,10 @@ _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     DayTransform: "D",
     HourTransform: "h",
 }
-"""A time transform's value counts these since 1970, in NumPy's words."""
+"""The unit since 1970 that a time transform's value counts, as NumPy names it."""
 
 _Key = tuple[int, tuple[object, ...]]
-"""Of a partition: the spec's id, and the values."""
+"""Identifies a partition: the spec's id and the values."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def _count(io: FileIO, manifest: ManifestFile, small_below: int) -> dict[_Key, _
 
 
 def _time_column(maintained: MaintainedTable) -> str:
-    """The column whose partitions are over when their time is."""
+    """The event-time column: a partition by it ends when its time ends."""
     match maintained.kind:
         case Kind.MAIN:
             return maintained.streams[0].event_time.column
@@ -117,7 +117,7 @@ def _time_column(maintained: MaintainedTable) -> str:
 
 
 class _Description:
-    """Says what the values of a spec's partitions mean."""
+    """Explains the values of a spec's partitions."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, time_column: str) -> None:
         self._spec, self._schema = spec, schema
@@ -149,7 +149,7 @@ class _Description:
             return "/".join(f"{f.name}={v}" for f, v in zip(self._spec.fields, values, strict=True))
 
     def _moments(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
-        """Where its units of time begin, or so many units after that."""
+        """The beginning of its unit of time, or of the unit that comes `after` units later."""
         for at, unit in self._units:
             if values[at] is not None:
                 yield int(np.datetime64(values[at] + after, unit).astype("datetime64[us]").astype(np.int64))

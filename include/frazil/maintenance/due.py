@@ -1,6 +1,6 @@
-"""A first look, without a JVM and without a manifest: which actions can be worth a run of the PySpark app at all.
+"""A first check, without a JVM or a manifest: which actions may be worth a run of the PySpark application.
 
-It never decides what is done: the app measures deeply and decides anew. Pure, and it loads no PyIceberg.
+It does not decide what is done: the application measures deeply and decides again. Pure; it loads no PyIceberg.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from frazil.maintenance.manifests import plan_manifests
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
 
 LOOK_AGAIN = timedelta(days=1)
-"""What this look cannot see, and what a run left, is looked at again so often: in the day's first run, by UTC."""
+"""How often actions are due anyway, for what this check cannot see and what a run left: in a UTC day's first run."""
 
 
 class Action(StrEnum):
-    """In the order in which one run does them: each makes the next one's work less."""
+    """In the order in which a run does them: each reduces the work of the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"
@@ -28,7 +28,7 @@ class Action(StrEnum):
 
 
 def enabled(settings: Maintenance, action: Action) -> bool:
-    """An action is named as its settings are."""
+    """Whether the settings of the same name enable the action."""
     switched: Switched = getattr(settings, action)
     return switched.enabled
 
@@ -40,7 +40,7 @@ class Due:
 
 
 def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
-    """Of a shallow measurement."""
+    """Which actions are due, from a shallow measurement."""
     again = _again(health, settings)
     looks = {
         Action.COMPACTION: _compaction(health, settings.compaction, again=again),
@@ -52,7 +52,7 @@ def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
 
 
 def _again(health: TableHealth, settings: Maintenance) -> bool:
-    """Whether this is the first of the runs within `LOOK_AGAIN`; it needs no memory."""
+    """Whether this is the first run within `LOOK_AGAIN`; needs no memory."""
     return timedelta(milliseconds=health.at_ms) % LOOK_AGAIN < settings.every
 
 
@@ -74,15 +74,15 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
 
 
 def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
-    """The specs are taken together, and the target is Iceberg's default: what that hides is looked at once a day."""
+    """All specs are taken together, with Iceberg's default target; what that hides is checked once a day."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
-        return Due(True, f"{plan.sentence}; each partition spec's own are looked at once a day")
+        return Due(True, f"{plan.sentence}; those of each partition spec are checked once a day")
     return Due(bool(plan.spec_ids), plan.sentence)
 
 
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
-    """By main's line: what a marker or a tag holds beyond it is old, and stays."""
+    """By main's history: older snapshots that a marker or a tag holds stay anyway."""
     if health.snapshots > settings.at_most:
         return Due(True, f"{health.snapshots:,} snapshots are more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

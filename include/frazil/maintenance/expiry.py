@@ -1,9 +1,9 @@
-"""Which snapshots a table gives up, and what it keeps beyond its plain retention and why: from its metadata alone.
+"""Which snapshots of a table expire, which are kept beyond the retention, and why; from its metadata alone.
 
-Main stays one unbroken line from its head back to a cut, since readers, incremental readers and our own walks follow
-parents. Beyond the cut single snapshots stay that something names. What a plan expires is safe to remove also from
-metadata that moved on meanwhile: a writer moves its marker and its branch forward only, a head cannot be expired
-(Iceberg refuses it), and a rollback to a snapshot that the plan keeps makes none of the others needed.
+Main stays one unbroken line from its head back to a cut, because readers, incremental readers and frazil itself follow
+parents. Beyond the cut, single snapshots stay if something names them. A plan remains safe if the metadata moves on
+meanwhile: a writer moves its marker and its branch only forward, a head cannot be expired (Iceberg refuses), and a
+rollback to a snapshot that the plan keeps needs none of the others.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from frazil.table.branches import MAIN, head_of
 from frazil.table.tables import DEFAULT_PROPERTIES, may_delete_files
 
 READER_TAG = "frazil-reader-"
-"""A consumer that reads increments tags where it stands; everything after the tag is kept."""
+"""A consumer that reads increments tags its position; everything after the tag is kept."""
 UNREAD_MOST = timedelta(days=7)
-"""How long commits are kept for windows that nobody signals: a stalled watermark must not grow the table for ever."""
+"""How long commits are kept for unsignalled windows: a stalled watermark must not grow the table for ever."""
 AUDIT_MOST = timedelta(days=1)
-"""How long the audit of a backfill may take: a backfill that rests on its branch must not grow the table for ever."""
+"""How long the audit of a backfill may take: an unpublished backfill must not grow the table for ever."""
 TOLD_FOR = timedelta(hours=6)
-"""How long the hourly audits find what snapshots alone tell, whatever the retention: an hour's audit may come late."""
+"""How long hourly audits find what only snapshots tell, whatever the retention: an audit may come late."""
 RECENT_SIGNALS = 500
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What is read of a table's history by others than its metadata tells."""
+    """What others need of a table's history and its metadata does not tell."""
 
     cursor: Cursor | None = None
     """How far the signals have accounted for late rows and dead letters."""
     signalled: frozenset[int] = frozenset()
-    """Snapshots that recent signals name: what is downstream reads exactly those."""
+    """Snapshots that recent signals name: downstream jobs read exactly those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class ExpiryPlan:
     expire: tuple[int, ...]
     """Snapshot ids."""
     kept: Mapping[int, str]
-    """Snapshots beyond the plain retention, and why each is kept."""
+    """Snapshots kept beyond the retention, with the reason for each."""
     sentence: str
     refused: bool = False
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Ask the signals of a table whose windows are signalled. Raises `MarkerUnreadable`, and what the catalog does."""
+    """Read the signals of a table that has any. Raises `MarkerUnreadable`, and what the catalog raises."""
     if maintained.kind is not Kind.MAIN or all(spec.window is None for spec in maintained.streams):
         return Pins()
     signals = TableSignals.load(catalog, maintained.identifier)
@@ -77,7 +77,7 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """What is expired of a table, by its metadata as it stands and what `pins` say of its readers."""
+    """What expires, from the table's current metadata and what `pins` say about its readers."""
     try:
         markers = _sound_markers(metadata, table=table)
         lanes = _lane_heads(metadata)
@@ -106,12 +106,12 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
-    """What keeps `metadata.json` and its old versions few, where nobody has set it."""
+    """Properties that keep `metadata.json` versions few; those already set are left alone."""
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
 
 def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
-    """Of every stream that ever committed, declared or not. Raises `MarkerUnreadable`, `RolledBack`."""
+    """The markers of every stream that ever committed, declared or not. Raises `MarkerUnreadable`, `RolledBack`."""
     markers = list(read_markers(metadata.properties).values())
     for marker in markers:
         check_ancestry(metadata, marker, table=table)
@@ -120,15 +120,15 @@ def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
 
 
 def _lane_heads(metadata: TableMetadata) -> list[Snapshot]:
-    """Of the backfills that are under way. Raises `MarkerUnreadable`."""
+    """The lanes of backfills that are under way. Raises `MarkerUnreadable`."""
     lanes = open_lanes(metadata.properties)
     return [head for lane in lanes if (head := head_of(metadata, branch_name(lane.stream)))]
 
 
 def _own_rules(metadata: TableMetadata) -> str | None:
-    """What the table says itself, against which Iceberg would expire other snapshots than these, or none."""
+    """Why nothing may be expired: settings of the table by which Iceberg would expire other snapshots, or none."""
     if not may_delete_files(metadata.properties):
-        return "no snapshot is expired: the table says `gc.enabled=false`, for another table may share its files"
+        return "no snapshot is expired: the table says `gc.enabled=false`: another table may share its files"
     main = metadata.refs.get(MAIN)
     if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
         return (
@@ -139,12 +139,12 @@ def _own_rules(metadata: TableMetadata) -> str | None:
 
 
 def _recent(main: Sequence[Snapshot], horizon_ms: int) -> int:
-    """How many of the newest somebody may read who began after the horizon: a head is one until the next commit."""
+    """How many of the newest snapshots a reader that began after the horizon may be reading."""
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
 
 def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Places in the line of commits whose late rows or dead letters the signals have not accounted for."""
+    """Positions in main's line of commits whose late rows or dead letters no signal has counted yet."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -155,20 +155,20 @@ def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 
 
 def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int) -> dict[int, str]:
-    """Places in the line behind which it is not cut, and why."""
+    """Positions in main's line that the cut must not pass, with reasons."""
     oldest_ms = now_ms - UNREAD_MOST // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     places = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
     tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG)}
     return {
-        **dict.fromkeys(late, "its late rows or dead letters are not signalled"),
+        **dict.fromkeys(late, "no signal has counted its late rows or dead letters"),
         **{places[found]: f"tag {name} stands there" for name, found in tags.items() if found in places},
     }
 
 
 def _audits(main: Sequence[Snapshot], lanes: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """A backfill's publication follows main back to what its audit read: at the earliest, main as it was when the run
-    took the lane over, by the last commit on the lane's branch."""
+    """Publishing a backfill walks main back to what its audit read: at the earliest, main as of when the run took the
+    lane over, by the last commit on the lane's branch."""
     oldest_ms = now_ms - AUDIT_MOST // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in lanes if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
@@ -186,11 +186,11 @@ def _named(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Snapshots out of the line that something names, whatever their age."""
+    """Snapshots outside of the line that something names, whatever their age."""
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
     reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     told = _only_told_there(metadata, now_ms=now_ms)
-    reasons |= dict.fromkeys(told, "the audit of its hour reads there what was backfilled or skipped")
+    reasons |= dict.fromkeys(told, "the audit of its hour reads from it what was backfilled or skipped")
     reasons |= dict.fromkeys(pins.signalled, "a signal names it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} is there" for name, ref in metadata.refs.items()}
@@ -210,8 +210,8 @@ def _only_told_there(metadata: TableMetadata, *, now_ms: int) -> list[int]:
 def _of_other_branches(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """What other people's branches hold: all that is theirs alone, for Iceberg applies their own settings to it, and of
-    main's what those settings name."""
+    """What other people's branches hold: everything that is theirs alone, because Iceberg applies their own settings to
+    it, and the snapshots of main that those settings name."""
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue
@@ -230,6 +230,6 @@ def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int
     if lost:
         said += (
             f". {lost:,} commits are older than {UNREAD_MOST.days} days whose late rows and dead letters no signal "
-            "will ever count: mend what keeps the watermark back"
+            "will ever count: find out what holds the watermark back"
         )
     return said

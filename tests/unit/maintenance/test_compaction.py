@@ -214,5 +214,5 @@ def test_a_partition_is_left_where_the_older_spec_s_files_beside_it_are_beyond_a
 def test_partitions_of_a_spec_that_the_table_gave_up_are_left():
     made = plan(of(spec=3))
     assert [left.reason for left in made.left] == [
-        "it is of partition spec 3, which the table gave up: rewrite it by hand"
+        "it is of partition spec 3, which the table no longer has: rewrite it by hand"
     ]

@@ -156,7 +156,7 @@ def test_what_the_hourly_audits_find_in_snapshots_alone_is_kept_by_itself_for_as
     said = {1: {"frazil_lost": "e-0 offsets 1 to 2"}, 3: {"frazil_backfill_stream": "s"}, 4: {"frazil_stream": "s"}}
     made = plan(metadata(line(20, every=20, said=said)))
     assert gone(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
-    assert made.kept == {1_003: "the audit of its hour reads there what was backfilled or skipped"}
+    assert made.kept == {1_003: "the audit of its hour reads from it what was backfilled or skipped"}
 
 
 def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it():
@@ -187,8 +187,8 @@ def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_
     made = plan(weeks, unread_after=2)
     assert gone(made) == list(range(1, 18))
     assert made.sentence.endswith(
-        "2 commits are older than 7 days whose late rows and dead letters no signal will ever count: mend what keeps "
-        "the watermark back"
+        "2 commits are older than 7 days whose late rows and dead letters no signal will ever count: find out "
+        "what holds the watermark back"
     )
 
 
