@@ -49,7 +49,7 @@ class KafkaOffsets:
         del self._admin
 
     def describe(self) -> Topics:
-        """Cluster id, topic ids and all partitions. Raises TopicMissing where there is none (yet)."""
+        """Cluster id, topic ids and all partitions. Raises TopicMissing if a topic does not exist (yet)."""
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
             answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=self._timeout_s)
@@ -63,7 +63,7 @@ class KafkaOffsets:
         )
 
     def _described(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """What Kafka says of each topic; all that are missing are named at once."""
+        """Kafka's description of each topic. All missing topics are named at once."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -74,20 +74,20 @@ class KafkaOffsets:
                 missing.append(name)
         if missing:
             raise TopicMissing(
-                f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or mend source.topics"
+                f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or correct source.topics"
             )
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset that is still there."""
+        """The first offset that Kafka still has, by topic-partition."""
         return self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offset: what a `read_committed` reader may read up to."""
+        """The last stable offset, up to which a `read_committed` reader may read, by topic-partition."""
         return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Both ends of each log and their leader's epoch, from two requests at once."""
+        """Both ends of each log and its leader's epoch, from two concurrent requests."""
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = [self._asked(tps, latest), self._asked(tps, latest, IsolationLevel.READ_UNCOMMITTED)]
@@ -95,9 +95,9 @@ class KafkaOffsets:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Where logs were cut that no longer lead to a position: an offset, and the epoch of the leader that had it.
+        """Where logs were cut below a position, which is an offset and the epoch of the leader that had it.
 
-        Found by halving what is left of the log: Kafka says yes or no to one offset at a time.
+        The place is found by bisection: Kafka says yes or no to one offset at a time.
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
@@ -110,7 +110,7 @@ class KafkaOffsets:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset at or after a broker timestamp; the end where there is none."""
+        """The first offset at or after a broker timestamp; the end if there is none."""
         tps = list(partitions)
         found = self._list(tps, OffsetSpec.for_timestamp(int(when.timestamp() * 1000)))
         missing = [tp for tp, offset in found.items() if offset < 0]
@@ -156,6 +156,6 @@ class KafkaOffsets:
         if code in DENIED:
             return AccessDenied(f"Kafka refuses {what}: {error}. Check source.properties and the topic's ACLs")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return TopicMissing(f"{what}: a topic does not exist. Create it, or mend source.topics")
+            return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         why = f": {error}" if str(error) else f" within {self._timeout_s:g} s"
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers")

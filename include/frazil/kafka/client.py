@@ -1,4 +1,4 @@
-"""What every client of librdkafka shares: how its refusals are told."""
+"""What all clients of librdkafka share: how their refusals are reported."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DENIED = frozenset(
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """A client that librdkafka does not make is a mistake in what was declared. Raises SpecError in its words."""
+    """Around the creation of a client: if librdkafka refuses, the declared properties are wrong. Raises SpecError."""
     try:
         yield
     except KafkaException as error:
         said = error.args[0].str()
-        raise SpecError(f"source.properties: librdkafka takes them not as they are: {said}") from error
+        raise SpecError(f"source.properties: librdkafka refuses them: {said}") from error

@@ -35,7 +35,7 @@ def read_offsets(
 ) -> dict[TopicPartition, OffsetTally]:
     """The offsets of the committed records in each range `[start, end)`; a range ends at a record or EOF past its end.
 
-    Raises KafkaUnavailable where the brokers are silent, or deleted the beginning of a range meanwhile.
+    Raises KafkaUnavailable if the brokers are silent, or delete the beginning of a range meanwhile.
     """
     open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
     tallies = {tp: OffsetTally() for tp in ranges}

@@ -1,4 +1,4 @@
-"""The ends of the logs that a planner reads, look after look, and that they still are the logs that the stream read."""
+"""Tracks the ends of the logs that a planner reads, and checks that they still are the logs that the stream read."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class LogSource(Protocol):
 
 @dataclass(slots=True)
 class LogWatch:
-    """What the leaders said last. Ends go back only where a new leader says so, for a lagging broker's mean nothing."""
+    """What the leaders said last. Ends go back only if a new leader says so: those of a lagging broker mean nothing."""
 
     stable: dict[TopicPartition, int] = field(default_factory=dict)
     """Last stable offsets."""
     high: dict[TopicPartition, int] = field(default_factory=dict)
-    """High watermarks: past the records of open transactions as well."""
+    """High watermarks, which include the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
-    """Of the leaders that said so, where they have been found to have what the stream read."""
+    """The epochs of the leaders that said so, once they were found to have what the stream read."""
     short: dict[TopicPartition, int] = field(default_factory=dict)
-    """How many looks in a row found an end before the position."""
+    """How many consecutive polls found an end before the position."""
     outdated: dict[TopicPartition, int] = field(default_factory=dict)
-    """How many looks in a row were answered by a broker that was replaced."""
+    """How many consecutive polls were answered by a broker that was replaced."""
 
     def look(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Where logs were cut that are read at `offsets`, which the leaders of `epochs` had; takes the others' ends.
+        """Where logs were cut below `offsets`, which the leaders of `epochs` had. Updates the ends of the other logs.
 
-        Raises what `kafka` raises, and KafkaUnavailable where brokers stay outdated.
+        Raises what `kafka` raises, and KafkaUnavailable if brokers stay outdated.
         """
         ends = kafka.log_ends(offsets)
         answers = {
@@ -59,22 +59,22 @@ class LogWatch:
         return cut
 
     def is_silent(self, tp: TopicPartition, offset: int) -> bool:
-        """Nothing lies beyond the offset, not even in an open transaction. Unknown ends say nothing."""
+        """Whether nothing lies beyond the offset, not even in an open transaction. False if the end is unknown."""
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def in_transactions(self) -> dict[TopicPartition, int]:
-        """Offsets that wait for transactions to end, where there are any."""
+        """How many offsets wait for transactions to end, for each topic-partition that has any."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
 
     def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
-        """For a moment that is an election; for ever nobody would notice that nothing is read any more."""
+        """For a moment this is an election; if it lasted, nobody would notice that nothing is read any more."""
         outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
         self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
         stuck = sorted(f"{topic}-{p}" for (topic, p), looks in self.outdated.items() if looks >= OUTDATED_LOOKS)
         if stuck:
             raise KafkaUnavailable(
-                f"for {OUTDATED_LOOKS} looks only brokers have answered for {', '.join(stuck[:5])} whose leader epoch "
+                f"{OUTDATED_LOOKS} times in a row only brokers answered for {', '.join(stuck[:5])} whose leader epoch "
                 "is lower than one that was seen before: they were replaced and do not know it, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
@@ -108,7 +108,7 @@ def find_cut(
     *,
     pause: Callable[[], None] = lambda: time.sleep(1.0),
 ) -> Mapping[TopicPartition, int]:
-    """Where logs were cut before these offsets; looks again, after a `pause`, while only that can tell."""
+    """Where logs were cut before these offsets. Asks again after a `pause` as long as only that can tell."""
     watch = LogWatch()
     while True:
         cut = watch.look(kafka, offsets, epochs)

@@ -1,4 +1,4 @@
-"""What librdkafka thinks of declared properties, asked without a broker: its own list is the only complete one."""
+"""Checks declared properties with librdkafka itself, without a broker: its own list is the only complete one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from frazil.spec.rules import is_secret
 _UNKNOWN = ("No such configuration property", "Java ")
 _UNFIT = "Invalid value"
 _NOT_TRIED = frozenset({"plugin.library.paths", "debug"})
-"""They act as soon as they are set."""
+"""Properties that act as soon as they are set."""
 
 
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
-    """What is wrong with which property, in librdkafka's words: its name or its value; empty where nothing is.
+    """What is wrong with the name or value of each bad property, in librdkafka's words; empty if all are fine.
 
-    A value that is a reference, or a secret, is not judged: it is known where the writer runs.
+    References and secrets are not judged: their values are known only where the writer runs.
     """
     found = {}
     for key, value in properties.items():

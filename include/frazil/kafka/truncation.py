@@ -1,11 +1,11 @@
-"""Whether Kafka's log still is the one that a stream read: it may end earlier than it did, or have grown again since.
+"""Whether Kafka's log is still the one that a stream read. It may have been cut, and may have grown again since.
 
-An unclean leader election, a disk that lost its newest segments, or a broker restored from a backup cut a log at some
-offset; records that come later get the offsets of those that are gone. Two signs tell. A leader answers an end before
-an offset that was readable: it never does otherwise, because a new leader says `OFFSET_NOT_AVAILABLE` until its high
-watermark is past that of its predecessor; only a broker that does not know yet that it was replaced may lag, and its
-answer carries an older leader epoch. And, whatever the log grew to, the leader knows where the records of each leader
-epoch end: librdkafka asks it (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+An unclean leader election, a disk that lost its newest segments, or a broker restored from a backup cuts a log at some
+offset; later records get the offsets of those that are gone. There are two signs. First, a leader answers with an end
+before an offset that was readable. It never does so otherwise: a new leader says `OFFSET_NOT_AVAILABLE` until its high
+watermark is past that of its predecessor. Only a broker that does not know yet that it was replaced may lag, and its
+answer carries an older leader epoch. Second, whatever the log has grown to, the leader knows where the records of each
+leader epoch end: librdkafka asks (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 LOOKS = 3
-"""Looks in a row that must find an end too early where no leader epoch settles it."""
+"""How many consecutive polls must find an end too early if no leader epoch settles it."""
 OUTDATED_LOOKS = 60
-"""Looks in a row that a broker may answer which does not know yet that it was replaced."""
+"""How many consecutive polls a broker that was replaced, and does not know it, may answer."""
 ASK_WITHIN_S = 20.0
 _AT_ONCE = 100
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
-    # Records of open transactions are an answer as well.
+    # Records of open transactions are an answer too.
     "isolation.level": "read_uncommitted",
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
@@ -43,18 +43,18 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where a topic-partition ends, as its leader says."""
+    """Where a topic-partition ends, according to its leader."""
 
     stable: int
-    """The last stable offset: what a `read_committed` reader may read up to."""
+    """The last stable offset, up to which a `read_committed` reader may read."""
     high: int
-    """The high watermark: past the records of open transactions as well."""
+    """The high watermark, which includes the records of open transactions."""
     leader_epoch: int | None = None
-    """Of the leader that answered; None where the broker does not say."""
+    """The epoch of the leader that answered; None if the broker does not say."""
 
 
 class Answer(Enum):
-    """What a leader's answer says of an offset that was readable once."""
+    """What a leader's answer says about an offset that was readable once."""
 
     SOUND = "the same leader has it"
     OUTDATED = "the broker was replaced, and does not know it: its ends say nothing"
@@ -63,7 +63,7 @@ class Answer(Enum):
 
 
 def judge(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
-    """What an answer says of an offset that the leader of `known_epoch` had. Pure."""
+    """What an answer says about an offset that the leader of `known_epoch` had. Pure."""
     if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
         return Answer.OUTDATED
     if end.stable < offset:
@@ -75,9 +75,9 @@ def judge(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
 def diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Those of the positions, each an offset and its leader epoch, that the leader's log no longer leads to.
+    """Those positions, each an offset and its leader epoch, that the leader's log no longer contains.
 
-    Offsets that retention deleted are among them. Raises KafkaUnavailable where no answer comes.
+    Offsets that retention deleted are among them. Raises KafkaUnavailable if no answer comes.
     """
     if not positions:
         return frozenset()
@@ -108,7 +108,7 @@ def diverged(
 
 
 def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
-    """What logs lost between the offsets at which they were cut and a position; empty where nothing was."""
+    """What logs lost between the offsets at which they were cut and a position; empty if nothing."""
     return "; ".join(
         f"{topic}-{partition} offsets {at} to {wanted[topic, partition] - 1}"
         for (topic, partition), at in sorted(cut.items())
@@ -117,7 +117,7 @@ def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition
 
 
 def check_not_cut(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """No log was cut before the position. Raises `OffsetGap`."""
+    """Raises `OffsetGap` if a log was cut before its position."""
     if lost := cut_ranges(wanted, cut):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "

@@ -1,7 +1,7 @@
-"""A table's health as it was measured: frozen numbers, and the ratios that decisions and alerts are made of.
+"""A table's health as measured: frozen numbers, and the ratios that decisions and alerts use.
 
-Bytes are bytes; times are milliseconds since 1970, UTC. All but `partitions` comes from the table's metadata, its
-newest snapshot's summary and manifest list, and the newest commit records: no manifest is opened for it.
+Bytes are bytes; times are milliseconds since 1970, UTC. Everything but `partitions` comes from the table's metadata,
+its newest snapshot's summary and manifest list, and the newest commit records; no manifest is opened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 def p10(sizes: Sequence[int]) -> int:
-    """The size that a tenth of them do not exceed; 0 of none."""
+    """The size that a tenth of them do not exceed; 0 if there are none."""
     return sorted(sizes)[(len(sizes) - 1) // 10] if sizes else 0
 
 
@@ -21,26 +21,26 @@ class PartitionFiles:
 
     spec_id: int
     values: tuple[object, ...]
-    """The partition's values as manifests hold them: a day is days since 1970, an hour is hours."""
+    """The partition's values as in manifests: a day is the number of days since 1970, an hour that of hours."""
     path: str
-    """As Iceberg writes it: `scheduled_departure_day=2013-12-30`; empty where the table is not partitioned."""
+    """As Iceberg writes it: `scheduled_departure_day=2013-12-30`; empty if the table is not partitioned."""
     files: int
     bytes: int
     small_files: int
-    """Below three quarters of the target size, Iceberg's own bound of what compaction takes."""
+    """Files below three quarters of the target size, which is Iceberg's own bound for compaction."""
     small_bytes: int
     delete_files: int
     window_end_us: int | None
-    """The end of the partition's time of the event, in microseconds since 1970; None where it has no such part."""
+    """The end of the partition's event time, in microseconds since 1970; None if it has none."""
     window_begin_us: int | None = None
-    """And its beginning."""
+    """The beginning of the partition's event time."""
     p10_bytes: int = 0
     """The size that a tenth of its files do not exceed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentFiles:
-    """What the newest commits added, from their commit records."""
+    """What the newest commits added, according to their commit records."""
 
     commits: int
     files: int
@@ -48,26 +48,26 @@ class RecentFiles:
     p10_bytes: int
     """The size that a tenth of these files do not exceed."""
     partitions: int
-    """That these commits wrote to, counted anew in each commit."""
+    """Partitions that these commits wrote to, summed over the commits."""
 
     @property
     def files_per_partition(self) -> float:
-        """Of one commit."""
+        """Per commit."""
         return self.files / max(self.partitions, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHealth:
-    """A stream that feeds the table. What is unknown is None."""
+    """A stream that feeds the table. Unknown values are None."""
 
     name: str
     lag: int | None
-    """Records in Kafka that are not committed; known where its writer runs on this host, or Kafka was asked."""
+    """Records in Kafka that are not committed; known if its writer runs on this host or Kafka was asked."""
     last_commit_at_ms: int | None
-    """Of its newest batch; where the history has none any more, of the snapshot that its marker came with."""
+    """When its newest batch was committed; if the history has none any more, its marker's snapshot."""
     watermark_ms: int | None
     longest_interval_ms: int = 0
-    """How far its commits may be apart as declared, throttled or not."""
+    """The longest declared time between its commits, throttled or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +80,30 @@ class TableHealth:
     target_file_bytes: int
     data_files: int
     data_bytes: int
-    """With those of delete files, as summaries count them; 0 beside files where no summary says."""
+    """Delete files included, as summaries count them; 0 despite files if no summary says."""
     rows: int
     delete_files: int
     manifests: int
     manifests_bytes: int
-    """The manifests' own lengths together, as the manifest list has them."""
+    """The lengths of all manifests together, from the manifest list."""
     manifest_list_bytes: int
     metadata_bytes: int
-    """Of the current `metadata.json`, uncompressed: what each commit reads and writes."""
+    """The uncompressed length of the current `metadata.json`, which each commit reads and writes."""
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """The newest snapshot of a rewrite of data files that the history still has; without one, what was added since
-    is counted as far back as the history goes."""
+    """When data files were last rewritten, as far as the history goes; if never, additions count from its beginning."""
     files_since_compaction: int
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]
-    """None for dead letters and signals, which may rest for months while all is well."""
+    """None for dead letters and signals, which may be silent for months while all is well."""
     partitions: Sequence[PartitionFiles] | None = None
-    """Only of a deep measurement."""
+    """Only in a deep measurement."""
     main_snapshots: int = 0
-    """In one line from main's head back: without single snapshots beyond it that a marker or a tag holds."""
+    """Snapshots in one line back from main's head, without single ones beyond it that a marker or a tag holds."""
     main_oldest_at_ms: int | None = None
-    """Of that line."""
+    """The oldest of them."""
 
     @property
     def average_file_bytes(self) -> float:

@@ -1,4 +1,4 @@
-"""How far a stream is behind Kafka: by the heartbeat of a writer on this host, else by asking Kafka itself."""
+"""How far a stream is behind Kafka: from the heartbeat of a writer on this host, or from Kafka itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
-    """Records that wait, as a writer of this host says that beats; None where there is none."""
+    """The lag that a live writer on this host reports; None if there is none."""
     try:
         beat = beating(LocalLauncher(stream).observe(), now_ms=now_ms)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -27,7 +27,7 @@ def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
-    """Offsets between the marker and Kafka's end, in one request; None where Kafka does not answer within 10 s."""
+    """Offsets between the marker and Kafka's end, in one request; None if Kafka does not answer within 10 s."""
     try:
         with open_kafka(spec) as kafka:
             ends = kafka.ends(of_topics(marker.offsets, spec.source.topics))

@@ -26,7 +26,7 @@ def run_maintenance(
 ) -> int:
     """Maintain the tables one after another in one session, and write the outcomes as a JSON list to `report`.
 
-    The process's exit code: 0, or that of the first failure, as in `frazil.errors`.
+    Returns the process's exit code: 0, or that of the first failure, as in `frazil.errors`.
     """
     log_to_stderr()
     try:
@@ -50,6 +50,6 @@ def run_maintenance(
 
 
 def _write(report: Path | None, outcomes: Sequence[Outcome]) -> None:
-    """After each table, so that a run that is killed has told what it did."""
+    """Written after each table, so that a killed run has reported what it did."""
     if report:
         report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))

@@ -1,4 +1,4 @@
-"""Whether a table's manifests are worth a rewrite: pure, from their number and bytes."""
+"""Whether a table's manifests are worth a rewrite. Pure, from their number and bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ TARGET_PROPERTY = "commit.manifest.target-size-bytes"
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
     spec_ids: tuple[int, ...]
-    """Whose manifests are rewritten: Iceberg does it for one partition spec at a time."""
+    """The partition specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
     sentence: str
 
 
 def plan_manifests(
     manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
 ) -> ManifestPlan:
-    """Rewrite where there are too many, and where it at least halves them: so a table with many large ones is left.
+    """Rewrite if there are too many and a rewrite at least halves them; a table with many large ones is left.
 
-    `manifests`: of each partition spec of the newest snapshot, how many there are and their bytes together.
+    `manifests` has, for each partition spec of the newest snapshot, their number and total bytes.
     """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:

@@ -1,8 +1,8 @@
-"""Measures a table's health from what is small: its cost grows with snapshots and manifests, not with rows or files.
+"""Measures a table's health from small things: the cost grows with snapshots and manifests, not with rows or files.
 
-Read are: the table's entry in the catalog and its `metadata.json`; the newest snapshot's manifest list; the length of
-both; the newest 12 commit records of each stream; and the heartbeats of this host. No manifest and no data file is
-opened, unless the measurement is to be deep (`frazil.maintenance.deep`).
+It reads the table's entry in the catalog and its `metadata.json`, the newest snapshot's manifest list, the length of
+both, the newest 12 commit records of each stream, and the heartbeats of this host. It opens no manifest and no data
+file, unless the measurement is deep (`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 RECORDS_MOST = 12
-"""Commit records of a stream that are read: at a commit a minute, the last twelve minutes."""
+"""How many commit records of a stream are read: at a commit a minute, the last twelve minutes."""
 
 
 def measure(
     catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
 ) -> TableHealth | None:
-    """The table's health now, or None where it does not exist yet.
+    """The table's health now, or None if it does not exist yet.
 
-    With `ask_kafka`, Kafka is asked for the lag of a stream that no writer of this host tells, and only where the
-    lag decides: its last commit is longer ago than the alert of freshness allows.
+    With `ask_kafka`, Kafka is asked for the lag of a stream that no writer on this host reports, and only if the lag
+    decides: its last commit is longer ago than the freshness alert allows.
 
     Raises AccessDenied or CommitUnavailable, and what the storage's client raises.
     """
@@ -95,13 +95,13 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
 
 
 def _number(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
-    """A count of a snapshot's summary; not every engine writes them all."""
+    """A count from a snapshot's summary; not every engine writes all of them."""
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
 
 
 def _live_files(manifests: Sequence[ManifestFile]) -> int:
-    """As the manifest list itself counts them."""
+    """The counts of the manifest list itself."""
     return sum((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests)
 
 
@@ -109,16 +109,16 @@ def _metadata_bytes(table: Table) -> int:
     file = table.io.new_input(table.metadata_location)
     if not table.metadata_location.endswith(".gz.metadata.json"):
         return len(file)
-    with file.open() as stream:  # how long it is unpacked stands at a gzip file's end: RFC 1952, 2.3.1, ISIZE
+    with file.open() as stream:  # a gzip file ends with its uncompressed length: RFC 1952, 2.3.1, ISIZE
         stream.seek(-4, 2)
         return int.from_bytes(stream.read(4), "little")
 
 
 def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """When data files were last rewritten, and the files and bytes that main was given since.
+    """When data files were last rewritten, and the files and bytes added to main since.
 
-    A rewrite is a `replace` that changed data files: those of manifests and of delete files are `replace` as well,
-    and their summaries count no data files (Iceberg 1.12).
+    A rewrite is a `replace` that changed data files. Rewrites of manifests and of delete files are `replace` too, but
+    their summaries count no data files (Iceberg 1.12).
     """
     files = size = 0
     for snapshot in ancestors(metadata):
@@ -133,7 +133,7 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """What the newest batches brought to this table; a record that is gone is passed over."""
+    """What the newest batches added to this table; missing commit records are skipped."""
     if maintained.kind is Kind.SIGNALS:
         return None
     batches = [files for spec in maintained.streams for files in _batches(table, spec.name, maintained.kind)]
@@ -158,7 +158,7 @@ def _batches(table: Table, stream: str, kind: Kind) -> list[tuple[StagedFile, ..
 def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
     try:
         marker = read_marker(metadata.properties, spec.name)
-    except MarkerUnreadable:  # `frazil status` says so, and the writer's exit
+    except MarkerUnreadable:  # `frazil status` and the writer's exit say so
         marker = None
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
     lag = heartbeat_lag(spec.name, now_ms=now_ms)
@@ -171,6 +171,6 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """The snapshot of a marker is never expired; where it is a take-over, the last batch is older."""
+    """A marker's snapshot never expires; if it is a take-over, the last batch is older."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None

@@ -1,6 +1,6 @@
-"""What each action would do now, decided on a table as it stands right then; nothing is changed, and no JVM starts.
+"""What each action would do now, decided on the current table. Nothing is changed, and no JVM starts.
 
-`frazil maintain --dry-run` shows these plans, and the PySpark app carries them out.
+`frazil maintain --dry-run` shows these plans; the PySpark application carries them out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from frazil.table.catalogs import catalog_errors
 Plan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""Where times are this clock's own, a partition is over an hour after its end."""
+"""For times of this host's clock, a partition is over one hour after its end."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""And a day where a stream has no watermark: one that is gone, or has not begun, holds nothing back for ever."""
+"""One day after it, if a stream has no watermark: one that is gone, or has not begun, must not hold it back."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Of one table. Its methods load it anew, and raise PyIceberg's NoSuchTableError, and what the catalog does."""
+    """Plans for one table. Its methods load the table anew; they raise NoSuchTableError and what the catalog raises."""
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -68,7 +68,7 @@ class MaintenancePlanner:
         return table, plan_manifests(sizes, self.maintained.settings.manifests, target_bytes=target)
 
     def expiry(self) -> tuple[Table, ExpiryPlan]:
-        # The signals first: what they have read by then, they need no more.
+        # The signals come first: what they have read by then they no longer need.
         pins = read_pins(self.catalog, self.maintained, now_ms=self.now_ms)
         table = self._load()
         name, settings = self.maintained.identifier, self.maintained.settings.expiry
@@ -80,7 +80,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Partitions that end by then are not written any more, but for late rows: only what it costs rests on this."""
+    """Partitions that end by then are no longer written to, except by late rows. Only the cost depends on this."""
     if maintained.kind is not Kind.MAIN:
         return now_ms * 1_000 - CLOCK_SLACK_US
     known = complete_to(feeds_of(table, maintained.streams))

@@ -1,6 +1,6 @@
-"""One run over one table: compaction, then manifests, then expiry, each decided on the table as the one before left it.
+"""One run over one table: compaction, then manifests, then expiry, each decided on the table as it then is.
 
-A writer commits throughout, and always wins. One action's failure does not keep the next from its work.
+A writer commits throughout and always wins. A failed action does not keep the next from its work.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Do what is worth doing of these actions, in the order of `Action`; what fails is an outcome, never raised.
+    """Carry out the actions that are worth it, in the order of `Action`. A failure is an outcome, never raised.
 
-    The session must have the catalog under the catalog's name.
+    The session must have the catalog under its own name.
     """
     run = _Run(spark, catalog, maintained, now_ms)
     return tuple(run.outcome(action) for action in Action if action in actions)
@@ -71,7 +71,7 @@ class _Run:
         except SparkFailed as error:
             log.debug("%s failed", action, exc_info=True)
             made = self._ended(action, Ending.FAILED, str(error), exit_code=1)
-        except Exception as error:  # the next action, and the next table, have their turn all the same
+        except Exception as error:  # the next action and the next table still have their turn
             log.exception("%s of %s failed", action, self.maintained.identifier)
             made = self._ended(action, Ending.FAILED, repr(error), exit_code=1)
         log.log(logging.ERROR if made.exit_code else logging.INFO, "%s", made)
@@ -154,7 +154,7 @@ class _Run:
 
 
 def compacted(done: Rewritten) -> tuple[Ending, str]:
-    """How a rewrite ended that was worth it, and what kept it from files that are not rewritten."""
+    """How a rewrite ended, and why some files were not rewritten."""
     if done.errors:
         return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
     failed = [f"{done.failed:,} failed before their commit, as Spark's log says"] if done.failed else []

@@ -1,7 +1,7 @@
-"""What of a stream's running somebody should look at, beside its table's shape; as `frazil.maintenance.alert_rules`.
+"""The rules of a stream's alerts, besides those of its table's shape; like `frazil.maintenance.alert_rules`.
 
-Pure. What is so or is not (a broken file, held windows, failed runs) is red as long as it is so: it has no hold, and is
-over with its end.
+Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold: it fires at once and resolves with the
+fact.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from frazil.spec.maintenance import Alerts
 from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
-"""A share of fewer records says nothing, but that it is none."""
+"""A share of fewer records than this means nothing."""
 NAMED = 5
-"""Of many windows or days, so many are named."""
+"""At most this many windows or days are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How one stream runs. What is unknown is None."""
+    """How one stream runs. Unknown values are None."""
 
     name: str
     table: str
     problem: str | None = None
-    """What is wrong with its declaration."""
+    """What is wrong with its declaration, if anything."""
     wanted: bool | None = True
-    """Whether people want its writer to run."""
+    """Whether its writer is wanted."""
     alive: bool | None = True
-    """Whether one runs: on this host, or by its commits on another."""
+    """Whether a writer runs: on this host, or on another according to its commits."""
     ended_at_ms: int | None = None
-    """When the last one of this host ended; None where none was ever started here."""
+    """When the last writer on this host ended; None if none was ever started here."""
     last_words: str = ""
     fruitless: int = 0
-    """Ends in a row within an hour that committed nothing and that nobody asked for."""
+    """Consecutive ends within an hour without a commit and without a request to stop."""
     waiting_batches: int | None = 0
-    """Journaled batches that are not committed; looked for only where the last commit is long ago."""
+    """Journaled batches that are not committed; counted only if the last commit is long ago."""
     records: int = 0
-    """Committed within an hour, dead letters among them."""
+    """Records committed within an hour, dead letters included."""
     rejected: int = 0
 
 
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
-    """Every rule of a stream; none where alerts are switched off."""
+    """Every rule of a stream; none if alerts are switched off."""
     return tuple(_of_stream(state, alerts, now_ms)) if alerts.enabled else ()
 
 
@@ -57,7 +57,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "declaration",
         state.problem is not None,
         f"the declaration of stream {name} is broken. A writer that runs goes on, and Airflow's DAGs stay as they "
-        f"were; no writer can be started. Mend the file; `frazil validate` says when it is sound: {state.problem}",
+        f"were; no writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
     )
     down_s = _down_s(state, now_ms)
     since = "ever on this host" if down_s == math.inf else f"for {ago(int((down_s or 0) * 1000))}"
@@ -108,7 +108,7 @@ def _down_s(state: StreamState, now_ms: int) -> float | None:
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Windows that quality gates hold: their keys, and what the gates said."""
+    """Windows that quality gates hold: their keys, and what the gates found."""
     if not alerts.enabled:
         return ()
     said = "; ".join(f"{key}: {note}" for key, note in held[:NAMED]) + _more(len(held))
@@ -116,8 +116,8 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
         flag(
             "held",
             bool(held),
-            f"{table}: quality gates hold {len(held)} windows, which nobody is told of. {said}. Mend the data: late "
-            "rows are judged anew. Or release them with the DAG frazil_release, or `frazil partitions TABLE --release`",
+            f"{table}: quality gates hold {len(held)} windows, which are not signalled. {said}. Correct the data: "
+            "late rows are judged again. Or release them: DAG frazil_release, or `frazil partitions TABLE --release`",
             f"{len(held)} windows held",
         ),
     )
@@ -137,19 +137,19 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
 
 
 def runs_reading(dag_id: str, failed: int | None, most: int) -> Reading:
-    """Failed runs of a DAG in a row, the newest first; None where Airflow does not say."""
+    """Consecutive failed runs of a DAG, newest first; None if Airflow does not say."""
     return Reading(
         f"runs:{dag_id}",
         failed,
         most,
         "the last run ended well" if not failed else f"{failed} runs failed in a row",
-        f"the last {failed} runs of the DAG {dag_id} failed, so that what it looks after is not looked after. The log "
+        f"the last {failed} runs of the DAG {dag_id} failed, so its work is not done. The log "
         "of the failed task says why; a run that succeeds ends this",
     )
 
 
 def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """A rule about what is so or not: beyond while it is, at once, and over with it."""
+    """A rule about a fact: it fires at once while the fact holds, and resolves with it."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 

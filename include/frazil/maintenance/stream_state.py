@@ -1,4 +1,4 @@
-"""How a stream runs, as its run folder on this host, its desired state and its table tell it; no JVM, no Kafka."""
+"""How a stream runs, from its run folder on this host, its desired state and its table; no JVM, no Kafka."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
 WAITING_MOST = 1_000
-"""Batches that are counted."""
+"""At most this many waiting batches are counted."""
 
 
 def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> StreamState:
-    """One look; never raises for what is out of reach: that stays unknown."""
+    """The state of one stream. Never raises for what is out of reach: that stays unknown."""
     table, reachable = _table(spec)
     newest = next(commit_records(table.metadata, spec.name), None) if table else None
     committed_ms = newest[0].timestamp_ms if newest else None
@@ -66,10 +66,10 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
 
 
 def _table(spec: StreamSpec) -> tuple[Table | None, bool]:
-    """The table, and whether that there is none is certain."""
+    """The table, or None; and whether it certainly does not exist."""
     try:
         return load_stream_table(spec), True
-    except Exception as error:  # catalogs raise what their clients raise; the table's own alert says so
+    except Exception as error:  # catalogs raise what their clients raise; the table's own alert reports it
         log.warning("the table of stream %s cannot be read: %r", spec.name, error)
         return None, False
 
@@ -85,8 +85,8 @@ def _writer(stream: str) -> Observation | None:
 def _alive(
     writer: Observation | None, newest: Snapshot | None, *, is_fresh: bool, may_be_elsewhere: bool
 ) -> bool | None:
-    """A stream of which this host knows nothing, or nothing new, may be written on another: its commits tell,
-    `freshness` the rest. Where its marker alone is there, a quiet one may run.
+    """Whether a stream that has no live writer here may be written on another host: its commits tell, and `freshness`
+    covers the rest. If there is only a marker, a quiet writer may run.
     """
     if writer is not None and writer.process.is_alive:
         return True
@@ -98,7 +98,7 @@ def _alive(
 
 
 def _moved(writer: Observation, newest: Snapshot | None) -> bool:
-    """Whether another host's writer has committed since the last one of this host ended."""
+    """Whether another host's writer has committed since the last one on this host ended."""
     if newest is None or not writer.exits:
         return False
     ours = writer.heartbeat is not None and writer.heartbeat.last_commit_snapshot == newest.snapshot_id
@@ -106,7 +106,7 @@ def _moved(writer: Observation, newest: Snapshot | None) -> bool:
 
 
 def _ended_at_ms(writer: Observation | None) -> int | None:
-    """When the latest launch of this host ended; one in the foreground leaves no exit, only its last heartbeat."""
+    """When the latest launch on this host ended; a foreground one leaves no exit record, only its last heartbeat."""
     if writer is None:
         return None
     beats = [writer.heartbeat.written_at_ms] if writer.heartbeat else []
@@ -114,9 +114,9 @@ def _ended_at_ms(writer: Observation | None) -> int | None:
 
 
 def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:
-    """The newest ends in a row, of within an hour, that committed nothing and were not asked for.
+    """How many of the newest consecutive ends, within an hour, were without a commit and without a request to stop.
 
-    None once the writer that runs has committed, or has nothing to commit and has lived longer than each of them. Only
+    Zero once the running writer has committed, or has nothing to commit and has lived longer than each of them. Only
     times of this host are compared.
     """
     if writer is None:
@@ -136,7 +136,7 @@ def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:
 
 
 def _rejected(metadata: TableMetadata, stream: str, *, now_ms: int) -> tuple[int, int]:
-    """Records that a stream committed within an hour, and the dead letters among them."""
+    """How many records a stream committed within an hour, and how many of them are dead letters."""
     records = rejected = 0
     for snapshot in takewhile(lambda s: now_ms - s.timestamp_ms <= HOUR_MS, ancestors(metadata)):
         said = snapshot.summary.additional_properties if snapshot.summary else {}

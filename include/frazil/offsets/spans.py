@@ -12,7 +12,7 @@ TopicPartition = tuple[str, int]
 Span = tuple[int, int]
 """Offsets `[start, end)`."""
 Spans = Mapping[TopicPartition, tuple[Span, ...]]
-"""In order, neither empty nor overlapping."""
+"""Spans by topic-partition: in order, neither empty nor overlapping."""
 
 
 def between(start: int, end: int) -> BitMap64:
@@ -24,11 +24,11 @@ def between(start: int, end: int) -> BitMap64:
 
 
 def runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Runs of neighbouring offsets; what it takes grows with the runs, not with the offsets."""
+    """Runs of neighbouring offsets. The cost grows with the number of runs, not of offsets."""
     end = within[1]
     others = between(*within) - found
     for offsets_of in (found, others):
-        offsets_of.add(end)  # where every search ends
+        offsets_of.add(end)  # a sentinel: every search ends there
     start = found.min()
     while start < end:
         after = others.next_set_bit(start)
@@ -54,7 +54,7 @@ def offsets(spans: Spans) -> int:
 
 
 def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
-    """Pieces in any order as spans; empty ones are left out, those that touch or overlap are put together."""
+    """Pieces in any order as spans: empty ones are left out, those that touch or overlap are merged."""
     whole: dict[TopicPartition, list[Span]] = {}
     for tp, (start, end) in sorted(pieces):
         of = whole.setdefault(tp, [])

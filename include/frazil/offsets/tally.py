@@ -1,4 +1,4 @@
-"""Offsets of one topic-partition, counted: which were seen, and which more than once, in a few bits an offset."""
+"""Counts the offsets of one topic-partition: which were seen, and which more than once, in a few bits per offset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SINGLES_A_RUN = 8
 
 
 class OffsetTally:
-    """Takes offsets in any order, in pieces; a stream's own are dense, so a billion of them fit in a few hundred MB."""
+    """Takes offsets in any order, in pieces. A stream's offsets are dense, so a billion fit in a few hundred MB."""
 
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()
@@ -34,7 +34,7 @@ class OffsetTally:
 
     @property
     def copies(self) -> int:
-        """Rows more than distinct offsets."""
+        """How many more rows than distinct offsets there are."""
         return self.rows - len(self.seen)
 
 
@@ -56,7 +56,7 @@ def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
-    """Sorted offsets, cut where a run of neighbours ends. A run costs as much as some ten single offsets."""
+    """A bitmap of sorted offsets, given where runs of neighbours end. A run costs as much as ten single offsets."""
     if len(breaks) * SINGLES_A_RUN > len(values):
         return BitMap64(values)
     whole = BitMap64()

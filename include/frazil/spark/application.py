@@ -1,4 +1,4 @@
-"""What applications for spark-submit share: their log, and a session with catalogs that no command line ever held."""
+"""What applications for spark-submit share: their log, and a session whose catalogs never stood on a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.table.catalogs import spark_properties
 
 
 def log_to_stderr() -> None:
-    """Sentences of ours, and warnings of others."""
+    """Log frazil's own messages, and warnings of others, to standard error."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -23,9 +23,9 @@ def log_to_stderr() -> None:
 def start_session(
     app_name: str, *catalogs: str | None, properties: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
-    """A session with the catalogs, which neither a command line nor Airflow's database ever held.
+    """A session with the catalogs, whose secrets never stand on a command line or in Airflow's database.
 
-    The master, all resources and Iceberg's runtime are spark-submit's; without it, `properties` say them.
+    spark-submit sets the master, all resources and Iceberg's runtime; without it, `properties` do.
     """
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():

@@ -1,7 +1,7 @@
-"""The writer's JVM starts from an archive of Spark's classes: a restart, and so a recovery, takes half the time.
+"""An archive of Spark's classes, from which the writer's JVM starts: a restart, and so a recovery, takes half the time.
 
 `python -m frazil.spark.class_archive` makes the archive once (`make setup` does): it runs a small session and lets
-the JVM dump the classes it loaded. It is an optimisation alone: without it, or with one that does not fit any more,
+the JVM dump the classes it loaded. It is only an optimisation: without it, or with one that no longer fits,
 the JVM loads the classes from the jars.
 """
 
@@ -19,14 +19,14 @@ from frazil.home import cache_folder
 from frazil.spark.java import find_java
 
 LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The JVM moves no records, it schedules: compiling it hot would cost more CPU than it ever saves."""
+"""The JVM only schedules and moves no records: optimising hot code would cost more CPU than it saves."""
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_path() -> Path:
-    """Of this Spark and this Java; the file may not be there. An archive fits no other JVM, class path or version.
+    """The path for this Spark and this Java; the file may not exist. An archive fits no other JVM or class path.
 
-    Raises EnvironmentUnusable where there is no Java.
+    Raises EnvironmentUnusable if there is no Java.
     """
     java, _ = find_java(os.environ)
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
@@ -36,7 +36,7 @@ def archive_path() -> Path:
 
 
 def java_options() -> str:
-    """A lean JVM, started from the archive where there is one."""
+    """Options of a lean JVM that starts from the archive if there is one."""
     path = archive_path()
     return f"{LEAN} -XX:SharedArchiveFile={path} {QUIET}" if path.exists() else LEAN
 
@@ -65,7 +65,7 @@ gateway.proc.wait(120)  # it dumps the archive as it ends
 
 
 def make() -> Path:
-    """Make the archive if it is missing; whole or not at all, also where two make it at once."""
+    """Make the archive if it is missing; whole or not at all, even if two processes make it at once."""
     path = archive_path()
     if path.exists():
         return path

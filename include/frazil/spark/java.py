@@ -1,4 +1,4 @@
-"""Finds Java 17: the one thing a machine must have that frazil cannot bring along."""
+"""Finds Java 17, the one thing that a machine must have and frazil cannot bring along."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
 
 @contextmanager
 def java_needed() -> Iterator[None]:
-    """Around the start of a JVM: a machine without Java is told so before, one with an unfit Java after a failure.
+    """Around the start of a JVM: reports a missing Java before the start, and an unfit Java after a failed one.
 
-    Raises EnvironmentUnusable. Asking Java for its version takes as long as a start of a JVM, so only a failure asks.
+    Raises EnvironmentUnusable. Java takes as long to tell its version as to start a JVM, so it is asked only after a
+    failure.
     """
     find_java(os.environ)
     try:
