@@ -13,16 +13,19 @@ import os
 import sys
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from frazil.backfill.request import parse_request
-from frazil.backfill.run import open_backfill
-from frazil.backfill.stage import stage
 from frazil.errors import FrazilError
 from frazil.spec.load import find_stream
+from frazil.table.configuration import exit_if_unreadable
 
 
 def main() -> int:
+    exit_if_unreadable()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+
+    from frazil.backfill.run import open_backfill  # noqa: PLC0415
+    from frazil.backfill.stage import stage  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(description="Stage what a declared stream's table lacks of its topics.")
     parser.add_argument("name", help="the stream's name")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")

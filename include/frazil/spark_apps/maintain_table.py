@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 
 from frazil.maintenance.due import Action
-from frazil.maintenance.main import run_maintenance
+from frazil.table.configuration import exit_if_unreadable
 
 
 def main() -> int:
+    exit_if_unreadable()
+    from frazil.maintenance.main import run_maintenance  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+
     parser = argparse.ArgumentParser(description="Keep tables of declared streams in shape.")
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="as the stream's file names it: demo.flights")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")

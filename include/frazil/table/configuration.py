@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from frazil.errors import SpecError
@@ -21,6 +22,15 @@ def check_configuration() -> None:
         Config()
     except Exception as error:  # whatever its YAML parser raises
         raise SpecError(f"{file} is not the YAML that PyIceberg reads: {' '.join(str(error).split())}") from None
+
+
+def exit_if_unreadable() -> None:
+    """For the beginning of a process, before it imports PyIceberg: say what is wrong, and end with SpecError's code."""
+    try:
+        check_configuration()
+    except SpecError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
 
 
 def _file() -> Path | None:
