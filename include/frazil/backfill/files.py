@@ -146,7 +146,7 @@ class FileSource:
         return [StageTask(0, tuple(r for place in found for r in ranges(place)))]
 
     def context(self, context: StageContext) -> StageContext:
-        return dataclasses.replace(context, files=self.index.files)
+        return dataclasses.replace(context, kafka={}, files=self.index.files)
 
     def _changed(self) -> str:
         return (

@@ -127,8 +127,8 @@ class KafkaSource:
         return [StageTask(index, ranges(place)) for index, place in enumerate(places)]
 
     def context(self, context: StageContext) -> StageContext:
-        """With the secrets themselves: a cluster's executors have none of this process's environment."""
-        return dataclasses.replace(context, kafka=dict(self.properties), kafka_resolved=True)
+        """As it is, with references: tasks resolve them where they run, as a writer's do."""
+        return context
 
 
 def ranges(spans: Spans) -> tuple[OffsetRange, ...]:

@@ -76,7 +76,8 @@ class StageContext:
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties; as declared, with references, where `kafka_resolved` is not set."""
+    """librdkafka properties as declared: executors find what references name in their own environment, and no secret
+    travels to them."""
     io: Mapping[str, str]
     """PyIceberg FileIO properties."""
     format: Literal["json"]
@@ -86,8 +87,6 @@ class StageContext:
     main: TargetTable
     dead_letters: TargetTable
     topic_ids: Mapping[str, str]
-    kafka_resolved: bool = True
-    """A writer's executors find what references name in their own environment, and no secret travels to them."""
     max_future_us: int = 600_000_000
     """How far an event time may be ahead of its record's Kafka timestamp and still push the watermark."""
     window_us: int | None = None

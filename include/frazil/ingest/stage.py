@@ -242,8 +242,7 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
     if not context.files:
         partitions = {(r.topic, r.partition) for r in task.ranges}
         reader = RangeReader if len(partitions) == len(task.ranges) else TurnReader
-        kafka = context.kafka if context.kafka_resolved else resolve_all(context.kafka, os.environ)
-        return reader(kafka, task.ranges)
+        return reader(resolve_all(context.kafka, os.environ), task.ranges)
     io = load_file_io(dict(context.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
     return FileReader(context.files, task.ranges, io=io, schema=schema)

@@ -149,7 +149,7 @@ class Planner:
         first_poll, last_look = not self.ends, self.answered_at
         read = self._read()
         cut = self.watch.look(self.kafka, read, self.position.leader_epochs)
-        if cut:  # a topic that was made again since ends earlier too, and is told as such
+        if cut and self.described_at != now:  # a topic that was made again since ends earlier too, and is told as such
             self._describe()
         check_not_cut(read, cut, stream=self.settings.stream)
         for tp, start in read.items():

@@ -43,6 +43,5 @@ def stage_context(
         main=target_table(main, folder=batch_folder(main, tables.stream, key)),
         dead_letters=target_table(dead, folder=batch_folder(dead, tables.stream, key)),
         topic_ids=dict(topic_ids),
-        kafka_resolved=False,
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
     )

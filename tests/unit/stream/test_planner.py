@@ -32,8 +32,10 @@ class StandInKafka:
         self.begin = {TP0: 0, TP1: 0}
         self.identity = SourceIdentity("c1", {"t": "id-1"})
         self.down = False
+        self.described = 0
 
     def describe(self) -> Topics:
+        self.described += 1
         self._answer()
         return Topics(self.identity, tuple(tp for tp in self.end if tp[0] in self.identity.topic_ids))
 
@@ -273,6 +275,7 @@ def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_i
     world.kafka.end[TP0], world.kafka.leader_epoch, world.kafka.log_cut = 900, 5, {TP0: 900}
     with pytest.raises(OffsetGap, match=r"t-0 offsets 900 to 999.*truncated.*frazil reset s --to marker"):
         world.after(1)
+    assert world.kafka.described == 1
 
 
 def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_looks_where_no_epoch_is_known(world: World):
