@@ -30,7 +30,7 @@ SCHEMA = Schema(
     t.NestedField(9, "day", t.DateType()),
     t.NestedField(10, "raw", t.BinaryType()),
 )
-SHARES = (0.001, 0.01, 0.5, 1.0)
+SHARES = (0.01, 0.1, 0.5, 1.0)
 
 BAD: dict[str, tuple[bytes, bytes] | bytes | None] = {
     "no such day": (b"2026-01-01T", b"2026-02-30T"),

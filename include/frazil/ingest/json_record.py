@@ -12,21 +12,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional, cast
 
 import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.json_keys import KeysGivenTwice
-from frazil.ingest.json_text import Refused, stripped, without_specials
+from frazil.ingest.json_text import Refused, may_be_special, stripped, without_specials
 from frazil.ingest.json_types import Units, inner
-from frazil.ingest.json_values import MISSING, NOT_A_NUMBER, Wrong, leaf, named
+from frazil.ingest.json_values import MISSING, NOT_A_NUMBER, Wrong, leaf, named, usual_number
 
 Row = list[Any]
 """One value per column, as `pyarrow.array` takes them."""
 Parsed = tuple[Any, ...]
 """One value per column, before the conversions that the parser cannot do."""
 
+TYPE_MISMATCH = "TypeMismatch"
 _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _HUGE = re.compile(rb"[eE]\+?30[0-9]")
@@ -90,60 +91,57 @@ class RecordReader:
 
     def __call__(self, value: bytes | None) -> Row | Refused:
         """What a message is."""
-        try:
-            found = self._read(stripped(value))
-        except Refused as refused:
-            return refused
-        assert found is not None
-        return found
+        return self.each([value])[0]
 
-    def screened(self, text: bytes) -> Row | Refused | None:
-        """The same of a stripped message, or None for one that looks sound, which takes less than to read it.
+    def each(self, values: Sequence[bytes | None]) -> list[Row | Refused]:
+        """What each message is."""
+        texts = [*map(_stripped, values)]
+        special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
+        found = [text if isinstance(text, Refused) else self._read(text, next(special), False) for text in texts]
+        return cast("list[Row | Refused]", found)  # None is for what is screened
 
-        What looks sound may be refused all the same.
+    def screened(self, texts: Sequence[bytes], special: Sequence[bool]) -> list[Row | Refused | None]:
+        """The same of stripped messages, or None for one that looks sound, which takes less than to read it.
+
+        What looks sound may be refused all the same. `special` is what `may_be_special` says of the texts.
         """
-        return self._read(text, screening=True)
+        return [self._read(text, odd, True) for text, odd in zip(texts, special, strict=True)]
 
-    def _read(self, text: bytes, *, screening: bool = False) -> Row | Refused | None:
+    def _read(self, text: bytes, special: bool, screening: bool) -> Row | Refused | None:
         try:
-            return self._outcome(text, screening=screening)
+            return self._outcome(text, special, screening)
         except RecursionError:
             # Python counts the parser's depth and the caller's frames together. A thread begins with none of these.
             with ThreadPoolExecutor(1) as thread:
-                return thread.submit(self._outcome, text, screening=screening).result()
+                return thread.submit(self._outcome, text, special, screening).result()
 
-    def _outcome(self, text: bytes, *, screening: bool) -> Row | Refused | None:
+    def _outcome(self, text: bytes, special: bool, screening: bool) -> Row | Refused | None:
         try:
-            return self._row(text, screening=screening)
+            return self._row(text, special, screening)
         except Wrong as wrong:
-            error_class = "MissingRequired" if wrong.text == MISSING else "TypeMismatch"
+            error_class = "MissingRequired" if wrong.text == MISSING else TYPE_MISMATCH
             return Refused(error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.ValidationError as error:
             return self._refused(text, str(error))
         except msgspec.DecodeError as error:
             return Refused("InvalidJson", str(error))
 
-    def _row(self, text: bytes, *, screening: bool) -> Row | Refused | None:
-        if self._has_floats and b"30" in text and _HUGE.search(text):
-            return self._special_row(without_specials(text))  # near the greatest double the parser is very slow
-        try:
-            parsed = self._strict.parsed(text)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:
-            if b"NaN" not in text and b"Inf" not in text:
-                raise
-            return self._special_row(without_specials(text))
-        row = self._strict.begun(parsed)
-        suspects = self._twice.suspects(text, parsed)
-        if (path := self._twice(text, suspects)) is not None:
+    def _row(self, text: bytes, special: bool, screening: bool) -> Row | Refused | None:
+        if special:
+            plain = without_specials(text)
+            # Near the greatest double the parser is very slow.
+            if plain != text or (self._has_floats and _HUGE.search(text)):
+                return self._special_row(plain)
+        parsed = self._strict.parsed(text)
+        row = None if self._strict.looks_usual(parsed) else self._strict.begun(parsed)
+        if (path := self._twice(text, parsed)) is not None:
             return _given_twice(path)
-        if screening and suspects == []:
+        if screening:
             return None
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
         if zeros and _MINUS_ZERO.search(text):
             return self._special_row(text)  # the parser takes the sign from a -0
-        return self._strict.finished(row)
+        return self._strict.finished(self._strict.begun(parsed) if row is None else row)
 
     def _special_row(self, text: bytes) -> Row | Refused:
         try:
@@ -151,7 +149,7 @@ class RecordReader:
         except msgspec.ValidationError as error:
             return self._refused(text, str(error))
         row = self._special.begun(parsed)
-        path = self._twice(text, self._twice.suspects(text, parsed))
+        path = self._twice(text, parsed)
         return self._special.finished(row) if path is None else _given_twice(path)
 
     def _refused(self, text: bytes, message: str) -> Refused:
@@ -176,11 +174,11 @@ class RecordReader:
         if what.startswith("Object missing") or what.endswith(", got `null`"):
             return _Said("MissingRequired", f"{name}: {MISSING}", keys)
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
-            return _Said("TypeMismatch", f"{name}: ", keys, "the number", f" is too big for {unit or kind}")
+            return _Said(TYPE_MISMATCH, f"{name}: ", keys, "the number", f" is too big for {unit or kind}")
         needed = "a whole number" if unit else _NEEDED.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive else ""
         got = _GOT.get(what.split("`")[-2] if "`" in what else "int", "an object")
-        return _Said("TypeMismatch", f"{name}: {needed}{what_for} is needed, this is ", keys, got)
+        return _Said(TYPE_MISMATCH, f"{name}: {needed}{what_for} is needed, this is ", keys, got)
 
     def _followed(self, path: str) -> tuple[iceberg.IcebergType, str | None, list[str | int]]:
         """A parser's path, such as `.a.b[3].c`, through the schema: the type that it ends at, its unit, and its steps.
@@ -222,8 +220,15 @@ class RecordReader:
         return named(value)
 
 
+def _stripped(value: bytes | None) -> bytes | Refused:
+    try:
+        return stripped(value)
+    except Refused as refused:
+        return refused
+
+
 def _given_twice(path: str) -> Refused:
-    return Refused("TypeMismatch", f"{path}: given twice")
+    return Refused(TYPE_MISMATCH, f"{path}: given twice")
 
 
 def _part_decoder(name: str) -> Callable[[bytes], Any]:
@@ -244,11 +249,20 @@ class _Parser:
             if convert is not None
         ]
         self._in_bulk = [(i, f.name, c) for i, f, c in given if not _is_string_in_bulk(f, units)]
+        usual = [(i, usual_number(f.field_type)) for i, f, _ in given if not _is_string_in_bulk(f, units)]
+        self._usual = [(i, number.fullmatch) for i, number in usual if number is not None]
+        self._all_usual = len(self._usual) == len(usual)
         self._strings = [(i, f.name, c) for i, f, c in given if _is_string_in_bulk(f, units)]
 
     def parsed(self, text: bytes) -> Parsed:
         """Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
+
+    def looks_usual(self, parsed: Parsed) -> bool:
+        """Whether `begun` has surely nothing to refuse; a short look, that knows only numbers as most are written."""
+        if not self._all_usual:
+            return False
+        return None not in [matches(parsed[i]) for i, matches in self._usual if parsed[i] is not None]
 
     def begun(self, parsed: Parsed) -> Row:
         """Converts what the bulk parser would choke at. Raises Wrong."""

@@ -9,10 +9,12 @@ rows as messages: a message then cannot end inside another (a newline inside a s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
@@ -24,6 +26,11 @@ _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
+_FAR = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
+_FAR_EXPONENT = re.compile(_FAR.encode())
+_FAR_NUMBER = re.compile(rf"(?<![0-9.])([0-9]++(?:\.[0-9]++)?){_FAR}[0-9]*+".encode())
+_HUGE = b"9" * 310
+"""Infinite in a double; Arrow's reader takes any count of digits."""
 
 
 class Refused(Exception):
@@ -91,30 +98,72 @@ def is_utf8(text: bytes) -> bool:
     return True
 
 
-def joinable(value: bytes | None) -> bytes | None:
-    """One message in the form that can be joined and means the same, or None where it has none.
+def joinable(value: bytes | None) -> bytes | Refused | None:
+    """One message in the form that can be joined and means the same; None where it has none and must be read singly.
 
     Newlines inside become carriage returns: between tokens both are white space, and inside a string both are errors.
     """
     try:
         text = stripped(value)
-    except Refused:
-        return None
+    except Refused as refused:
+        return refused
     return None if b"\x00" in text else text.replace(b"\n", b"\r")
+
+
+def may_be_special(texts: Sequence[bytes]) -> list[bool]:
+    """Which texts may hold NaN, an infinity, or a number with an exponent of three digits from 300 on, or of more."""
+    found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_FAR}")
+    return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
 def without_specials(text: bytes) -> bytes:
     """NaN and the infinities, outside strings, as the numbers that stand for them here."""
-    count = text.count(b"NaN") + text.count(b"Inf")
-    if not count:
+    nan, infinity = text.find(b"NaN"), text.find(b"Inf")
+    if nan < 0 and infinity < 0:
         return text
+    place = max(nan, infinity)
+    if b'\\"' not in text and min(nan, infinity) < 0 and text.find(text[place : place + 3], place + 3) < 0:
+        if text.count(b'"', 0, place) % 2:
+            return text
+        start, end = max(0, place - 1), place + 8
+        return text[:start] + _named_numbers(text[start:end]) + text[end:]
+    return _outside_strings(text, b"N", b"I", _named_numbers)
+
+
+def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
+    """The text, with what is between its strings changed where it holds one or the other."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
-    if count == 1 and plain:
-        place = max(text.find(b"NaN"), text.find(b"Inf"))
-        return text if text.count(b'"', 0, place) % 2 else _named_numbers(text)
     parts = text.split(b'"') if plain else STRINGS.split(text)
-    parts[::2] = [_named_numbers(part) if b"N" in part or b"I" in part else part for part in parts[::2]]
+    parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]
     return (b'"' if plain else b"").join(parts)
+
+
+def without_far_exponents(texts: Sequence[bytes], special: Sequence[bool]) -> Sequence[bytes]:
+    """The texts with every number of a large exponent as one that Arrow's reader takes; it refuses some in any field.
+
+    Zero stays zero. Others become infinite: where a column has one, the bulk path is then not sure of the record.
+    `special` is what `may_be_special` says of the texts.
+    """
+    if not any(special):
+        return texts
+    return [_without_far_exponents(text) if odd else text for text, odd in zip(texts, special, strict=True)]
+
+
+def _without_far_exponents(text: bytes) -> bytes:
+    exponent = _FAR_EXPONENT.search(text)
+    if exponent is None:
+        return text
+    if b'\\"' in text or _FAR_EXPONENT.search(text, exponent.end()):
+        return _outside_strings(text, b"e", b"E", lambda part: _FAR_NUMBER.sub(lambda found: _near(found[1]), part))
+    before, behind = text[: exponent.start()], text[exponent.end() :]
+    if before.count(b'"') % 2:
+        return text
+    start = before.rstrip(b"0123456789.")
+    return start + _near(before[len(start) :]) + behind.lstrip(b"0123456789")
+
+
+def _near(number: bytes) -> bytes:
+    return _HUGE if number.strip(b"0.") else b"0.0"  # which is no integer either
 
 
 def _named_numbers(text: bytes) -> bytes:

@@ -141,13 +141,20 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
     return sign, significant, power, text
 
 
+def usual_number(kind: iceberg.IcebergType) -> re.Pattern[bytes] | None:
+    """Numbers as most are written that surely fit the type; None where no pattern says so."""
+    match kind:
+        case iceberg.DecimalType(precision=precision, scale=scale) if precision > scale > 0:
+            return re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
+    return None
+
+
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
     """Numbers that fit as they are written, zeros at the end apart: nothing is rounded."""
-    usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (max(1, precision - scale), max(1, scale)))
-    has_usual = scale > 0 and precision > scale
+    usual = usual_number(iceberg.DecimalType(precision, scale))
 
     def converted(raw: msgspec.Raw) -> Decimal:
-        if has_usual and usual.fullmatch(text := bytes(raw)):
+        if usual is not None and usual.fullmatch(text := bytes(raw)):
             return Decimal(text.decode())
         sign, digits, power, text = _scientific(raw)
         if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
