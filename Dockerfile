@@ -19,6 +19,7 @@ ENV FRAZIL_JARS=/opt/frazil/.jars \
     VIRTUAL_ENV=/opt/frazil/.venv \
     PATH=/opt/frazil/.venv/bin:${PATH}
 
+# The link is for tasks that an image before this one deferred: they name the writer's main by its path in here.
 # What changes least comes first: the pinned dependencies, then the package, then the project.
 COPY --chown=frazil requirements.txt ./
 COPY --chown=frazil pyproject.toml README.md ./
@@ -26,10 +27,9 @@ COPY --chown=frazil include/frazil include/frazil
 RUN python -m venv .venv \
  && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,spark]" \
  && python -m frazil.spark.jars fetch spark \
- && python -m frazil.spark.class_archive
+ && python -m frazil.spark.class_archive \
+ && ln -s "$(python -c 'import frazil.spark_apps as apps; print(*apps.__path__)')" spark_apps
 COPY --chown=frazil include include
-COPY --chown=frazil spark_apps spark_apps
-COPY --chown=frazil plugins plugins
 COPY --chown=frazil dags dags
 
 # The component comes from the deployment: api-server, scheduler, dag-processor or triggerer.

@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup jars demo test lint unit bench soak lock clean check-python check-java
+.PHONY: help venv setup jars demo test lint unit bench soak lock wheel clean check-python check-java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,19 +50,25 @@ $(INSTALLED): requirements.txt pyproject.toml | check-python
 	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); }
 	$(BIN)/uv pip install --quiet --compile-bytecode --requirements requirements.txt
 	$(BIN)/uv pip install --quiet --no-deps --editable .
+	@rm -rf include/frazil.egg-info  # the installation's metadata once more, by which Airflow would find the plugin twice
 	@touch $@
 
 jars: venv check-java
-	@$(BIN)/python -m frazil.spark.jars fetch
+	@$(BIN)/python -m frazil.spark.jars fetch >/dev/null
 	@$(BIN)/python -m frazil.spark.class_archive
 
 lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest versions that fit)
 	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --all-extras --group checkout \
 	  --custom-compile-command "make lock" --output-file requirements.txt pyproject.toml
 
+wheel: venv ## The package as a wheel, in dist/
+	@rm -rf build dist
+	$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python
+	@rm -rf build include/frazil.egg-info; ls dist
+
 clean: ## End the embedded servers; remove .venv, .frazil and caches
 	@[ ! -x $(BIN)/frazil ] || $(BIN)/frazil dev down
-	rm -rf $(VENV) .frazil .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache include/*.egg-info
+	rm -rf build dist $(VENV) .frazil .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache include/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 check-python:

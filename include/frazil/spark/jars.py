@@ -1,6 +1,6 @@
 """The JVM jars frazil runs on: pinned with their SHA-256 in `jars.lock`, fetched by coordinates, cached per user.
 
-    $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (all sets by default)
+    $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (all sets by default), print all paths
     $ python -m frazil.spark.jars lock           resolve ROOTS anew and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`, shared by all checkouts.
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
         if not names:
             lock()
         for name in names:
-            ensure(name)
+            print(*ensure(name), sep="\n")
     except FrazilError as error:
         _say(f"{error}\n")
         return error.exit_code

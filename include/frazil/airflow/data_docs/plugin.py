@@ -1,4 +1,4 @@
-"""Registers what frazil adds to Airflow's UI: the Data Docs of the quality gates."""
+"""Registers what frazil adds to Airflow's UI: the Data Docs of the quality gates. Airflow finds it by entry point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frazil.airflow.data_docs.app import VIEW, data_docs
 
 
 class FrazilPlugin(AirflowPlugin):
-    """Loaded by the API server from `plugins/`."""
+    """Loaded by the API server wherever frazil is installed; the entry point is in pyproject.toml."""
 
     name = "frazil"
     fastapi_apps: list[Any] = [{"app": data_docs(), "url_prefix": PREFIX, "name": "frazil data docs"}]  # noqa: RUF012
