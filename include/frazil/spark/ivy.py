@@ -17,8 +17,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from frazil.errors import EnvironmentUnusable
-from frazil.extras import require
-from frazil.spark.java import require_java
+from frazil.spark.java import require_java, require_pyspark
 
 _POLL_S = 0.3
 _NOT_FOUND = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
@@ -105,7 +104,7 @@ def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> li
 
 
 def _ivy_jar() -> Path:
-    require("py4j")  # pyspark-client, which Airflow's Spark provider brings, has the same folder without a JVM's jars
+    require_pyspark()
     spec = find_spec("pyspark")
     jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not jars:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from frazil.errors import EnvironmentUnusable, FrazilError
+from frazil.extras import require
 
 REQUIRED_MAJOR = 17
 
@@ -44,9 +45,10 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
 def java_needed() -> Iterator[None]:
     """Around the start of a JVM: reports a missing Java before the start, and an unfit Java after a failed one.
 
-    Raises EnvironmentUnusable. Java takes as long to tell its version as to start a JVM, so it is asked only after a
-    failure.
+    Raises EnvironmentUnusable, and MissingExtra without PySpark. Java takes as long to tell its version as to start a
+    JVM, so it is asked only after a failure.
     """
+    require_pyspark()
     find_java(os.environ)
     try:
         yield
@@ -55,6 +57,15 @@ def java_needed() -> Iterator[None]:
     except Exception:
         require_java()
         raise
+
+
+def require_pyspark() -> None:
+    """Raises MissingExtra where PySpark is not installed, and so also no Py4J.
+
+    `import pyspark` alone says nothing: pyspark-client, which Airflow's Spark provider brings, has the same folder
+    without the JVM's jars.
+    """
+    require("py4j")
 
 
 def parse_major(said: str) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from frazil.errors import FrazilError
-from frazil.spark.java import find_java
+from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import Landed
 from frazil.stream.writer import Writer
@@ -46,6 +46,8 @@ def write(
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    find_java(os.environ)  # before the take-over: a host without Java must fence nobody
+    # Before the take-over: a host without Java or PySpark must fence nobody.
+    require_pyspark()
+    find_java(os.environ)
     writer.run()
     return writer.stopping.is_set()
