@@ -7,6 +7,21 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib.abc import MetaPathFinder
+
+
+class _NoPandas(MetaPathFinder):
+    """An import of pandas fails as where it is not installed.
+
+    None in `sys.modules` would not do: compiled modules such as PyArrow's take the None for the module.
+    """
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
+        if fullname == "pandas":
+            raise ModuleNotFoundError("No module named 'pandas'", name=fullname)
+
+
+_NO_PANDAS = _NoPandas()
 
 
 def begin_light() -> None:
@@ -16,7 +31,7 @@ def begin_light() -> None:
     """
     gc.disable()
     if "pandas" not in sys.modules:
-        sys.modules["pandas"] = None  # type: ignore[assignment] # an import of it fails as where it is not installed
+        sys.meta_path.insert(0, _NO_PANDAS)
 
 
 def imported() -> None:
@@ -28,5 +43,5 @@ def imported() -> None:
 
 def allow_pandas() -> None:
     """Before Spark: PySpark needs it."""
-    if "pandas" in sys.modules and sys.modules["pandas"] is None:
-        del sys.modules["pandas"]
+    if _NO_PANDAS in sys.meta_path:
+        sys.meta_path.remove(_NO_PANDAS)
