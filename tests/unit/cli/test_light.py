@@ -1,9 +1,72 @@
-"""What a command's process leaves out while it imports."""
+"""Commands answer at once: what takes seconds to import is not imported where no command needs it."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+
+from frazil.spec.load import load_stream
+from tests.made_batches import MadeStream
+
+STREAM = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: demo.made
+schema: {at: timestamptz}
+event-time: at
+complete: hour
+"""
+HEAVY = {"airflow", "duckdb", "great_expectations", "pandas", "pyspark", "scipy", "matplotlib", "IPython"}
+
+# One process for all commands: each import would be paid once for each of them.
+CALLS = """
+import json, sys
+from frazil.cli.main import main
+
+heavy, told = set(json.loads(sys.argv[1])), {}
+for call in json.loads(sys.argv[2]):
+    sys.argv = ["frazil", *call]
+    try:
+        main()
+    except SystemExit as end:
+        told[" ".join(call)] = [end.code, sorted(m for m in heavy if sys.modules.get(m))]
+import gc
+print(json.dumps([told, gc.isenabled()]))
+"""
+
+COMMANDS = [
+    ["validate"],
+    ["status"],
+    ["status", "made"],
+    ["health", "demo.made", "--deep"],
+    ["pause", "made"],
+    ["resume", "made"],
+    ["restart", "made"],
+    ["partitions", "demo.made"],
+    ["orphans", "demo.made"],
+    ["maintain", "demo.made", "--dry-run"],
+    ["backfill", "made", "--status"],
+    ["audit", "made"],
+]
+
+
+def test_no_command_that_looks_imports_what_takes_seconds(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    (tmp_path / "made.yaml").write_text(STREAM)
+    MadeStream(load_stream(tmp_path / "made.yaml"), 2_000_000_000_000, partitions=1).land({0: (0, 25)})
+    commands = [[*call, "--streams", str(tmp_path)] for call in COMMANDS]
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, json.dumps(sorted(HEAVY)), json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    told, collects = json.loads(done.stdout.splitlines()[-1])
+    assert told == {" ".join(call): [0, []] for call in commands}, done.stderr
+    assert "cannot be read" not in done.stdout
+    assert collects
 
 
 def test_pyarrow_does_without_pandas_until_spark_needs_it() -> None:
