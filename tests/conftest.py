@@ -185,9 +185,10 @@ class DeclaredStream:
 
     def catch_up(self) -> None:
         """Write all that Kafka has now, by a writer in this process on the session's Spark; raises what it raises."""
-        from frazil.stream.writer import Writer  # noqa: PLC0415 - tests that need no Spark start without it
+        from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - tests that need no Spark start without it
+        from frazil.stream.writer import Writer  # noqa: PLC0415
 
-        Writer(self.spec, until_caught_up=True, session=self._spark()).run()
+        Writer(self.spec, until_caught_up=True, engine=SparkEngine(self.spec, self._spark())).run()
 
     @contextmanager
     def writing(self) -> Iterator[Writing]:
@@ -195,9 +196,10 @@ class DeclaredStream:
 
         Raises what ended it, unless `Writing.outcome` was asked for that.
         """
-        from frazil.stream.writer import Writer  # noqa: PLC0415 - as above
+        from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - as above
+        from frazil.stream.writer import Writer  # noqa: PLC0415
 
-        running = Writing(Writer(self.spec, session=self._spark()))
+        running = Writing(Writer(self.spec, engine=SparkEngine(self.spec, self._spark())))
         try:
             yield running
         finally:

@@ -34,10 +34,11 @@ IMPORTED = (
     "frazil.cli.partitions",
     "frazil.cli.validate",
     "frazil.stream.main",
+    "frazil.stream.spark_engine",
     "frazil.stream.planner",
     "frazil.backfill.stage",
     "frazil.stream.stage_rows",
-    "tests.acceptance.without_jvm",
+    "tests.in_process_engine",
 )
 
 
@@ -184,11 +185,10 @@ def _become(request: Request) -> None:
 
 
 def _spare_the_jvm() -> None:
-    from frazil.stream import session, writer  # noqa: PLC0415 - imported before the fork
-    from tests.acceptance.without_jvm import Session  # noqa: PLC0415 - only children need it
+    from frazil.stream import spark_engine  # noqa: PLC0415 - imported before the fork
+    from tests.in_process_engine import InProcessEngine  # noqa: PLC0415 - only children need it
 
-    for owner in (session, writer):
-        owner.start_session = lambda *_, **__: Session()  # type: ignore[attr-defined]
+    spark_engine.SparkEngine = lambda *_: InProcessEngine()  # type: ignore[assignment,misc]
 
 
 def _shift_clock(by_ms: int) -> None:
@@ -202,11 +202,11 @@ def _die_after(point: str) -> None:
     """SIGKILL where the work at a point of a batch is done."""
     from frazil.commit.committer import Committer  # noqa: PLC0415 - imported before the fork
     from frazil.commit.journal import JournalStore  # noqa: PLC0415
-    from frazil.stream.batch import BatchRunner  # noqa: PLC0415
+    from tests.in_process_engine import InProcessEngine  # noqa: PLC0415
 
     owner: type
     owner, name = {
-        "stage": (BatchRunner, "_stage"),
+        "stage": (InProcessEngine, "run"),
         "journal": (JournalStore, "put"),
         "dead letters": (Committer, "_commit_dead_letters"),
         "commit": (Committer, "commit"),

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,8 @@ from frazil.commit.opened import open_stream
 from frazil.commit.period import last
 from frazil.errors import WriterBusy
 from frazil.offsets.spans import offsets
-from frazil.stream import session as session_module
+from frazil.stream import spark_engine
+from frazil.stream.spark_engine import SparkEngine
 from tests.faults.exactness import check_exact
 
 BAD = [b"not json", None]
@@ -56,6 +56,12 @@ def begun(stream: Any, events: Any) -> Any:
     return stream
 
 
+@pytest.fixture
+def engine(begun: Any, spark: Any) -> Iterator[SparkEngine]:
+    with SparkEngine(begun.spec, spark) as engine:
+        yield engine
+
+
 @contextmanager
 def asking(stream: Any, **asked: Any) -> Iterator[Backfill]:
     raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in asked.items()}}
@@ -77,14 +83,14 @@ def lane_of(stream: Any) -> Any:
 
 
 def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on(
-    begun: Any, events: Any, spark: Any, eventually: Callable[..., Any]
+    begun: Any, events: Any, engine: SparkEngine, eventually: Callable[..., Any]
 ) -> None:
     with begun.writing(), asking(begun, chunk_records=1001) as backfill:
         marker = backfill.opened.tables.marker()
         plan = backfill.plan()
         assert (offsets(plan.spans), lane_of(begun)) == (BEFORE + 2, None)
         begun.produce(events(range(BEFORE + 100, BEFORE + 200)), partitions=4)
-        staged = stage(backfill, spark)
+        staged = stage(backfill, engine)
         eventually(lambda: begun.has_rows(200))
         assert begun.ids() == list(range(BEFORE, BEFORE + 200)), "what is staged is not in main"
         assert (staged.state, staged.records, staged.rejected, staged.chunks) == (State.STAGED, BEFORE, 2, 2)
@@ -103,7 +109,7 @@ def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on
 
     with asking(begun) as again:
         assert again.plan().spans == {}
-        assert run(again, spark) is None
+        assert run(again, engine) is None
 
 
 def kill_after(
@@ -138,35 +144,35 @@ KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 
 
 def test_killed_at_every_point_and_run_again_it_lands_everything_once(
-    begun: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
+    begun: Any, engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     for owner, name, when in KILLS.values():
         with monkeypatch.context() as patch, asking(begun, chunk_records=CHUNK) as backfill:
             kill_after(patch, owner, name, when=when)
             with pytest.raises(Killed, match=name):
-                run(backfill, spark)
+                run(backfill, engine)
         seen.append(lane_of(begun))
     assert [lane.chunks for lane in seen] == [0, 0, 0, 2, 4, 5, 5, 5]
     assert len({lane.id for lane in seen}) == 1, "the same request goes on with the same lane"
     assert seen[-1].state is State.PUBLISHED
 
     with asking(begun) as backfill:
-        assert run(backfill, spark) is None
+        assert run(backfill, engine) is None
 
     check_exact(begun, range(BEFORE + 100), rejected=BAD)
     assert is_clean(begun)
 
 
 def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_target(
-    begun: Any, spark: Any, frazil: Any, monkeypatch: pytest.MonkeyPatch
+    begun: Any, engine: SparkEngine, spark: Any, frazil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = {begun.topic: {str(p): BEFORE // 8 for p in range(4)}}
     dry = json.loads(frazil("backfill", begun.name, "--to", json.dumps(half), "--dry-run", "--json").stdout)
     assert (dry["records-at-most"], dry["records"], dry["partitions"], dry["chunks"]) == (1000, 1000, 1, 1)
     assert (lane_of(begun), begun.ids()) == (None, list(range(BEFORE, BEFORE + 100))), "a dry run touches nothing"
     with asking(begun, to_offsets=half, target="branch") as backfill:
-        left = run(backfill, spark)
+        left = run(backfill, engine)
     assert (left.state, left.records, len(begun.ids())) == (State.STAGED, BEFORE // 2, 100)
     branch = begun.table().metadata.refs[branch_name(begun.name)].snapshot_id
     staged = begun.table().scan(snapshot_id=branch, selected_fields=("id",)).to_arrow()["id"].to_pylist()
@@ -174,23 +180,22 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
     assert "staged, on branch frazil-backfill-events" in frazil("backfill", begun.name, "--status").stdout
 
     with asking(begun) as other, pytest.raises(WriterBusy, match="--abandon"):
-        run(other, spark)
+        run(other, engine)
     with asking(begun, to_offsets=half) as backfill:
         assert backfill.publish().id == left.id
     with asking(begun) as other:
-        stage(other, spark)
+        stage(other, engine)
     assert "is abandoned" in frazil("backfill", begun.name, "--abandon", "--yes").stdout
     check_exact(begun, [*range(BEFORE // 2), *range(BEFORE, BEFORE + 100)])
     assert is_clean(begun)
 
     minute = {"from_event_time": "2024-01-01T00:01:00Z", "to_event_time": "2024-01-01T00:02:00Z"}
     with asking(begun, **minute) as backfill:
-        assert run(backfill, spark).records == 200, "rows of the minute that the table lacks, and no dead letters"
+        assert run(backfill, engine).records == 200, "rows of the minute that the table lacks, and no dead letters"
     check_exact(begun, [*range(1200), *range(BEFORE, BEFORE + 100)])
     assert is_clean(begun)
     # In this process a second Spark is none of the question: the command's session is the test's.
-    monkeypatch.setattr(session_module, "start_session", lambda _: SimpleNamespace(stop=lambda: None))
-    monkeypatch.setattr(stage_module, "run", lambda backfill, _: run(backfill, spark))
+    monkeypatch.setattr(spark_engine, "SparkEngine", partial(SparkEngine, session=spark))
     landed = json.loads(frazil("backfill", begun.name, "--json").stdout)
     assert (landed["state"], landed["records"]) == ("published", 800)
     assert frazil("backfill", begun.name, "--json").stdout.strip() == "null"

@@ -17,11 +17,13 @@ from typing import Any
 from frazil.commit.committer import Committer
 from frazil.commit.journal import JournalStore
 from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import Stage
+from frazil.stream.stage_rows import StageRows
 
 MAIN = Path(__file__).parents[2] / "spark_apps" / "write_stream.py"
 
 
-def die(*_: object) -> None:
+def die(*_: object) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -36,18 +38,25 @@ def after(owner: type, name: str) -> None:
     setattr(owner, name, dying)
 
 
-def while_staging() -> None:
+def around_stage(wrap: Callable[[Stage], Stage]) -> None:
+    """Every batch is staged by what `wrap` makes of the engine's stage."""
+    run = BatchRunner.run
+    BatchRunner.run = lambda self, stage: run(self, wrap(stage))  # type: ignore[method-assign]
+
+
+def after_stage(stage: Stage) -> Stage:
+    return lambda work: die(stage(work))
+
+
+def while_staging(stage: Stage) -> Stage:
     """Die as soon as an executor has begun a Parquet file, while Spark still runs the tasks."""
-    original = BatchRunner._stage
 
-    def dying(self: BatchRunner, ranges: Any, context: Any) -> Any:
-        folder = Path(context.main.folder.removeprefix("file://"))
+    def dying(work: StageRows) -> Any:
+        folder = Path(work.context.main.folder.removeprefix("file://"))
         threading.Thread(target=_die_on_first_file, args=(folder,), daemon=True).start()
-        answers = original(self, ranges, context)
-        die()
-        return answers
+        return after_stage(stage)(work)
 
-    BatchRunner._stage = dying  # type: ignore[method-assign]
+    return dying
 
 
 def _die_on_first_file(folder: Path) -> None:
@@ -57,8 +66,8 @@ def _die_on_first_file(folder: Path) -> None:
 
 
 POINTS: dict[str, Callable[[], None]] = {
-    "while-staging": while_staging,
-    "after-stage": lambda: after(BatchRunner, "_stage"),
+    "while-staging": lambda: around_stage(while_staging),
+    "after-stage": lambda: around_stage(after_stage),
     "after-journal": lambda: after(JournalStore, "put"),
     "after-dead-letters": lambda: after(Committer, "_commit_dead_letters"),
     "after-commit": lambda: after(Committer, "commit"),

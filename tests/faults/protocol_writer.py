@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -21,9 +23,13 @@ from frazil.kafka.log_watch import find_cut
 from frazil.kafka.truncation import check_not_cut
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import Policy
-from frazil.stream.planner import Planner, PlannerSettings, Position, check_no_gap, lost_ranges
-from frazil.stream.source import RangeReader
+from frazil.stream.planner import Planner, PlannerSettings, check_no_gap, lost_ranges
+from frazil.stream.position import Position
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.source import PlannedTask, RangeReader
+from frazil.stream.stage_rows import StageRows
 
 from .protocol_faults import Faults, ProcessStore
 from .protocol_kafka import OLD, TOPIC, ProcessKafka, Record, is_good
@@ -41,24 +47,27 @@ SPEC = StreamSpec.model_validate(
 )
 
 
-class ModelRunner(BatchRunner):
-    """The real batch, whose stage makes empty files that stand for records."""
+@dataclass(slots=True)
+class ModelStage:
+    """Makes empty files that stand for records; `leftover` leaves those of an attempt that failed beside them."""
 
     world: World
+    tasks: Sequence[PlannedTask]
     leftover: bool
 
-    def _stage(self, ranges: Any, context: StageContext) -> list[dict[str, Any]]:
-        return [
-            {
-                "position": plan["position"],
-                "result": self._task(StageTask.from_json(plan["task"]), context).to_json(),
-                "task_s": 0.0,
-            }
-            for plan in ranges
-        ]
+    def __call__(self, work: StageRows) -> tuple[TaskAnswer, ...]:
+        plans = [json.loads(task.plan) for task in self.tasks]
+        return tuple(
+            TaskAnswer(
+                self._task(StageTask.from_json(plan["task"]), work.context),
+                Position.from_json(plan["position"]),
+                seconds=0.0,
+            )
+            for plan in plans
+        )
 
     def _task(self, task: StageTask, context: StageContext) -> StageResult:
-        """One file of good records and one of bad ones; with leftovers, those of an attempt that failed beside them."""
+        """One file of good records, and one of bad ones."""
         good: list[Record] = []
         bad: list[Record] = []
         progress = []
@@ -100,7 +109,7 @@ class Writer:
         self.kafka: Any = ProcessKafka(world.topic, self.faults, self.topics)
         self.committer: Committer | None = None
         self.planner: Planner | None = None
-        self.runner: ModelRunner | None = None
+        self.runner: BatchRunner | None = None
         self.staged: Journal | None = None
         self.journaled = False
         self.started = False
@@ -153,8 +162,8 @@ class Writer:
             return committer.skip(available, lost=lost)
         return marker
 
-    def _open(self, committer: Committer, marker: Marker) -> ModelRunner:
-        runner = ModelRunner(
+    def _open(self, committer: Committer, marker: Marker) -> BatchRunner:
+        return BatchRunner(
             spec=SPEC,
             kafka=self.kafka,
             kafka_properties={},
@@ -164,10 +173,8 @@ class Writer:
             marker=marker,
             reporter=cast(Any, None),
             run_folder=self.world.folder,
-            progress=cast(Any, None),
+            progress=ProgressFolder(f"{self.world.folder}/progress", {}),
         )
-        runner.world = self.world
-        return runner
 
     def _plan_from(self, marker: Marker) -> Planner:
         policy = Policy(interval_s=1.0, size_bytes=1, max_records=1, target_file_bytes=100, parallelism=2, drain=True)
@@ -203,11 +210,11 @@ class Writer:
         reader = RangeReader({})
         reader._planner = planner
         partitions = reader.partitions(start.to_json(), position.to_json())
-        runner.leftover = leftover
+        stage = ModelStage(self.world, cast(Any, partitions), leftover)
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_stageable"):
-            batch = runner._staged(cast(Any, [json.loads(p.plan) for p in partitions]), key)
+            batch = runner.staged(stage, key)
         self.started = True
         self.staged = batch[1] if batch else None
         self.journaled = False

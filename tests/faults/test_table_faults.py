@@ -23,6 +23,8 @@ from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.home import home, run_folder
 from frazil.stream import writer as writer_module
 from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import Stage
+from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import state_location
 from tests.java_rules import check_times
@@ -120,15 +122,18 @@ def test_a_table_rolled_back_by_two_commits_is_refused_until_its_loss_is_accepte
 def test_spec_and_schema_that_somebody_changes_while_files_are_staged_do_no_harm(
     stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    stage = BatchRunner._stage
+    run = BatchRunner.run
     changes = iter([add_a_column, partition_by_bucket, lambda _: None])
 
-    def stage_while_others_change_the_table(self: BatchRunner, *args: Any) -> Any:
-        answers = stage(self, *args)
-        next(changes)(stream.table())
-        return answers
+    def run_while_others_change_the_table(self: BatchRunner, stage: Stage) -> bool:
+        def stage_and_change(work: StageRows) -> Any:
+            answers = stage(work)
+            next(changes)(stream.table())
+            return answers
 
-    monkeypatch.setattr(BatchRunner, "_stage", stage_while_others_change_the_table)
+        return run(self, stage_and_change)
+
+    monkeypatch.setattr(BatchRunner, "run", run_while_others_change_the_table)
     for start in (0, 1000, 2000):
         stream.produce(events(range(start, start + 1000)), partitions=4)
         stream.catch_up()
@@ -307,7 +312,7 @@ def test_a_paused_writer_that_goes_on_with_a_stale_batch_ends_fenced_and_leaves_
 
     stream.produce(events(range(1000)), partitions=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchRunner, "_staged", replaced)
+        patch.setattr(BatchRunner, "staged", replaced)
         with pytest.raises(Fenced, match="was replaced by epoch 2"):
             stream.catch_up()
     assert epoch(stream) == 2

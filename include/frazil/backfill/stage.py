@@ -1,11 +1,9 @@
-"""The part of a backfill that Spark runs: the live stream's own staging, over chunks of what is missing."""
+"""The part of a backfill that an engine runs: the live stream's own staging, over chunks of what is missing."""
 
 from __future__ import annotations
 
 import json
 import logging
-
-from pyspark.sql import SparkSession
 
 from frazil.backfill.commit import LaneCommitter, clear_ended
 from frazil.backfill.run import ATTEMPTS, Backfill, Plan
@@ -15,27 +13,26 @@ from frazil.commit.lane_records import lane_folder
 from frazil.commit.rules import check_same_source
 from frazil.commit.settle import discard_batch
 from frazil.errors import StaleBatch
-from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans
-from frazil.stream.batch import staged_answers
+from frazil.stream.engine import Engine
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows
 
 log = logging.getLogger(__name__)
 
 
-def run(backfill: Backfill, session: SparkSession) -> Lane | None:
+def run(backfill: Backfill, engine: Engine) -> Lane | None:
     """Stage, audit, publish; begin anew where the stream was moved meanwhile. None where nothing is missing."""
     for attempt in range(ATTEMPTS):
         try:
-            return backfill.publish() if stage(backfill, session) else None
+            return backfill.publish() if stage(backfill, engine) else None
         except StaleBatch:
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError
 
 
-def stage(backfill: Backfill, session: SparkSession) -> Lane | None:
+def stage(backfill: Backfill, engine: Engine) -> Lane | None:
     """Stage all that is missing on the branch, a chunk at a time; None where nothing is missing.
 
     Raises what `Backfill.plan` raises; WriterBusy where another backfill is under way; Fenced where another run of this
@@ -50,38 +47,38 @@ def stage(backfill: Backfill, session: SparkSession) -> Lane | None:
         return None
     try:
         committer = LaneCommitter.begin(backfill.opened.tables, backfill.request)
-        _chunks(backfill, session, committer, plan or backfill.plan(committer.lane))
+        _chunks(backfill, engine, committer, plan or backfill.plan(committer.lane))
         return committer.staged()
     except StaleBatch:
         backfill.drop()
         raise
 
 
-def _chunks(backfill: Backfill, session: SparkSession, committer: LaneCommitter, plan: Plan) -> None:
+def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: Plan) -> None:
     cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
     planned = committer.lane.chunks + len(cut)
     for spans in cut:
-        done = committer.commit(_chunk(backfill, session, committer, spans, plan), planned=planned)
+        done = committer.commit(_chunk(backfill, engine, committer, spans, plan), planned=planned)
         log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
 
 
-def _chunk(backfill: Backfill, session: SparkSession, committer: LaneCommitter, spans: Spans, plan: Plan) -> Journal:
+def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: Spans, plan: Plan) -> Journal:
     """Stage one chunk; its source is asked once more whether it is still what was planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
     progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.io)
-    rows = [
-        (json.dumps({"task": task.to_json(), "position": None}),)
-        for task in backfill.source.tasks(spans, session.sparkContext.defaultParallelism)
+    plans = [
+        json.dumps({"task": task.to_json(), "position": None})
+        for task in backfill.source.tasks(spans, engine.parallelism)
     ]
     try:
-        answers = staged_answers(session.createDataFrame(rows, "plan string"), StageRows(context, progress))
+        answers = engine.run(plans, StageRows(context, progress))
         source = backfill.source.identity(plan.source)
         check_same_source(plan.source, source, stream=opened.spec.name)
     except Exception:
         discard_batch(own, opened.store, key)
         raise
-    results = [StageResult.from_json(answer["result"]) for answer in answers]
+    results = [answer.result for answer in answers]
     return Journal(
         stream=opened.spec.name,
         key=key,

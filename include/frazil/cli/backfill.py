@@ -94,15 +94,11 @@ def backfill(  # noqa: PLR0913 - a command's options
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     allow_pandas()
     from frazil.backfill.stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
-    from frazil.stream.session import start_session  # noqa: PLC0415
+    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1})})
-    session = start_session(small)
-    try:
-        with open_backfill(spec, request) as asked:
-            lane = run(asked, session)
-    finally:
-        session.stop()
+    with SparkEngine(small) as engine, open_backfill(spec, request) as asked:
+        lane = run(asked, engine)
     if lane is None and not as_json:
         click.echo(f"Stream {spec.name}: nothing that is asked for is missing.")
     else:

@@ -25,6 +25,7 @@ def main() -> int:
 
     from frazil.backfill.run import open_backfill  # noqa: PLC0415
     from frazil.backfill.stage import stage  # noqa: PLC0415
+    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(description="Stage what a declared stream's table lacks of its topics.")
     parser.add_argument("name", help="the stream's name")
@@ -39,7 +40,8 @@ def main() -> int:
         with open_backfill(spec, parse_request({**arguments.request, "stream": arguments.name})) as backfill:
             session = SparkSession.builder.appName(f"frazil backfill {spec.name}").getOrCreate()
             try:
-                stage(backfill, session)
+                with SparkEngine(spec, session) as engine:
+                    stage(backfill, engine)
             finally:
                 session.stop()
     except FrazilError as error:

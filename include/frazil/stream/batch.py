@@ -1,22 +1,17 @@
-"""One batch: stage, journal, commit. Called by Spark's `foreachBatch` with the ranges that the planner chose."""
+"""One batch: stage, journal, commit. What stages its tasks is the engine's."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
-from pyspark.sql import DataFrame
-
-from frazil import errors
 from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
@@ -25,17 +20,18 @@ from frazil.commit.rules import check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.errors import Fenced, StaleBatch
 from frazil.host.heartbeat import Phase
-from frazil.ingest.contract import RangeProgress, StageContext, StageResult
+from frazil.ingest.contract import RangeProgress, StageContext
 from frazil.kafka.admin import KafkaOffsets
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
+from frazil.stream.engine import Stage, TaskAnswer
 from frazil.stream.plan import learned
-from frazil.stream.planner import Position, read_rates, write_rates
+from frazil.stream.planner import read_rates, write_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stage_context import stage_context
-from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
+from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
 from frazil.table.storage import ObjectStore
 
@@ -70,8 +66,8 @@ class BatchRunner:
     on_batch: Callable[[Landed], None] = lambda _: None
     throttle: Throttle | None = None
 
-    def run(self, ranges: DataFrame) -> bool:
-        """Stage, journal and commit what `ranges` names; whether there was anything. Raises what ends the epoch.
+    def run(self, stage: Stage) -> bool:
+        """Stage, journal and commit one batch; whether there was anything. Raises what ends the epoch.
 
         A query that starts with nothing unread begins with a batch that names nothing: it leaves no trace.
         """
@@ -79,7 +75,7 @@ class BatchRunner:
         began = time.monotonic()
         self.reporter.phase(Phase.STAGING, key=key)
         try:
-            batch = self._staged(ranges, key)
+            batch = self.staged(stage, key)
         except Exception:
             self._discard(key)
             raise
@@ -129,10 +125,10 @@ class BatchRunner:
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
-    def _staged(self, ranges: DataFrame, key: BatchKey) -> tuple[list[dict[str, Any]], Journal] | None:
+    def staged(self, stage: Stage, key: BatchKey) -> tuple[tuple[TaskAnswer, ...], Journal] | None:
         """What the tasks answer, and the journal of it; None for a batch without a task."""
         context = self._context(key)
-        answers = self._stage(ranges, context)
+        answers = stage(StageRows(context, dataclasses.replace(self.progress, io=context.io)))
         return (answers, self._journal(context, answers)) if answers else None
 
     def _discard(self, key: BatchKey) -> None:
@@ -142,9 +138,6 @@ class BatchRunner:
         except Exception as error:
             log.warning("files of the failed batch %s were left to the next start: %r", key, error)
 
-    def _stage(self, ranges: DataFrame, context: StageContext) -> list[dict[str, Any]]:
-        return staged_answers(ranges, StageRows(context, dataclasses.replace(self.progress, io=context.io)))
-
     def _context(self, key: BatchKey) -> StageContext:
         context = stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self.marker.source.topic_ids
@@ -153,12 +146,13 @@ class BatchRunner:
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
         return dataclasses.replace(context, dead_letters_held=held, window_us=window_us)
 
-    def _journal(self, context: StageContext, answers: list[dict[str, Any]]) -> Journal:
+    def _journal(self, context: StageContext, answers: Sequence[TaskAnswer]) -> Journal:
         """Kafka is asked once more which topics these are: a topic made again while it was read is refused."""
         source = self.kafka.describe().identity
         check_same_source(self.marker.source, source, stream=self.spec.name)
-        results = [StageResult.from_json(a["result"]) for a in answers]
-        position = Position.from_json(answers[0]["position"])
+        results, position = [a.result for a in answers], answers[0].position
+        if position is None:
+            raise AssertionError("the source names each batch's end")
         return Journal(
             stream=self.spec.name,
             key=BatchKey(context.epoch, context.batch),
@@ -174,7 +168,7 @@ class BatchRunner:
             windows=_summed(result.windows for result in results),
         )
 
-    def _observe(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float, commit_s: float) -> None:
+    def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
         """What the next batches go by. Never fails a batch that landed: without it they go by what was known."""
         try:
             self._learn(journal, answers, batch_s=batch_s)
@@ -183,8 +177,8 @@ class BatchRunner:
         except Exception as error:  # whatever a storage or a full disk raises
             log.warning("the planner was not told what batch %s taught: %r", journal.key, error)
 
-    def _learn(self, journal: Journal, answers: list[dict[str, Any]], *, batch_s: float) -> None:
-        task_s = [a["task_s"] for a in answers]
+    def _learn(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
+        task_s = [a.seconds for a in answers]
         rates = learned(
             read_rates(self.run_folder),
             records=journal.records,
@@ -211,15 +205,6 @@ class BatchRunner:
         elif before and before.reason and not now.reason:
             log.info("stream %s: the table's metadata grows no more, commits are as declared", self.spec.name)
         write_rates(self.run_folder, dataclasses.replace(read_rates(self.run_folder), stretch=now.stretch))
-
-
-def staged_answers(ranges: DataFrame, rows: StageRows) -> list[dict[str, Any]]:
-    """What the tasks answer; raises the error of ours that one of them ended with."""
-    answers = [json.loads(row.answer) for row in ranges.mapInArrow(rows, ANSWER_SCHEMA).collect()]
-    for answer in answers:
-        if "error" in answer:
-            raise getattr(errors, answer["error_type"])(answer["error"])
-    return answers
 
 
 def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:

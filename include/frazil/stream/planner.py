@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil.clock import now_ms
-from frazil.commit.marker import Marker, flat, nested, of_topics
+from frazil.commit.marker import flat, nested, of_topics
 from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap
 from frazil.host.json_file import replace_json
@@ -27,6 +27,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, task_count
+from frazil.stream.position import Position
 
 log = logging.getLogger(__name__)
 
@@ -34,32 +35,6 @@ POLL_S = 1.0
 DESCRIBE_S = 10.0
 UNREACHABLE_S = 120.0
 """How long brokers may be silent before the writer ends and leaves it to its supervisor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """An offset of the source: where each topic-partition stands, and which are idle."""
-
-    offsets: Mapping[TopicPartition, int]
-    idle: frozenset[TopicPartition] = frozenset()
-    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Of the leaders that had those offsets, where a broker said so."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Sorted, because Spark compares offsets as text."""
-        return {
-            "offsets": nested(self.offsets),
-            "idle": nested(dict.fromkeys(self.idle, 1)),
-            "leader-epochs": nested(self.leader_epochs),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Position:
-        return cls(flat(value["offsets"]), frozenset(flat(value["idle"])), flat(value["leader-epochs"]))
-
-    @classmethod
-    def of(cls, marker: Marker) -> Position:
-        return cls(marker.offsets, marker.idle, marker.leader_epochs)
 
 
 @dataclass(frozen=True, slots=True)

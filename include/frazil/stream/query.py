@@ -1,7 +1,7 @@
 """One streaming query over the planner's ranges: opened at the marker, watched, and closed between two batches.
 
-What goes wrong in it is raised here, in the thread of who runs it. Raised where it happens, Spark would print it with
-a page of Java's trace, and go on with its text alone.
+What goes wrong in a batch is raised here, in the thread of who runs the query. Raised where it happens, Spark would
+print it with a page of Java's trace, and go on with its text alone.
 """
 
 from __future__ import annotations
@@ -9,38 +9,30 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-
 from frazil import errors
 from frazil.commit.target import target_file_bytes
-from frazil.errors import FrazilError, PythonStartTimeout
+from frazil.errors import FrazilError
 from frazil.host.heartbeat import Phase
 from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import Engine, Query, RunningQuery, Stage
 from frazil.stream.plan import Policy
-from frazil.stream.planner import PlannerSettings, Position, clear_report, read_rates, read_report, write_rates
-from frazil.stream.source import FORMAT
+from frazil.stream.planner import PlannerSettings, clear_report, read_rates, read_report, write_rates
+from frazil.stream.position import Position
 
 LOOK_S = 1.0
-"""Between two looks at a query that runs on: each costs a call into the JVM."""
+"""Between two looks at a query that runs on: each costs Spark a call into the JVM."""
 LOOK_DRAINING_S = 0.2
-QUIET_WITHIN_S = 2.0
-QUIET_LOOK_S = 0.02
-NOT_CONNECTED = "Python worker failed to connect back"
-"""Spark's words for a Python process that took longer than 10 s to start: the limit is fixed."""
 
 
 @dataclass(slots=True)
 class RangeQuery:
     """From the query's start to its end. Used once."""
 
-    session: SparkSession
+    engine: Engine
     runner: BatchRunner
     drain: bool
     """Whatever is unread is due at once."""
@@ -52,21 +44,13 @@ class RangeQuery:
 
     def run(self, *, until: Callable[[], bool]) -> None:
         """Return when `until` holds between two batches, or the query ended by itself; raise what ended it else."""
+        query = self._open()
         try:
-            query = self._open()
-            try:
-                self._watch(query, until)
-            finally:
-                self._close(query)
-        except Exception as error:
-            if NOT_CONNECTED not in str(error):
-                raise
-            raise PythonStartTimeout(
-                f"a Python process of stream {self.runner.spec.name!r} did not start within the 10 s that Spark gives "
-                "it: this host is too busy"
-            ) from error
+            self._watch(query, until)
+        finally:
+            self._close(query)
 
-    def _open(self) -> StreamingQuery:
+    def _open(self) -> RunningQuery:
         r = self.runner
         for old in r.run_folder.glob("checkpoint-*"):
             shutil.rmtree(old, ignore_errors=True)
@@ -75,21 +59,14 @@ class RangeQuery:
         write_rates(r.run_folder, replace(read_rates(r.run_folder), stretch=1.0))
         r.reporter.throttled(None, stretch=1.0)
         interval_s = r.spec.commit.interval / timedelta(seconds=1)
-        ranges = (
-            self.session.readStream.format(FORMAT)
-            .option("spec", r.spec.model_dump_json(by_alias=True))
-            .option("settings", self._settings(interval_s).to_json())
-            .option("source", json.dumps(asdict(r.marker.source)))
-            .option("position", json.dumps(Position.of(r.marker).to_json()))
-            .load()
-        )
-        query = (
-            ranges.writeStream.foreachBatch(self._run_batch)
-            .queryName(r.spec.name)
-            .trigger(processingTime=f"{int(trigger_s(interval_s) * 1000)} milliseconds")
-            .option("checkpointLocation", (r.run_folder / f"checkpoint-{r.committer.epoch}").as_uri())
-            .start()
-        )
+        options = {
+            "spec": r.spec.model_dump_json(by_alias=True),
+            "settings": self._settings(interval_s).to_json(),
+            "source": json.dumps(asdict(r.marker.source)),
+            "position": json.dumps(Position.of(r.marker).to_json()),
+        }
+        checkpoint = r.run_folder / f"checkpoint-{r.committer.epoch}"
+        query = self.engine.start(Query(r.spec.name, options, trigger_s(interval_s), checkpoint), self._run_batch)
         r.reporter.phase(Phase.WAITING)
         return query
 
@@ -111,21 +88,21 @@ class RangeQuery:
             run_folder=self.runner.run_folder,
         )
 
-    def _run_batch(self, ranges: DataFrame, batch_id: int) -> None:  # noqa: ARG002
+    def _run_batch(self, stage: Stage) -> None:
         with self.batch_lock:
             if self.ended or self.failure:
                 return
             try:
-                self.commits += self.runner.run(ranges)
+                self.commits += self.runner.run(stage)
             except BaseException as error:
                 self.failure = error
 
-    def _watch(self, query: StreamingQuery, until: Callable[[], bool]) -> None:
+    def _watch(self, query: RunningQuery, until: Callable[[], bool]) -> None:
         look_s = LOOK_DRAINING_S if self.drain else LOOK_S
         while True:
             try:
-                ended = query.awaitTermination(look_s)  # type: ignore[arg-type]  # takes fractions of a second
-            except StreamingQueryException as error:
+                ended = query.wait(look_s)
+            except Exception as error:
                 raise self._found() or error from error
             if found := self._found():
                 raise found
@@ -142,21 +119,15 @@ class RangeQuery:
             return kind(report.error)
         return None
 
-    def _close(self, query: StreamingQuery) -> None:
-        """Stop the query between two batches: the lock is free only when no batch of ours is at hand.
-
-        Spark then still writes its checkpoint, and would be interrupted with a page of warnings.
-        """
+    def _close(self, query: RunningQuery) -> None:
+        """Stop the query between two batches: the lock is free only when no batch of ours is at hand."""
         self.runner.reporter.phase(Phase.STOPPING)
         with self.batch_lock:
             self.ended = True
-        deadline = time.monotonic() + QUIET_WITHIN_S
-        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-            time.sleep(QUIET_LOOK_S)
         query.stop()
 
 
 def trigger_s(interval_s: float) -> float:
-    """How often Spark asks the planner, in seconds: a small part of the commit interval, and no more than once a
+    """How often the engine asks the planner, in seconds: a small part of the commit interval, and no more than once a
     second where that is long, for a quiet stream costs little else."""
     return min(1.0, max(0.5, interval_s / 60), interval_s / 10)

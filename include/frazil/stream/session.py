@@ -51,15 +51,14 @@ def start_session(spec: StreamSpec) -> SparkSession:
         builder = builder.config(key, value)
     with java_needed():
         session = builder.getOrCreate()
-    return with_source(session)
-
-
-def with_source(session: SparkSession) -> SparkSession:
-    """The same session, which now knows the planner's source and says little."""
     session.sparkContext.setLogLevel("WARN")
+    return session
+
+
+def add_source(session: SparkSession) -> None:
+    """Let the session know the planner's source, and keep its queries quiet."""
     _silence(session, "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor")
     session.dataSource.register(RangeSource)
-    return session
 
 
 def _silence(session: SparkSession, logger: str) -> None:

@@ -1,4 +1,4 @@
-"""Stage under Spark: each row of the planner's source is one task, and its answer is one row."""
+"""The function that an engine runs on each task of a batch: a plan of the source's in, an answer out, both JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from frazil.ingest.stage import stage
 from frazil.stream.progress import ProgressFolder
 
 ANSWER_SCHEMA = "answer string"
+"""Of the rows that Spark gets."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """The function that `mapInArrow` ships to the executors.
+    """Called with one plan, or by `mapInArrow`, which ships it to the executors, with rows of plans.
 
-    An error of ours is answered as a row, not raised: it has been tried long enough, and Spark would try it again.
-    What Spark does try again is a worker that died.
+    An error of ours is answered, not raised: it has been tried long enough, and Spark would try it again. What Spark
+    does try again is a worker that died.
     """
 
     context: StageContext
@@ -32,7 +33,11 @@ class StageRows:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for plan in batch.column("plan").to_pylist():
-                yield pa.RecordBatch.from_pydict({"answer": [json.dumps(self._answer(json.loads(plan)))]})
+                yield pa.RecordBatch.from_pydict({"answer": [self.answer(plan)]})
+
+    def answer(self, plan: str) -> str:
+        """Stage one task; `frazil.stream.engine.read_answers` reads what it answers."""
+        return json.dumps(self._answer(json.loads(plan)))
 
     def _answer(self, plan: dict[str, object]) -> dict[str, object]:
         task = StageTask.from_json(plan["task"])  # type: ignore[arg-type]

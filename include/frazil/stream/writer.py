@@ -9,11 +9,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from pyspark.sql import SparkSession
 
 from frazil import clock, errors
 from frazil.commit.committer import Committer, StreamTables
@@ -35,12 +32,12 @@ from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner, Landed
+from frazil.stream.engine import Engine
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.query import RangeQuery
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
-from frazil.stream.session import start_session, warm_up, with_source
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import ObjectStore, open_store
@@ -61,8 +58,8 @@ class Writer:
 
     spec: StreamSpec
     until_caught_up: bool = False
-    session: SparkSession | None = None
-    """One to use and leave running; without it the run starts its own, and ends it."""
+    engine: Engine | None = None
+    """What stages the batches; Spark, where nothing else is given."""
     on_batch: Callable[[Landed], None] = lambda _: None
     """Told of each batch that landed."""
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -88,34 +85,16 @@ class Writer:
             return self._run(folder, reporter)
 
     def _run(self, folder: Path, reporter: Reporter) -> Marker | None:
-        properties = kafka_properties(self.spec, os.environ)
-        # The JVM takes seconds to start, which the take-over needs as well; and off the main thread Spark leaves
-        # our signal handlers alone.
-        with ThreadPoolExecutor(1, "spark") as pool, KafkaOffsets(properties, self.spec.source.topics) as kafka:
-            session = pool.submit(self._start_session)
-            pool.submit(warm_up, session, self.spec.resources.cores)
-            try:
-                tables, store, progress = self._open(reporter)
-                with RecordFolding(self.spec):
-                    return self._epochs(
-                        EpochParts(
-                            self.spec,
-                            session,
-                            kafka,
-                            tables,
-                            store,
-                            progress,
-                            folder,
-                            reporter,
-                            self.on_batch,
-                        )
-                    )
-            finally:
-                if not self.session:
-                    session.result().stop()
-
-    def _start_session(self) -> SparkSession:
-        return with_source(self.session) if self.session else start_session(self.spec)
+        kafka_settings = kafka_properties(self.spec, os.environ)
+        with (
+            KafkaOffsets(kafka_settings, self.spec.source.topics) as kafka,
+            self.engine or _spark(self.spec) as engine,
+        ):
+            engine.warm_up()
+            tables, store, progress = self._open(reporter)
+            parts = EpochParts(self.spec, engine, kafka, tables, store, progress, folder, reporter, self.on_batch)
+            with RecordFolding(self.spec):
+                return self._epochs(parts)
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
@@ -150,12 +129,18 @@ class Writer:
         return replace(tables, main=handle), store, progress
 
 
+def _spark(spec: StreamSpec) -> Engine:
+    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - only its users need Spark
+
+    return SparkEngine(spec)
+
+
 @dataclass(frozen=True, slots=True)
 class EpochParts:
     """What all epochs of one process share."""
 
     spec: StreamSpec
-    session: Future[SparkSession]
+    engine: Engine
     kafka: KafkaOffsets
     tables: StreamTables
     store: ObjectStore
@@ -185,7 +170,7 @@ class Epoch:
         runner = self._begin()
         late = 0
         while not self._over(runner):
-            query = RangeQuery(self.parts.session.result(), runner, drain=self.goal is not None)
+            query = RangeQuery(self.parts.engine, runner, drain=self.goal is not None)
             try:
                 query.run(until=lambda: self._over(runner))
                 break

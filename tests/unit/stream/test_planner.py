@@ -12,7 +12,8 @@ from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LOOKS, OUTDATED_LOOKS, LogEnd
 from frazil.stream.plan import Policy, Rates
-from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, Position, read_report, write_rates
+from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, read_report, write_rates
+from frazil.stream.position import Position
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 OLD = ("old", 0)

@@ -6,7 +6,8 @@ import json
 from typing import Any, cast
 
 from frazil.errors import OffsetGap
-from frazil.stream.planner import Planner, Position
+from frazil.stream.planner import Planner
+from frazil.stream.position import Position
 from frazil.stream.source import PlannedTask, RangeReader
 
 AT = Position({("t", 0): 5})

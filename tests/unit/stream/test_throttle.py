@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.ingest.contract import StageResult
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import TaskAnswer
 from frazil.stream.planner import read_rates
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
@@ -229,7 +231,7 @@ class Writer:
             landed = Journal(
                 "made", self.made.land({0: (n, n + 1)}).at, "", 0, self.made.source, (), (), {}, frozenset(), {}
             )
-            self.runner._observe(landed, [{"task_s": 0.0}], batch_s=0.1, commit_s=0.1)
+            self.runner._observe(landed, [TaskAnswer(StageResult((), ()), None, 0.0)], batch_s=0.1, commit_s=0.1)
 
 
 @pytest.mark.parametrize(("mode", "stretch"), [("stretch", 3.0), ("warn", 1.0), ("off", None)])

@@ -1,0 +1,36 @@
+"""An offset of the source: where a batch ends, as Spark keeps it and as the batch's journal gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from frazil.commit.marker import Marker, flat, nested
+from frazil.offsets.spans import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where each topic-partition stands, and which are idle."""
+
+    offsets: Mapping[TopicPartition, int]
+    idle: frozenset[TopicPartition] = frozenset()
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Of the leaders that had those offsets, where a broker said so."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Sorted, because Spark compares offsets as text."""
+        return {
+            "offsets": nested(self.offsets),
+            "idle": nested(dict.fromkeys(self.idle, 1)),
+            "leader-epochs": nested(self.leader_epochs),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Position:
+        return cls(flat(value["offsets"]), frozenset(flat(value["idle"])), flat(value["leader-epochs"]))
+
+    @classmethod
+    def of(cls, marker: Marker) -> Position:
+        return cls(marker.offsets, marker.idle, marker.leader_epochs)

@@ -1,0 +1,119 @@
+"""Spark as the engine of a stream: its session, its streaming query, and the tasks of a batch on its executors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from frazil.errors import PythonStartTimeout
+from frazil.spec.model import StreamSpec
+from frazil.stream.engine import Query, Stage, TaskAnswer, read_answers
+from frazil.stream.session import add_source, start_session, warm_up
+from frazil.stream.source import FORMAT, SCHEMA
+from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
+
+QUIET_WITHIN_S = 2.0
+QUIET_LOOK_S = 0.02
+NOT_CONNECTED = "Python worker failed to connect back"
+"""Spark's words for a Python process that took longer than 10 s to start: the limit is fixed."""
+
+
+class SparkEngine:
+    """Starts a session for a stream, and ends it; one that is given is used, and left running."""
+
+    def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
+        self._spec, self._given = spec, session
+        self._pool = ThreadPoolExecutor(1, "spark")
+        self._session: Future[SparkSession] = Future()
+        self._has_source = False
+
+    def __enter__(self) -> Self:
+        # The JVM takes seconds to start, which the take-over needs as well; and off the main thread Spark leaves
+        # our signal handlers alone.
+        self._session = self._pool.submit(self._start_session)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._pool:
+            if not self._given:
+                self._session.result().stop()
+
+    @property
+    def parallelism(self) -> int:
+        return self._session.result().sparkContext.defaultParallelism
+
+    def warm_up(self) -> None:
+        self._pool.submit(warm_up, self._session, self._spec.resources.cores)
+
+    def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
+        return staged(self._session.result().createDataFrame([(plan,) for plan in plans], SCHEMA), work)
+
+    def start(self, query: Query, on_batch: Callable[[Stage], None]) -> SparkQuery:
+        def run_batch(tasks: DataFrame, _: int) -> None:
+            on_batch(lambda work: staged(tasks, work))
+
+        session = self._session.result()
+        if not self._has_source:
+            add_source(session)
+            self._has_source = True
+        with python_starts(query.name):
+            source = session.readStream.format(FORMAT).options(**query.options).load()
+            started = (
+                source.writeStream.foreachBatch(run_batch)
+                .queryName(query.name)
+                .trigger(processingTime=f"{int(query.trigger_s * 1000)} milliseconds")
+                .option("checkpointLocation", query.checkpoint.as_uri())
+                .start()
+            )
+        return SparkQuery(started, query.name)
+
+    def _start_session(self) -> SparkSession:
+        return self._given or start_session(self._spec)
+
+
+class SparkQuery:
+    """A streaming query of Spark's."""
+
+    def __init__(self, query: StreamingQuery, stream: str) -> None:
+        self._query, self._stream = query, stream
+
+    def wait(self, timeout_s: float) -> bool:
+        with python_starts(self._stream):
+            return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # takes fractions of a second
+
+    def stop(self) -> None:
+        """After the batch at hand, Spark still writes its checkpoint: interrupted, it would say so on a page."""
+        deadline = time.monotonic() + QUIET_WITHIN_S
+        while self._query.isActive and self._query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(QUIET_LOOK_S)
+        self._query.stop()
+
+
+def staged(tasks: DataFrame, work: StageRows) -> tuple[TaskAnswer, ...]:
+    """Run `work` on each row of plans, one Spark task a row; see `frazil.stream.engine.Stage`."""
+    with python_starts(work.context.stream):
+        rows = tasks.mapInArrow(work, ANSWER_SCHEMA).collect()
+    return read_answers(row.answer for row in rows)
+
+
+@contextmanager
+def python_starts(stream: str) -> Iterator[None]:
+    """Raise `PythonStartTimeout` for the error in which Spark says so."""
+    try:
+        yield
+    except Exception as error:
+        if NOT_CONNECTED not in str(error):
+            raise
+        raise PythonStartTimeout(
+            f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
+            "too busy"
+        ) from error
