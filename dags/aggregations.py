@@ -1,5 +1,5 @@
 """The daily aggregations: for each that `include/aggregations/` declares, `frazil_daily_<name>` runs a day when it is
-complete, and `frazil_reopened_<name>` asks for it again when rows came late.
+complete, and `frazil_reopened_<name>` asks for it again when late rows arrive.
 
 What must be there: the declarations (FRAZIL_AGGREGATIONS names another folder), the streams that feed their sources
 (FRAZIL_STREAMS), and the Airflow connection `spark_default`, with Iceberg's runtime in that Spark. To be told when a

@@ -1,9 +1,9 @@
 """Maintenance: `frazil_health` watches the tables; one DAG each keeps them in shape, `frazil_maintenance_<table>`.
 
-Every hour: compaction of partitions that are complete, manifests, snapshot expiry; once a day orphans. What is declared
-in the streams' YAML under `maintenance` decides (FRAZIL_STREAMS names another folder). What must be there: the Spark
+Every hour: compaction of complete partitions, manifests, snapshot expiry; once a day orphan files. `maintenance` in the
+streams' YAML says what is done (FRAZIL_STREAMS names another folder). What must be there: the Spark
 connection `spark_default`, and, where FRAZIL_SPARK_POOL names one, a pool for batch Spark work. To be told when
-something is wrong, pass `on_failure=` a notifier, and `on_resolved=` one for when it is well again.
+something is wrong, pass `on_failure=` a notifier, and `on_resolved=` one that is called when it is over.
 """
 
 from __future__ import annotations
