@@ -1,8 +1,9 @@
 """Complete partitions: one DAG for each table whose windows of event time complete, `frazil_partitions_<table>`.
 
-Each minute it checks the table's metadata, runs the quality gate of complete windows (`include/expectations/`), and sends
-the events that daily aggregations start from. `frazil_release` signals a window that a gate holds. What must be there:
-the streams' YAML files (FRAZIL_STREAMS names another folder). FRAZIL_LOOK_EVERY is the pause between checks, in seconds. To be told when a gate holds a window, pass `on_failure=` a notifier.
+Each minute it checks the table's metadata, runs the quality gate of complete windows (`include/expectations/`), and
+sends the events that daily aggregations start from. `frazil_release` signals a window that a gate holds. What must be
+there: the streams' YAML files (FRAZIL_STREAMS names another folder). FRAZIL_LOOK_EVERY is the pause between checks,
+in seconds. To be told when a gate holds a window, pass `on_failure=` a notifier.
 """
 
 from __future__ import annotations
