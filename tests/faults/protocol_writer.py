@@ -171,7 +171,7 @@ class Writer:
             store=self.store,
             committer=committer,
             marker=marker,
-            reporter=cast(Any, None),
+            emit=lambda _: None,
             run_folder=self.world.folder,
             progress=ProgressFolder(f"{self.world.folder}/progress", {}),
         )

@@ -30,6 +30,7 @@ from frazil.ingest.contract import RangeProgress
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
+from tests.in_process_engine import InProcessEngine
 
 LIVE = 1000
 PARTITIONS = (("events", 0), ("events", 1))
@@ -114,7 +115,7 @@ def rejected(stream: Any) -> list[tuple[int, bytes]]:
 
 
 def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is_left_out(
-    live: Any, archive: Written, spark: Any, monkeypatch: pytest.MonkeyPatch
+    live: Any, archive: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = b'{"id": "x", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 998}'
     archive("a.parquet", range(200))
@@ -129,11 +130,11 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     with asking(live, files=files, chunk_records=150) as backfill, monkeypatch.context() as patch:
         patch.setattr(LaneCommitter, "_commit", committed_and_killed)
         with pytest.raises(KeyboardInterrupt):
-            run(backfill, spark)
+            run(backfill, InProcessEngine())
     killed = read_lane(live.table().properties, live.name)
     assert (killed.state, killed.chunks, killed.planned, live.ids()) == (State.STAGING, 1, 3, [])
     with asking(live, files=files) as backfill:
-        done = run(backfill, spark)
+        done = run(backfill, InProcessEngine())
     assert (done.id, done.state, done.chunks) == (killed.id, State.PUBLISHED, 2)
     assert (done.records, done.rejected) == (400, 1)
     assert live.ids() == list(range(400))
@@ -147,7 +148,7 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     archive("d.ndjson", range(400, 420))
     with asking(live, files=files, to_event_time="2024-01-01T00:00:41Z") as backfill:
         assert backfill.source.at_most(backfill.plan().spans) == 20, "the others are in the tables"
-        assert run(backfill, spark).records == 10
+        assert run(backfill, InProcessEngine()).records == 10
     assert live.ids() == list(range(410))
 
 

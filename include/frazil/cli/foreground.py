@@ -21,8 +21,8 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.timetext import ago
 
 if TYPE_CHECKING:
+    from frazil.events import BatchCommitted
     from frazil.spec.model import StreamSpec
-    from frazil.stream.batch import Landed
 
 LIVE_EVERY_S = 0.5
 CLEAR = "\r\x1b[K"
@@ -131,14 +131,15 @@ class Totals:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         self.records = self.rejected = 0
 
-    def add(self, batch: Landed) -> str:
+    def add(self, batch: BatchCommitted) -> str:
         """The line of one batch."""
         self.records += batch.records
         self.rejected += batch.rejected
         if not batch.records and not batch.rejected:
             return f"batch {batch.key}: no records, the watermark was looked at"
         files = count(batch.files, "file")
-        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)} in {files}, {batch.seconds:.1f} s"
+        took_s = batch.stage_s + batch.commit_s
+        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)} in {files}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool) -> str:
         """The last line of a run that ended well."""

@@ -142,12 +142,18 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
         rotate(folder)
         redirect(folder / LOG_FILE)
         voice.say(f"{spec.name}: {', '.join(spec.source.topics)} to {spec.table.identifier}; log: {folder / LOG_FILE}")
+        from frazil.events import BatchCommitted, Event  # noqa: PLC0415
         from frazil.stream.main import write  # noqa: PLC0415 - seconds of imports, which only the writer needs
 
         logging.getLogger("frazil").addHandler(voice)
         totals = Totals(spec)
+
+        def say_batch(event: Event) -> None:
+            if isinstance(event.what, BatchCommitted):
+                voice.say(totals.add(event.what))
+
         try:
-            stopped = write(spec, until_caught_up=until_caught_up, on_batch=lambda batch: voice.say(totals.add(batch)))
+            stopped = write(spec, say_batch, until_caught_up=until_caught_up)
         except FrazilError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)  # the last line of the log as well
             raise

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.errors import Fenced, StaleBatch
+from frazil.events import BatchCommitted, FutureEventTimes, Happening, PhaseBegan, ThrottleJudged
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StageContext
 from frazil.kafka.admin import KafkaOffsets
@@ -29,24 +29,12 @@ from frazil.stream.engine import Stage, TaskAnswer
 from frazil.stream.plan import learned
 from frazil.stream.planner import read_rates, write_rates
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.reporter import Reporter
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
 from frazil.table.storage import ObjectStore
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """One batch that was committed; a tick has neither records nor dead letters."""
-
-    key: BatchKey
-    records: int
-    rejected: int
-    files: int
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -60,10 +48,9 @@ class BatchRunner:
     store: ObjectStore
     committer: Committer
     marker: Marker
-    reporter: Reporter
+    emit: Callable[[Happening], None]
     run_folder: Path
     progress: ProgressFolder
-    on_batch: Callable[[Landed], None] = lambda _: None
     throttle: Throttle | None = None
 
     def run(self, stage: Stage) -> bool:
@@ -73,47 +60,48 @@ class BatchRunner:
         """
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
-        self.reporter.phase(Phase.STAGING, key=key)
+        self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             batch = self.staged(stage, key)
         except Exception:
             self._discard(key)
             raise
         if batch is None:
-            self.reporter.phase(Phase.WAITING, key=self.marker.at)
+            self.emit(PhaseBegan(Phase.WAITING, self.marker.at))
             return False
         answers, journal = batch
         staged = time.monotonic()
-        self.reporter.phase(Phase.JOURNALING)
         try:
             commit_s = self._journal_and_commit(journal)
         except Fenced:
             self._give_back(key)
             raise
-        now_ms = self.tables.clock_ms()
-        self.reporter.committed(self.marker, at_ms=now_ms)
-        self.reporter.phase(Phase.WAITING)
+        self._tell(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
+        self.emit(PhaseBegan(Phase.WAITING))
         self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
-        log.info(
-            "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
-            key, journal.records, journal.rejected, len(journal.files), staged - began, time.monotonic() - staged,
-        )  # fmt: skip
-        self.on_batch(
-            Landed(key, journal.records, journal.rejected, len(journal.files), seconds=time.monotonic() - began)
-        )
-        if journal.future:
-            log.warning("batch %s: %s", key, _ahead(journal, self.spec.watermark.max_future))
         sweep_batch(self.tables, self.store, journal)
         return True
 
+    def _tell(self, journal: Journal, *, stage_s: float, commit_s: float) -> None:
+        key, files = journal.key, len(journal.files)
+        self.emit(
+            BatchCommitted(
+                key, self.marker, journal.records, journal.rejected, files, stage_s=stage_s, commit_s=commit_s
+            )
+        )
+        if journal.future:
+            most = max(journal.progress, key=lambda p: p.future).topic_partition
+            self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
+
     def _journal_and_commit(self, journal: Journal) -> float:
         """How many seconds the commit took."""
+        self.emit(PhaseBegan(Phase.JOURNALING))
         if not self.tables.journals.put(journal):
             raise Fenced(
                 f"batch {journal.key} of stream {self.spec.name!r} is journaled, or closed, already: another writer "
                 "took over"
             )
-        self.reporter.phase(Phase.COMMITTING)
+        self.emit(PhaseBegan(Phase.COMMITTING))
         committing = time.monotonic()
         self.marker = self.committer.commit(journal)
         return time.monotonic() - committing
@@ -199,11 +187,9 @@ class BatchRunner:
         measure = Measure(len(main), manifests, commit_s, self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
-        self.reporter.throttled(now.reason, stretch=now.stretch)
-        if now.reason and not (before and before.reason):
-            log.warning("stream %s: %s", self.spec.name, now.reason)
-        elif before and before.reason and not now.reason:
-            log.info("stream %s: the table's metadata grows no more, commits are as declared", self.spec.name)
+        pressed = before is not None and before.reason is not None
+        if pressed or now.reason:
+            self.emit(ThrottleJudged(now.reason, stretch=now.stretch, was_under_pressure=pressed))
         write_rates(self.run_folder, dataclasses.replace(read_rates(self.run_folder), stretch=now.stretch))
 
 
@@ -215,16 +201,6 @@ def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None
             return None
         total.update(count)
     return dict(total)
-
-
-def _ahead(journal: Journal, max_future: timedelta) -> str:
-    """Which topic-partition has the most event times that do not push the watermark."""
-    most = max(journal.progress, key=lambda p: p.future)
-    return (
-        f"{journal.future} rows have event times more than {format_duration(max_future)} ahead of their Kafka "
-        f"timestamps, most of them in {most.topic}-{most.partition}: they landed, and do not push the watermark. Look "
-        "at the producers' clocks"
-    )
 
 
 def joined(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:

@@ -6,13 +6,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from types import FrameType
 
 from frazil.errors import FrazilError
+from frazil.events import Sink
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.model import StreamSpec
-from frazil.stream.batch import Landed
 from frazil.stream.writer import Writer
 
 log = logging.getLogger("frazil")
@@ -28,17 +27,15 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
     return 0
 
 
-def write(
-    spec: StreamSpec, *, until_caught_up: bool = False, on_batch: Callable[[Landed], None] = lambda _: None
-) -> bool:
+def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
     """Write until SIGTERM or SIGINT (the batch at hand commits) or the end; whether it was asked to stop.
 
-    The log goes to standard error. Raises what `Writer.run` raises.
+    `sinks` are told what happens. The log goes to standard error. Raises what `Writer.run` raises.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    writer = Writer(spec, until_caught_up=until_caught_up, on_batch=on_batch)
+    writer = Writer(spec, until_caught_up=until_caught_up, sinks=sinks)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
         log.info("%s: the batch at hand commits, then the writer ends", signal.Signals(signum).name)

@@ -16,6 +16,7 @@ from datetime import timedelta
 from frazil import errors
 from frazil.commit.target import target_file_bytes
 from frazil.errors import FrazilError
+from frazil.events import PhaseBegan, ThrottleJudged
 from frazil.host.heartbeat import Phase
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine, Query, RunningQuery, Stage
@@ -57,7 +58,7 @@ class RangeQuery:
         clear_report(r.run_folder)
         # An earlier writer may have left it stretched: what the table is like is judged anew.
         write_rates(r.run_folder, replace(read_rates(r.run_folder), stretch=1.0))
-        r.reporter.throttled(None, stretch=1.0)
+        r.emit(ThrottleJudged(None, stretch=1.0, was_under_pressure=False))
         interval_s = r.spec.commit.interval / timedelta(seconds=1)
         options = {
             "spec": r.spec.model_dump_json(by_alias=True),
@@ -67,7 +68,7 @@ class RangeQuery:
         }
         checkpoint = r.run_folder / f"checkpoint-{r.committer.epoch}"
         query = self.engine.start(Query(r.spec.name, options, trigger_s(interval_s), checkpoint), self._run_batch)
-        r.reporter.phase(Phase.WAITING)
+        r.emit(PhaseBegan(Phase.WAITING))
         return query
 
     def _settings(self, interval_s: float) -> PlannerSettings:
@@ -121,7 +122,7 @@ class RangeQuery:
 
     def _close(self, query: RunningQuery) -> None:
         """Stop the query between two batches: the lock is free only when no batch of ours is at hand."""
-        self.runner.reporter.phase(Phase.STOPPING)
+        self.runner.emit(PhaseBegan(Phase.STOPPING))
         with self.batch_lock:
             self.ended = True
         query.stop()

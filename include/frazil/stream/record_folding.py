@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import read_marker
+from frazil.events import CommitRecordsFolded, Happening
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.storage import open_store
@@ -26,6 +28,7 @@ class RecordFolding:
     time."""
 
     spec: StreamSpec
+    emit: Callable[[Happening], None]
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -60,5 +63,5 @@ class RecordFolding:
             if self._over.wait(PAUSE_S):
                 break
         if folded:
-            log.info("stream %r: %d old commit records were folded", self.spec.name, folded)
+            self.emit(CommitRecordsFolded(folded))
         return folded

@@ -9,12 +9,12 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from frazil.commit.marker import BatchKey, Marker
+from frazil.events import BatchCommitted, EpochBegan, Event, Events, PhaseBegan, RecordsSkipped, ThrottleJudged
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
 from frazil.stream.planner import PlannerReport, read_report
@@ -31,14 +31,16 @@ BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 
 
 class Reporter:
-    """Writes the status file until it is closed. Its setters are called by the writer's other threads."""
+    """Writes the status file until it is closed.
 
-    def __init__(
-        self, *, stream: str, fingerprint: str, folder: Path, limits: Limits, clock_ms: Callable[[], int]
-    ) -> None:
-        now = clock_ms()
-        self._watch = StallWatch(stream, limits)
-        self._folder, self._clock_ms = folder, clock_ms
+    As a sink of events, and by its setters, it is told by the writer's other threads. What it finds, it emits.
+    """
+
+    def __init__(self, events: Events, *, fingerprint: str, folder: Path, limits: Limits) -> None:
+        now = events.clock_ms()
+        self._watch = StallWatch(events.stream, limits, emit=events.emit)
+        events.add(self.take)
+        self._folder, self._clock_ms = folder, events.clock_ms
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -47,7 +49,7 @@ class Reporter:
         self._stretch = 1.0
         self._looked_at_log_ms = now
         self._state = Heartbeat(
-            stream=stream,
+            stream=events.stream,
             pid=os.getpid(),
             spec_fingerprint=fingerprint,
             phase=Phase.STARTING,
@@ -70,6 +72,21 @@ class Reporter:
         text = f"{type(error).__name__}: {error}" if error else None
         self._change(phase=Phase.ENDED, error=text)
         self._write()
+
+    def take(self, event: Event) -> None:
+        """The heartbeat as a sink of events."""
+        match event.what:
+            case PhaseBegan(phase, key):
+                self.phase(phase, key=key)
+            case EpochBegan(marker=marker, settled=settled):
+                self.committed(marker, at_ms=event.at_ms if settled.committed else None)
+            case RecordsSkipped(marker=marker):
+                # What retention deleted is no lag: nothing would ever come nearer to reading it.
+                self.committed(marker, at_ms=None)
+            case BatchCommitted(marker=marker):
+                self.committed(marker, at_ms=event.at_ms)
+            case ThrottleJudged(reason, stretch):
+                self.throttled(reason, stretch=stretch)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         """The writer went on to another phase; `key` names the batch that it works on."""

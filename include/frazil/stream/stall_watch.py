@@ -1,22 +1,20 @@
-"""Tells the writer's log when a silent stall begins and when it ends, each once."""
+"""Tells when a silent stall begins and when it ends, each once."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 
+from frazil.events import Happening, StallBegan, StallEnded
 from frazil.host.heartbeat import Stall
 from frazil.stream.stall import find_stall
 from frazil.stream.stall_history import WORKING, History, Limits, Look, remember
-from frazil.timetext import ago
-
-log = logging.getLogger(__name__)
 
 
 class StallWatch:
     """Remembers what the heartbeat's thread looks at. Not for several threads at once."""
 
-    def __init__(self, stream: str, limits: Limits) -> None:
-        self._stream, self._declared, self._limits = stream, limits, limits
+    def __init__(self, stream: str, limits: Limits, *, emit: Callable[[Happening], None]) -> None:
+        self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
         self._history: History | None = None
         self._stall: Stall | None = None
 
@@ -39,8 +37,6 @@ class StallWatch:
         if (before and before.kind) == (found and found.kind):
             return
         if before is not None:
-            log.info(
-                "stream %s: the stall (%s) is over after %s", self._stream, before.kind, ago(now_ms - before.since_ms)
-            )
+            self._emit(StallEnded(before.kind, lasted_ms=now_ms - before.since_ms))
         if found is not None:
-            log.warning("stream %s: stalled (%s): %s", self._stream, found.kind, found.reason)
+            self._emit(StallBegan(found))

@@ -21,6 +21,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.swap import TableHandle
 from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
+from frazil.events import EpochBegan, Events, Happening, PhaseBegan, RecordsSkipped, Sink
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.decode import check_supported
@@ -31,8 +32,9 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
-from frazil.stream.batch import BatchRunner, Landed
+from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine
+from frazil.stream.event_log import log_event
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.query import RangeQuery
@@ -60,8 +62,8 @@ class Writer:
     until_caught_up: bool = False
     engine: Engine | None = None
     """What stages the batches; Spark, where nothing else is given."""
-    on_batch: Callable[[Landed], None] = lambda _: None
-    """Told of each batch that landed."""
+    sinks: tuple[Sink, ...] = ()
+    """Are told what happens, after the log and the heartbeat."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
@@ -75,16 +77,14 @@ class Writer:
         """
         folder = run_folder(self.spec.name)
         folder.mkdir(parents=True, exist_ok=True)
-        with Reporter(
-            stream=self.spec.name,
-            fingerprint=self.spec.fingerprint(),
-            folder=folder,
-            limits=Limits.for_stream(self.spec),
-            clock_ms=clock.now_ms,
-        ) as reporter:
-            return self._run(folder, reporter)
+        events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
+        fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
+        with Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits) as reporter:
+            for sink in self.sinks:
+                events.add(sink)
+            return self._run(folder, events, reporter)
 
-    def _run(self, folder: Path, reporter: Reporter) -> Marker | None:
+    def _run(self, folder: Path, events: Events, reporter: Reporter) -> Marker | None:
         kafka_settings = kafka_properties(self.spec, os.environ)
         with (
             KafkaOffsets(kafka_settings, self.spec.source.topics) as kafka,
@@ -92,8 +92,8 @@ class Writer:
         ):
             engine.warm_up()
             tables, store, progress = self._open(reporter)
-            parts = EpochParts(self.spec, engine, kafka, tables, store, progress, folder, reporter, self.on_batch)
-            with RecordFolding(self.spec):
+            parts = EpochParts(self.spec, engine, kafka, tables, store, progress, folder, events.emit)
+            with RecordFolding(self.spec, events.emit):
                 return self._epochs(parts)
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
@@ -146,8 +146,7 @@ class EpochParts:
     store: ObjectStore
     progress: ProgressFolder
     folder: Path
-    reporter: Reporter
-    on_batch: Callable[[Landed], None]
+    emit: Callable[[Happening], None]
 
 
 @dataclass(slots=True)
@@ -181,7 +180,7 @@ class Epoch:
                     raise
                 wait_s = min(2.0**late, START_WAIT_MOST_S)
                 log.warning("%s. The writer tries again in %.0f s", error, wait_s)
-                self.parts.reporter.phase(Phase.STARTING)
+                self.parts.emit(PhaseBegan(Phase.STARTING))
                 self.stopping.wait(wait_s)
             finally:
                 self.commits += query.commits
@@ -193,7 +192,7 @@ class Epoch:
     def _begin(self) -> BatchRunner:
         """Take over and settle: after it nothing of an earlier epoch is left to be decided."""
         p = self.parts
-        p.reporter.phase(Phase.TAKING_OVER)
+        p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
         committer = Committer.take_over(
             p.tables,
@@ -207,8 +206,7 @@ class Epoch:
         marker = p.tables.marker()
         if marker is None:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
-        log.info("epoch %d begins: %s", committer.epoch, settled)
-        p.reporter.committed(marker, at_ms=clock.now_ms() if settled.committed else None)
+        p.emit(EpochBegan(committer.epoch, marker, settled))
         marker = self._after_gaps(committer, marker, topics)
         return BatchRunner(
             spec=p.spec,
@@ -218,10 +216,9 @@ class Epoch:
             store=p.store,
             committer=committer,
             marker=marker,
-            reporter=p.reporter,
+            emit=p.emit,
             run_folder=p.folder,
             progress=p.progress,
-            on_batch=p.on_batch,
         )
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
@@ -246,10 +243,8 @@ class Epoch:
         lost = lost_ranges(marker.offsets, available)
         if not lost:
             return marker
-        log.warning("Kafka's retention deleted records that stream %r had not read, and skips now: %s", stream, lost)
         marker = committer.skip(available, lost=lost)
-        # What retention deleted is no lag: nothing would ever come nearer to reading it.
-        self.parts.reporter.committed(marker, at_ms=None)
+        self.parts.emit(RecordsSkipped(lost, marker))
         return marker
 
     def _caught_up(self, marker: Marker) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from frazil.cli.foreground import Terminal, Totals, Voice, live_words
-from frazil.commit.marker import BatchKey
+from frazil.commit.marker import BatchKey, Marker
+from frazil.events import BatchCommitted
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
-from frazil.stream.batch import Landed
 
 SPEC = StreamSpec.model_validate(
     {
@@ -28,8 +29,10 @@ SPEC = StreamSpec.model_validate(
 SEE = "see table city.rides_dead_letters: the column `error` says why"
 
 
-def landed(records: int, rejected: int = 0, files: int = 1) -> Landed:
-    return Landed(BatchKey(3, 7), records, rejected, files, seconds=1.25)
+def landed(records: int, rejected: int = 0, files: int = 1) -> BatchCommitted:
+    key = BatchKey(3, 7)
+    marker = Marker("rides", key, None, {}, SourceIdentity("c", {}), {})
+    return BatchCommitted(key, marker, records, rejected, files, stage_s=1.0, commit_s=0.25)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def landed(records: int, rejected: int = 0, files: int = 1) -> Landed:
         (landed(0, files=0), "batch 3-7: no records, the watermark was looked at"),
     ],
 )
-def test_a_batch_is_one_line(batch: Landed, line: str):
+def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
     assert Totals(SPEC).add(batch) == line
 
 
@@ -57,7 +60,7 @@ def test_a_batch_is_one_line(batch: Landed, line: str):
         ),
     ],
 )
-def test_the_last_line_says_what_the_run_landed(batches: list[Landed], stopped: bool, line: str):
+def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], stopped: bool, line: str):
     totals = Totals(SPEC)
     for batch in batches:
         totals.add(batch)

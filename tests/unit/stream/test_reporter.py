@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
+from frazil.events import Events
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
+from frazil.stream.event_log import log_event
 from frazil.stream.planner import PlannerReport, read_report, write_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
@@ -37,9 +39,8 @@ class Bench:
         self.ends = {TP0: 10, TP1: 20}
         self.marker = MARKER
         limits = Limits(interval_ms=INTERVAL_S * 1000, idle_timeout_ms=300_000)
-        self.reporter = Reporter(
-            stream="s", fingerprint="f", folder=folder, limits=limits, clock_ms=lambda: self.now_ms
-        )
+        events = Events("s", log_event, clock_ms=lambda: self.now_ms)
+        self.reporter = Reporter(events, fingerprint="f", folder=folder, limits=limits)
 
     def waits(self) -> None:
         self.reporter.committed(self.marker, at_ms=None)

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
+from frazil.events import Events
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.ingest.contract import StageResult
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
+from frazil.stream.event_log import log_event
 from frazil.stream.planner import read_rates
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
@@ -213,16 +215,12 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.made = MadeStream(self.spec, 2_000_000_000_000, partitions=1, columns=at_noon)
-        self.reporter = Reporter(
-            stream="made",
-            fingerprint="f",
-            folder=self.folder,
-            limits=Limits.for_stream(self.spec),
-            clock_ms=lambda: self.made.now_ms,
-        )
+        events = Events("made", log_event, clock_ms=lambda: self.made.now_ms)
+        limits = Limits.for_stream(self.spec)
+        self.reporter = Reporter(events, fingerprint="f", folder=self.folder, limits=limits)
         rest: Any = None
         self.runner = BatchRunner(
-            self.spec, rest, {}, self.made.tables, rest, self.made.begin(), rest, self.reporter, self.folder, rest
+            self.spec, rest, {}, self.made.tables, rest, self.made.begin(), rest, events.emit, self.folder, rest
         )
 
     def land(self, commits: int) -> None:

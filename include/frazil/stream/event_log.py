@@ -1,0 +1,57 @@
+"""The sentences of a writer's log, one for each event that has one."""
+
+from __future__ import annotations
+
+import logging
+
+from frazil.events import (
+    BatchCommitted,
+    CommitRecordsFolded,
+    EpochBegan,
+    Event,
+    FutureEventTimes,
+    RecordsSkipped,
+    StallBegan,
+    StallEnded,
+    ThrottleJudged,
+)
+from frazil.timetext import ago
+
+_batch = logging.getLogger("frazil.stream.batch")
+_writer = logging.getLogger("frazil.stream.writer")
+_stalls = logging.getLogger("frazil.stream.stall_watch")
+_folding = logging.getLogger("frazil.stream.record_folding")
+"""By the names that people search their logs for."""
+
+
+def log_event(event: Event) -> None:
+    """The log as a sink of events."""
+    stream, what = event.stream, event.what
+    match what:
+        case EpochBegan():
+            _writer.info("epoch %d begins: %s", what.epoch, what.settled)
+        case RecordsSkipped():
+            _writer.warning(
+                "Kafka's retention deleted records that stream %r had not read, and skips now: %s", stream, what.lost
+            )
+        case BatchCommitted():
+            _batch.info(
+                "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
+                what.key, what.records, what.rejected, what.files, what.stage_s, what.commit_s,
+            )  # fmt: skip
+        case FutureEventTimes():
+            _batch.warning(
+                "batch %s: %d rows have event times more than %s ahead of their Kafka timestamps, most of them in "
+                "%s-%d: they landed, and do not push the watermark. Look at the producers' clocks",
+                what.key, what.rows, what.max_future, *what.most,
+            )  # fmt: skip
+        case ThrottleJudged(reason=str()) if not what.was_under_pressure:
+            _batch.warning("stream %s: %s", stream, what.reason)
+        case ThrottleJudged(reason=None) if what.was_under_pressure:
+            _batch.info("stream %s: the table's metadata grows no more, commits are as declared", stream)
+        case StallBegan():
+            _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
+        case StallEnded():
+            _stalls.info("stream %s: the stall (%s) is over after %s", stream, what.kind, ago(what.lasted_ms))
+        case CommitRecordsFolded():
+            _folding.info("stream %r: %d old commit records were folded", stream, what.records)
