@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 INSTALLED := $(VENV)/.installed
+# Tests run in so many processes; CONTRIBUTING.md says how they share their servers.
+WORKERS ?= 2
+PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 STATIC := $(wildcard include demo spark_apps dags plugins tests bench)
 
 # The cache may be on another device than the checkout, where hard links fail.
@@ -24,7 +27,7 @@ demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, 
 	  $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT)) $(if $(AIRFLOW_PORT),--airflow-port $(AIRFLOW_PORT))
 
 test: setup lint ## Lint, types, import contract and all tests, with real parts
-	$(BIN)/pytest $(PYTEST)
+	$(BIN)/pytest $(PARALLEL) --durations=10 $(PYTEST)
 
 lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/ruff check $(STATIC)
@@ -33,7 +36,7 @@ lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/lint-imports
 
 unit: venv ## The fast tests alone
-	$(BIN)/pytest tests/unit $(PYTEST)
+	$(BIN)/pytest $(PARALLEL) tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
 	@set -e; for name in $(or $(BENCH),$(basename $(notdir $(wildcard bench/*.py)))); do \

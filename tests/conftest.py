@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import subprocess
@@ -41,6 +40,24 @@ settings.register_profile("frazil", deadline=None)
 settings.load_profile("frazil")
 
 TopicFactory = Callable[..., str]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Choose which tests share a worker of `make test`, and what it begins with: what takes longest.
+
+    One worker waits for Airflow while the other computes with Spark. No session's Airflow or Spark starts twice; every
+    other file is a group of its own.
+    """
+    order = {"airflow": 0, "spark": 1}
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
+def group_of(item: pytest.Item) -> str:
+    fixtures = getattr(item, "fixturenames", ())
+    return next((name for name in ("airflow", "spark") if name in fixtures), item.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +163,7 @@ class Writing:
 class DeclaredStream:
     """A stream of one test: its YAML, its topic, its writer as a process, and its table as a reader sees it."""
 
-    def __init__(self, folder: Path, *, name: str, topic: str, bootstrap: str, spark: Callable[[], Any]) -> None:
+    def __init__(self, folder: Path, *, name: str, topic: str, bootstrap: str, spark: Any = None) -> None:
         self.name, self.topic, self.bootstrap, self._spark = name, topic, bootstrap, spark
         self.streams = folder / "streams"
         self.streams.mkdir(exist_ok=True)
@@ -183,23 +200,26 @@ class DeclaredStream:
         """Run the writer to its end."""
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=within_s, check=False)
 
-    def catch_up(self) -> None:
-        """Write all that Kafka has now, by a writer in this process on the session's Spark; raises what it raises."""
-        from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - tests that need no Spark start without it
-        from frazil.stream.writer import Writer  # noqa: PLC0415
+    def writer(self, *, until_caught_up: bool = False) -> Any:
+        """A writer in this process: on the session's Spark where the test has it, else without a JVM."""
+        from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - tests that need no writer start without it
+        from frazil.stream.writer import Writer  # noqa: PLC0415 - as above
+        from tests.in_process_engine import InProcessEngine  # noqa: PLC0415 - as above
 
-        Writer(self.spec, until_caught_up=True, engine=SparkEngine(self.spec, self._spark())).run()
+        engine = InProcessEngine() if self._spark is None else SparkEngine(self.spec, self._spark)
+        return Writer(self.spec, until_caught_up=until_caught_up, engine=engine)
+
+    def catch_up(self) -> None:
+        """Write all that Kafka has now, by a writer in this process; raises what it raises."""
+        self.writer(until_caught_up=True).run()
 
     @contextmanager
     def writing(self) -> Iterator[Writing]:
-        """A writer that runs in a thread of this process meanwhile, on the session's Spark; at the end it is stopped.
+        """A writer that runs in a thread of this process meanwhile; at the end it is stopped.
 
         Raises what ended it, unless `Writing.outcome` was asked for that.
         """
-        from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - as above
-        from frazil.stream.writer import Writer  # noqa: PLC0415
-
-        running = Writing(Writer(self.spec, engine=SparkEngine(self.spec, self._spark())))
+        running = Writing(self.writer())
         try:
             yield running
         finally:
@@ -228,11 +248,11 @@ def stream(
     tmp_path: Path,
     kafka: EmbeddedKafka,
     topic: TopicFactory,
-    declared_stream: Callable[..., DeclaredStream],
     frazil_home: Path,  # noqa: ARG001
+    asked_spark: Any,
 ) -> DeclaredStream:
     """A declared stream over a fresh topic of four partitions, in a home of its own."""
-    return declared_stream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap)
+    return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap, spark=asked_spark)
 
 
 @pytest.fixture
@@ -254,10 +274,16 @@ def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[
     return call
 
 
+@pytest.fixture
+def asked_spark(request: pytest.FixtureRequest) -> Any:
+    """What writers in this process run on: the session's Spark if the test asks for `spark`, else None."""
+    return request.getfixturevalue("spark") if "spark" in request.fixturenames else None
+
+
 @pytest.fixture(scope="session")
-def declared_stream(request: pytest.FixtureRequest) -> Callable[..., DeclaredStream]:
-    """To make a stream that lives longer than one test; Spark is started by the first that catches up."""
-    return functools.partial(DeclaredStream, spark=lambda: request.getfixturevalue("spark"))
+def declared_stream() -> type[DeclaredStream]:
+    """To make a stream in another way than `stream` does."""
+    return DeclaredStream
 
 
 def one_event(number: int) -> bytes:

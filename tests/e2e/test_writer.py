@@ -29,13 +29,15 @@ BAD = (b"not json", None, b'{"id": 1}', b'{"id": "x", "at": "2024-01-01T00:00:00
 
 
 @pytest.fixture(scope="module")
-def landed(tmp_path_factory: pytest.TempPathFactory, kafka: Any, declared_stream: Any, event: Any) -> Iterator[Any]:
+def landed(
+    tmp_path_factory: pytest.TempPathFactory, kafka: Any, declared_stream: Any, event: Any, spark: Any
+) -> Iterator[Any]:
     """A stream of four partitions with a bad record at the end of each, as one run of the writer left it."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("landed")
         patch.setenv("FRAZIL_HOME", str(folder / "home"))
         kafka.create_topic("landed", 4)
-        stream = declared_stream(folder, name="events", topic="landed", bootstrap=kafka.bootstrap)
+        stream = declared_stream(folder, name="events", topic="landed", bootstrap=kafka.bootstrap, spark=spark)
         stream.produce([*map(event, range(RECORDS)), *BAD], partitions=4)
         stream.catch_up()
         yield stream
@@ -84,6 +86,7 @@ def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events)
     assert epochs[-1] == "3"
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_what_comes_later(
     stream: Any, events: Events, eventually: Any
 ):

@@ -33,13 +33,15 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafk
 
 @pytest.fixture
 def faulty(
-    own_kafka: EmbeddedKafka, tmp_path: Path, frazil_home: Path, declared_stream: Any, request: pytest.FixtureRequest
+    own_kafka: EmbeddedKafka, frazil_home: Path, declared_stream: Any, asked_spark: Any, request: pytest.FixtureRequest
 ) -> Any:
     """A stream over a topic of four partitions of that broker."""
     assert not frazil_home.exists()
     topic = re.sub(r"[^a-z0-9]", "-", request.node.name)
     own_kafka.create_topic(topic, 4)
-    stream = declared_stream(tmp_path, name="events", topic=topic, bootstrap=own_kafka.bootstrap)
+    stream = declared_stream(
+        frazil_home.parent, name="events", topic=topic, bootstrap=own_kafka.bootstrap, spark=asked_spark
+    )
     stream.broker = own_kafka
     return stream
 
@@ -57,6 +59,7 @@ def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     check_exact(faulty, range(2000))
 
 
+@pytest.mark.usefixtures("spark")
 @for_a_while
 def test_a_writer_sits_out_brokers_that_are_silent(
     faulty: Any, events: Any, eventually: Any, throughout: Any, for_s: float
@@ -223,6 +226,7 @@ def test_a_topic_that_is_taken_out_may_be_deleted_and_one_that_is_put_back_goes_
     check_exact(stream, range(500))
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_topic_made_again_and_filled_past_the_marker_is_refused_while_it_runs(
     stream: Any, events: Any, kafka: EmbeddedKafka, eventually: Any
 ):

@@ -64,6 +64,7 @@ def small_disk(frazil_home: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(frazil_home)], check=True)
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_disk_that_is_full_while_staging_ends_the_writer_and_loses_nothing(
     small_disk: Path, stream: Any, event: Callable[[int], bytes]
 ):
@@ -85,6 +86,7 @@ def test_a_writer_whose_checkpoints_are_deleted_starts_from_the_marker(stream: A
     check_exact(stream, range(1500))
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_checkpoint_that_is_deleted_under_a_running_writer_costs_a_restart_at_most(
     stream: Any, events: Any, eventually: Any
 ):
@@ -301,6 +303,7 @@ def test_of_two_writers_of_one_stream_the_older_is_fenced_and_says_so(
     check_exact(stream, range(3000))
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_paused_writer_that_goes_on_with_a_stale_batch_ends_fenced_and_leaves_its_successor_alone(
     stream: Any, events: Any
 ):
