@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import date
@@ -23,8 +21,11 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, State
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
+from tests.dags import in_airflow
+from tests.dags.in_airflow import AirflowProcess
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+FILE = str(CHECKOUT / "dags" / "aggregations.py")
 Parse = Callable[..., dict[str, Any]]
 SALES = """
 source: shop.sales
@@ -42,60 +43,8 @@ event-time: at
 partition-by: [day(at)]
 complete: {complete}
 """
-RUN = """
-import json, sys
-from unittest.mock import patch
-from airflow.utils import db
-db.initdb()
-from airflow.dag_processing.dagbag import DagBag
-from airflow.models import dagrun
-from airflow.models.asset import AssetEvent, AssetModel
-from airflow.models.asset_state_store import AssetStateStoreModel
-from airflow.utils.session import create_session
-from sqlalchemy import select
-
-made, dags = dagrun.get_or_create_dagrun, DagBag(sys.argv[1]).dags
-
-def run(dag_id, key):
-    def with_key(*arguments, **named):  # dag.test() has no argument for it
-        found = made(*arguments, **named)
-        found.partition_key, _, events = key.partition("@")
-        if events:  # that started it
-            found.run_type = "asset_triggered"
-            found.clear_number = int(events == "cleared")
-        named["session"].commit()
-        return found
-
-    with patch.object(dagrun, "get_or_create_dagrun", with_key):
-        done = dags[dag_id].test()
-    with create_session() as session:
-        tasks = {ti.task_id: str(ti.state) for ti in done.get_task_instances(session=session)}
-        for asset in session.scalars(select(AssetModel).where(AssetModel.name == "frazil.again.sales")):
-            day = json.dumps("2013-12-29")  # as if it had been watched from there
-            session.merge(AssetStateStoreModel(asset_id=asset.id, key="frazil.first-day", value=day))
-        sent = session.scalars(select(AssetEvent).where(AssetEvent.source_run_id == done.run_id))
-        return {"tasks": tasks, "events": [[event.asset.name, event.partition_key] for event in sent]}
-
-print("RAN", json.dumps({" ".join(one): run(*one) for one in json.loads(sys.argv[2])}))
-"""
 SPARK_SUBMIT = """#!/bin/sh
 echo "$@" >> "$SUBMITTED"
-"""
-SCHEDULE = """
-import json, sys
-from airflow.dag_processing.dagbag import DagBag
-from airflow.serialization.definitions.assets import SerializedAsset
-from airflow.serialization.serialized_objects import DagSerialization
-
-dags = DagBag(sys.argv[1]).dags
-told = {}
-for dag_id, asset, key in json.loads(sys.argv[2]):
-    timetable = DagSerialization.from_dict(DagSerialization.to_dict(dags[dag_id])).timetable
-    mapper = timetable.get_partition_mapper(name=asset)
-    day = mapper.to_downstream(key)
-    told[f"{dag_id} {asset}"] = [day, sorted(mapper.to_upstream(day)) if mapper.is_rollup else None]
-    told[dag_id] = json.dumps(timetable.asset_condition.as_expression())
-print("TOLD", json.dumps(told))
 """
 
 
@@ -178,7 +127,9 @@ def test_24_hours_make_a_day_and_one_that_is_asked_for_again_needs_none_of_them(
         ("frazil_daily_visits", "shop.visits", "2013-12-30"),
         ("frazil_reopened_visits", "shop.visits.reopened", "2013-12-30"),
     ]
-    told = airflow(tmp_path, SCHEDULE, json.dumps(asked), says="TOLD")
+    process = airflow(tmp_path)
+    told = process.call(in_airflow.schedules, FILE, asked)
+    process.end()
     assert {key: value for key, value in told.items() if " " in key} == {
         f"{dag_id} {asset}": ["2013-12-30", HOURS if (dag_id, asset) == asked[0][:2] else None]
         for dag_id, asset, _ in asked
@@ -187,7 +138,7 @@ def test_24_hours_make_a_day_and_one_that_is_asked_for_again_needs_none_of_them(
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def ran(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> dict[str, Any]:
     """Runs for days of a real table: the 29th, of which a gate holds an hour; the 30th; the 31st, which is open.
 
     Spark is not run here: what it would have been told is written down.
@@ -207,7 +158,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         asked = [("frazil_daily_sales", day) for day in (*days[:2], f"{days[2]}@events", f"{days[2]}@cleared")]
         asked += [("frazil_reconcile_sales", number) for number in ("1", "2", "3")]
         asked += [("frazil_reopened_sales", day) for day in days]
-        told = airflow(folder, RUN, json.dumps(asked))
+        process = airflow(folder, database=airflow_database)
+        told = {" ".join(one): process.call(in_airflow.run_for_day, FILE, *one) for one in asked}
+        process.end()
     return {**told, "snapshot": snapshot_id, "submitted": (folder / "submitted").read_text(), "in": folder}
 
 
@@ -377,21 +330,7 @@ def test_a_consumer_that_keeps_a_run_queued_ends_no_reconciliation(frazil_home: 
     assert set(store["frazil.asked-days"]) == {"2013-12-30"}
 
 
-def airflow(folder: Path, program: str, *arguments: str, says: str = "RAN") -> dict[str, Any]:
-    """What a program says of the checkout's DAG file, in an Airflow of its own."""
-    environment = {
-        **os.environ,
-        "AIRFLOW_HOME": str(folder / "airflow"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
-        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "include")]),
-        "FRAZIL_STREAMS": str(folder / "streams"),
-        "FRAZIL_AGGREGATIONS": str(folder / "aggregations"),
-    }
-    command = [sys.executable, "-c", program, str(CHECKOUT / "dags" / "aggregations.py"), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
-    assert f"{says} " in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith(f"{says} "))
-    said: dict[str, Any] = json.loads(line.removeprefix(f"{says} "))
-    return said
+def airflow(folder: Path, *, database: Path | None = None) -> AirflowProcess:
+    """An Airflow on the declarations in a folder."""
+    declared = {"FRAZIL_STREAMS": str(folder / "streams"), "FRAZIL_AGGREGATIONS": str(folder / "aggregations")}
+    return AirflowProcess(folder / "airflow", database=database, **declared)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,18 +13,15 @@ from frazil.airflow.writers.log_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.supervisor import Step
-
-CODE = """
-import frazil.airflow as room
-for name in room.__all__:
-    assert getattr(room, name).__name__ == name, name
-print(",".join(room.__all__))
-"""
+from tests.dags import in_airflow
+from tests.dags.in_airflow import AirflowProcess
 
 
-def test_the_exported_names_are_these_and_each_can_be_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ})
-    assert done.stdout.splitlines()[-1].split(",") == [
+def test_the_exported_names_are_these_and_each_can_be_imported(tmp_path: Path) -> None:
+    process = AirflowProcess(tmp_path)
+    exported = process.call(in_airflow.exported_names)
+    process.end()
+    assert exported == [
         "PartitionCompleteSensor",
         "WriterOperator",
         "WriterTrigger",

@@ -71,7 +71,7 @@ class World:
 
     def put(self, **what: Any) -> None:
         """What others put into Airflow: `events`, `store`, or a run that is `queued` for the events so far."""
-        self.airflow.run("", conf={"asset": "demo.made", **what})
+        self.airflow.put("demo.made", **what)
 
 
 @pytest.fixture

@@ -1,0 +1,229 @@
+"""Work inside an Airflow without a scheduler, in processes that are forked from one that has imported Airflow.
+
+Importing Airflow takes four seconds of CPU and making its database as long: a test pays for neither. Each process has
+an environment, a database and a parsed DAG folder of its own; its functions are called one after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import sqlite3
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from datetime import datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CALL_S = 250
+
+
+class AirflowProcess:
+    """One such process. `home` gets its database, a copy of `database`, and its log."""
+
+    def __init__(self, home: Path, *, database: Path | None = None, **variables: str) -> None:
+        home.mkdir(exist_ok=True)
+        if database is not None:
+            # It may be in the write-ahead log yet, which a copy of the file lacks.
+            with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(home / "airflow.db")) as copy:
+                made.backup(copy)
+        environment = {
+            **os.environ,
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+            "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])),
+            **variables,
+        }
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["airflow.dag_processing.dagbag"])
+        self._connection, theirs = context.Pipe()
+        self._log = home / "process.log"
+        self._process = context.Process(target=_serve, args=(theirs, environment, str(self._log)), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What a function of this module answers there."""
+        self._connection.send((function, arguments, named))
+        assert self._connection.poll(CALL_S), f"{function.__name__} does not end: {self._log.read_text()[-3000:]}"
+        try:
+            answer, error = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise AssertionError(self._log.read_text()[-3000:]) from None
+        assert error is None, error + self._log.read_text()[-3000:]
+        return answer
+
+    def end(self) -> None:
+        self._connection.close()
+        self._process.join(30)
+
+
+def _serve(connection: Connection, environment: Mapping[str, str], log: str) -> None:
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(said, descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    settings = importlib.import_module("airflow.settings")
+    settings.configure_vars()
+    settings.configure_orm()
+    while True:
+        try:
+            function, arguments, named = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((function(*arguments, **named), None))
+        except Exception:
+            connection.send((None, traceback.format_exc()))
+
+
+def make_database() -> None:
+    from airflow.utils import db  # noqa: PLC0415 - Airflow is imported in these processes alone
+
+    db.initdb()
+
+
+def exported_names() -> list[str]:
+    """Of `frazil.airflow`, each imported."""
+    room = importlib.import_module("frazil.airflow")
+    return [name for name in room.__all__ if getattr(room, name).__name__ == name]
+
+
+def parse(folder: str) -> dict[str, Any]:
+    """What a DAG folder comes to, as Airflow's DAG processor finds it."""
+    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above
+
+    before, cpu = set(sys.modules), time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bag = DagBag(folder)
+    captured = [str(w) for found in bag.captured_warnings.values() for w in found]
+    return {
+        "cpu_s": time.process_time() - cpu,
+        "errors": bag.import_errors,
+        "warnings": [str(w.message) for w in caught] + captured,
+        "loaded": sorted({name.split(".")[0] for name in set(sys.modules) - before}),
+        "dags": {dag.dag_id: _facts(dag) for dag in bag.dags.values()},
+    }
+
+
+def _facts(dag: Any) -> dict[str, Any]:
+    return {
+        "tasks": {t.task_id: type(t).__name__ for t in dag.tasks},
+        "tags": sorted(dag.tags),
+        "doc": dag.doc_md,
+        "max_active_runs": dag.max_active_runs,
+        "timetable": type(dag.timetable).__name__,
+        "timeout": str(dag.dagrun_timeout),
+        "catchup": dag.catchup,
+        "schedule": getattr(dag.timetable, "expression", None),
+        "params": dag.params.dump(),
+        "outlets": {t.task_id: [asset.name for asset in t.outlets] for t in dag.tasks if t.outlets},
+    }
+
+
+@functools.cache
+def dags(path: str) -> Any:
+    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above
+
+    return DagBag(path).dags
+
+
+def run(dag_id: str, conf: dict[str, Any] | None, moment: datetime | None) -> dict[str, Any]:
+    """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first."""
+    from airflow.models.asset import AssetEvent  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import select  # noqa: PLC0415 - as above
+
+    done = dags(str(CHECKOUT / "dags"))[dag_id].test(run_conf=conf, **({"logical_date": moment} if moment else {}))
+    with create_session() as session:
+        found = session.scalars(select(AssetEvent).order_by(AssetEvent.id))
+        events = [[e.asset.name, e.partition_key, e.extra] for e in found]
+        tasks = {ti.task_id: str(ti.state) for ti in done.get_task_instances(session=session)}
+    return {"state": str(done.state), "tasks": tasks, "events": events}
+
+
+def put(name: str, *, events: Sequence[Any] = (), store: Mapping[str, Any] | None = None, queued: bool = False) -> None:
+    """What others may put into Airflow: an asset's events and stored values, and a run that waits with its events."""
+    from airflow.models.asset import AssetEvent, AssetModel  # noqa: PLC0415 - as above
+    from airflow.models.asset_state_store import AssetStateStoreModel  # noqa: PLC0415 - as above
+    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import select  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        asset = session.scalars(select(AssetModel).where(AssetModel.name == name)).one()
+        for extra, key in events:
+            session.add(AssetEvent(asset_id=asset.id, extra=extra, partition_key=key))
+        for key, value in (store or {}).items():
+            session.merge(AssetStateStoreModel(asset_id=asset.id, key=key, value=json.dumps(value)))
+        if queued:
+            waits = DagRun(dag_id="reader", run_id="waits", run_type="asset_triggered", state="queued")
+            session.add(waits)
+            found = session.scalars(select(AssetEvent).where(AssetEvent.asset_id == asset.id))
+            waits.consumed_asset_events.extend(found)
+
+
+def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
+    """Run a DAG for the partition `key`: its tasks' states, and the events that it sent.
+
+    After an @ in the key stands what started the run: events, or a person who cleared what events had started.
+    """
+    from airflow.models import dagrun  # noqa: PLC0415 - as above
+    from airflow.models.asset import AssetEvent, AssetModel  # noqa: PLC0415 - as above
+    from airflow.models.asset_state_store import AssetStateStoreModel  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import select  # noqa: PLC0415 - as above
+
+    made = dagrun.get_or_create_dagrun
+
+    def with_key(*arguments: Any, **named: Any) -> Any:  # dag.test() has no argument for it
+        found = made(*arguments, **named)
+        found.partition_key, _, events = key.partition("@")
+        if events:
+            found.run_type = "asset_triggered"
+            found.clear_number = int(events == "cleared")
+        named["session"].commit()
+        return found
+
+    with patch.object(dagrun, "get_or_create_dagrun", with_key):
+        done = dags(file)[dag_id].test()
+    with create_session() as session:
+        tasks = {ti.task_id: str(ti.state) for ti in done.get_task_instances(session=session)}
+        for asset in session.scalars(select(AssetModel).where(AssetModel.name == "frazil.again.sales")):
+            day = json.dumps("2013-12-29")  # as if it had been watched from there
+            session.merge(AssetStateStoreModel(asset_id=asset.id, key="frazil.first-day", value=day))
+        sent = session.scalars(select(AssetEvent).where(AssetEvent.source_run_id == done.run_id))
+        return {"tasks": tasks, "events": [[event.asset.name, event.partition_key] for event in sent]}
+
+
+def schedules(file: str, asked: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+    """Of each DAG, asset and key of it: the day that it makes, and the keys that the day needs; and by DAG its assets.
+
+    As the scheduler has it, from the serialized DAG.
+    """
+    from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
+
+    told: dict[str, Any] = {}
+    for dag_id, asset, key in asked:
+        timetable = DagSerialization.from_dict(DagSerialization.to_dict(dags(file)[dag_id])).timetable
+        mapper = timetable.get_partition_mapper(name=asset)
+        day = mapper.to_downstream(key)
+        told[f"{dag_id} {asset}"] = [day, sorted(mapper.to_upstream(day)) if mapper.is_rollup else None]
+        told[dag_id] = json.dumps(timetable.asset_condition.as_expression())
+    return told
