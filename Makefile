@@ -42,8 +42,8 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 	@set -e; for name in $(or $(BENCH),$(basename $(notdir $(wildcard bench/*.py)))); do \
 	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
-soak: setup ## The tests that run for long
-	$(BIN)/pytest -m soak -rP $(PYTEST)
+soak: setup ## The tests that run for long, and every law with many random examples
+	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or hypothesis' -rP $(PYTEST)
 
 setup: check-java venv jars ## Everything that demo and tests need: .venv and the JVM jars
 

@@ -35,9 +35,11 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 # Tests may move HOME; the jars and the class archive are fetched and made once.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
 
-# An example's time says how busy the machine is, not whether the law holds.
-settings.register_profile("frazil", deadline=None)
-settings.load_profile("frazil")
+# An example's time says how busy the machine is, not whether the law holds. `make test` tries the same few examples
+# each time, and `make soak` many others.
+settings.register_profile("test", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("soak", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
 TopicFactory = Callable[..., str]
 
@@ -192,13 +194,16 @@ class DeclaredStream:
             producer.poll(0)
         assert producer.flush(30) == 0
 
-    def command(self, *arguments: str) -> list[str]:
-        main = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
+    def command(self, *arguments: str, without_jvm: bool = False) -> list[str]:
+        """The writer as a process of its own."""
+        here = Path(__file__).parent
+        main = here / "writer_without_jvm.py" if without_jvm else here.parent / "spark_apps" / "write_stream.py"
         return [sys.executable, str(main), self.name, "--streams", str(self.streams), *arguments]
 
     def run(self, *arguments: str, within_s: float = 250) -> subprocess.CompletedProcess[str]:
-        """Run the writer to its end."""
-        return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=within_s, check=False)
+        """Run the writer's process to its end, without a JVM."""
+        command = self.command(*arguments, without_jvm=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
 
     def writer(self, *, until_caught_up: bool = False) -> Any:
         """A writer in this process: on the session's Spark where the test has it, else without a JVM."""

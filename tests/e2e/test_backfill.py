@@ -1,4 +1,4 @@
-"""Backfills of what a stream did not read, from a real broker by real Spark: interrupted anywhere, exactly once."""
+"""Backfills of what a stream did not read, from a real broker: interrupted anywhere, exactly once."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ from frazil.commit.period import last
 from frazil.errors import WriterBusy
 from frazil.offsets.spans import offsets
 from frazil.stream import spark_engine
+from frazil.stream.engine import Engine
 from frazil.stream.spark_engine import SparkEngine
 from tests.faults.exactness import check_exact
+from tests.in_process_engine import InProcessEngine
 
 BAD = [b"not json", None]
 BEFORE = 2000
@@ -57,8 +59,8 @@ def begun(stream: Any, events: Any) -> Any:
 
 
 @pytest.fixture
-def engine(begun: Any, spark: Any) -> Iterator[SparkEngine]:
-    with SparkEngine(begun.spec, spark) as engine:
+def engine(begun: Any, asked_spark: Any) -> Iterator[Engine]:
+    with SparkEngine(begun.spec, asked_spark) if asked_spark else InProcessEngine() as engine:
         yield engine
 
 
@@ -82,8 +84,9 @@ def lane_of(stream: Any) -> Any:
     return read_lane(stream.table().properties, stream.name)
 
 
+@pytest.mark.usefixtures("spark")
 def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on(
-    begun: Any, events: Any, engine: SparkEngine, eventually: Callable[..., Any]
+    begun: Any, events: Any, engine: Engine, eventually: Callable[..., Any]
 ) -> None:
     with begun.writing(), asking(begun, chunk_records=1001) as backfill:
         marker = backfill.opened.tables.marker()
@@ -144,7 +147,7 @@ KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 
 
 def test_killed_at_every_point_and_run_again_it_lands_everything_once(
-    begun: Any, engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+    begun: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     for owner, name, when in KILLS.values():
@@ -165,7 +168,7 @@ def test_killed_at_every_point_and_run_again_it_lands_everything_once(
 
 
 def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_target(
-    begun: Any, engine: SparkEngine, spark: Any, frazil: Any, monkeypatch: pytest.MonkeyPatch
+    begun: Any, engine: Engine, frazil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = {begun.topic: {str(p): BEFORE // 8 for p in range(4)}}
     dry = json.loads(frazil("backfill", begun.name, "--to", json.dumps(half), "--dry-run", "--json").stdout)
@@ -194,8 +197,7 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
         assert run(backfill, engine).records == 200, "rows of the minute that the table lacks, and no dead letters"
     check_exact(begun, [*range(1200), *range(BEFORE, BEFORE + 100)])
     assert is_clean(begun)
-    # In this process a second Spark is none of the question: the command's session is the test's.
-    monkeypatch.setattr(spark_engine, "SparkEngine", partial(SparkEngine, session=spark))
+    monkeypatch.setattr(spark_engine, "SparkEngine", lambda *_: InProcessEngine())
     landed = json.loads(frazil("backfill", begun.name, "--json").stdout)
     assert (landed["state"], landed["records"]) == ("published", 800)
     assert frazil("backfill", begun.name, "--json").stdout.strip() == "null"

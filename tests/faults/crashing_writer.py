@@ -1,12 +1,12 @@
 """The writer's main, made to kill itself with SIGKILL at one point of its first batch.
 
 `FRAZIL_TEST_CRASHES` names a file of points, one a line: each start takes the first, and with none left runs as usual.
+It runs on Spark if `FRAZIL_TEST_ENGINE` says so, else without a JVM: all points but one are in the driver's Python.
 """
 
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -20,7 +20,8 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Stage
 from frazil.stream.stage_rows import StageRows
 
-MAIN = Path(__file__).parents[2] / "spark_apps" / "write_stream.py"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.writer_without_jvm import main
 
 
 def die(*_: object) -> Any:
@@ -84,5 +85,4 @@ def next_point() -> str | None:
 if __name__ == "__main__":
     if point := next_point():
         POINTS[point]()
-    sys.argv[0] = str(MAIN)
-    runpy.run_path(str(MAIN), run_name="__main__")
+    main(without_jvm=os.environ.get("FRAZIL_TEST_ENGINE") != "spark")

@@ -19,25 +19,26 @@ JOURNALED = {"after-journal", "after-dead-letters", "after-commit"}
 
 
 @pytest.mark.parametrize(
-    "point",
+    ("point", "kind"),
     [
-        "after-journal",
-        # `make test` has these in test_dag_kills.py already.
+        ("while-staging", "spark"),
+        ("after-journal", "python"),
+        # `make test` has these in test_dag_kills.py already, without a JVM.
         *(
-            pytest.param(point, marks=pytest.mark.soak)
-            for point in ("while-staging", "after-stage", "after-dead-letters", "after-commit")
+            pytest.param(point, "spark", marks=pytest.mark.soak)
+            for point in ("after-journal", "after-stage", "after-dead-letters", "after-commit")
         ),
     ],
 )
 def test_a_writer_killed_anywhere_loses_and_repeats_nothing(
-    stream: Any, events: Callable[[Iterable[int]], Iterator[bytes]], point: str, tmp_path: Path
+    stream: Any, events: Callable[[Iterable[int]], Iterator[bytes]], point: str, kind: str, tmp_path: Path
 ):
     stream.produce([*events(range(3000)), *BAD], partitions=4)
     command = stream.command("--until-caught-up")
     command[1] = str(CRASHING)
     points = tmp_path / "points"
     points.write_text(point)
-    environment = {**os.environ, "FRAZIL_TEST_CRASHES": str(points)}
+    environment = {**os.environ, "FRAZIL_TEST_CRASHES": str(points), "FRAZIL_TEST_ENGINE": kind}
     crashed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert crashed.returncode == -signal.SIGKILL, crashed.stderr[-3000:]
     staged = parquet_files(stream)

@@ -467,7 +467,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=max(10, settings().max_examples // 5), suppress_health_check=list(HealthCheck))
 @given(moves)
 def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_look(moves):
     """Two streams that begin, are forgotten and begin again, one of which may not say what its commits bring."""
