@@ -80,7 +80,8 @@ def _model(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _type(field: FieldInfo) -> str:
-    written = next((item for item in field.metadata if isinstance(item, Written)), None)
+    inside = (item for part in get_args(field.annotation) for item in getattr(part, "__metadata__", ()))
+    written = next((item for item in (*field.metadata, *inside) if isinstance(item, Written)), None)
     return written.words if written else _words(field.annotation)
 
 

@@ -1,4 +1,4 @@
-"""How a table is kept in shape, as its user declares it: every action has an off switch and sane defaults."""
+"""How a table is kept in shape, as its user declares it: every action has defaults and can be switched off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SWITCH = {"on": True, "off": False, True: True, False: False}
 class Switched(Model):
     """An action: `off` in its place switches it off."""
 
-    enabled: bool = Field(True, description="Whether it is done at all; `off` in place of the mapping says no.")
+    enabled: bool = Field(True, description="`false`, or `off` in place of the mapping, switches it off.")
 
     @model_validator(mode="before")
     @classmethod
@@ -33,32 +33,32 @@ class Compaction(Switched):
     )
     budget: Bytes = Field(default=20 * 2**30, description="The most bytes of data files that one run rewrites.")
     min_files: int = Field(
-        default=5, gt=1, description="A complete partition is worth a rewrite from so many small files on."
+        default=5, gt=1, description="A complete partition is worth a rewrite from this many small files on."
     )
     open_files: int = Field(
-        default=200, gt=1, description="A partition that is still written is left alone up to so many small files."
+        default=200, gt=1, description="A partition that is still written is left alone up to this many small files."
     )
 
 
 class Manifests(Switched):
     """Many small manifests become few, sorted by partition."""
 
-    most: int = Field(default=100, gt=1, description="From so many manifests on they are rewritten.")
+    most: int = Field(default=100, gt=1, description="From this many manifests on, they are rewritten.")
 
 
 class Expiry(Switched):
-    """Snapshots that nobody needs any more are removed, with the files that only they had."""
+    """Old snapshots are removed, with the files that only they had."""
 
     keep: PositiveDuration = Field(
         default=timedelta(hours=6),
-        description="For how long readers may go back, as far as `at-most` lets them: younger snapshots are kept.",
+        description="How long readers may go back, within `at-most`: younger snapshots are kept.",
     )
-    at_least: int = Field(default=20, gt=0, description="So many of the newest snapshots are kept, however old.")
+    at_least: int = Field(default=20, gt=0, description="How many of the newest snapshots are kept, however old.")
     at_most: int = Field(
         default=500,
         gt=0,
-        description="And no more than so many for `keep` alone, since commits slow down with them. At one a minute "
-        "500 are 8 hours, and at one each 5 s 41 minutes: raise it where queries take longer.",
+        description="How many snapshots are kept for `keep` alone at most, since commits slow down with them. At one a "
+        "minute 500 are 8 hours, and at one every 5 s 41 minutes: raise it where queries take longer.",
     )
 
 
@@ -70,15 +70,19 @@ class Orphans(Switched):
         default=5_000_000, gt=0, description="With more files than this below the location, nothing is deleted."
     )
     max_share: int = Field(
-        default=20, gt=0, le=100, description="Where more than so many percent of the files or bytes would go, none do."
+        default=20, gt=0, le=100, description="If more than this percentage of files or bytes would go, nothing does."
     )
 
 
 class Alerts(Switched):
-    """When somebody should look at the table. Each has a hold time, and ends where the value is well below again."""
+    """Thresholds. An alert fires when its value stays beyond one for `hold`, and ends when it is well below again."""
 
-    hold: PositiveDuration = Field(default=timedelta(minutes=15), description="For how long a value must be beyond.")
-    manifest_list_bytes_per_file: int = Field(default=1_024, gt=0, description="Manifest-list bytes by data file.")
+    hold: PositiveDuration = Field(
+        default=timedelta(minutes=15), description="How long a value must stay beyond its threshold."
+    )
+    manifest_list_bytes_per_file: int = Field(
+        default=1_024, gt=0, description="Bytes of the manifest list for each data file."
+    )
     manifests: int = Field(default=500, gt=0, description="Manifests of the newest snapshot: what planning reads.")
     snapshots: int = Field(default=2_000, gt=0, description="Snapshots in the metadata: what commits carry.")
     metadata_bytes: Bytes = Field(default=8 * 2**20, description="Size of `metadata.json`.")
@@ -91,10 +95,10 @@ class Alerts(Switched):
         default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."
     )
     writer_down: PositiveDuration = Field(
-        default=timedelta(minutes=5), description="For how long no writer may run of a stream that is wanted."
+        default=timedelta(minutes=5), description="How long a stream that is wanted may be without a running writer."
     )
     restarts: int = Field(
-        default=3, gt=0, description="Ends of the writer in a row, within an hour, that committed nothing."
+        default=3, gt=0, description="How often in a row, within an hour, the writer may end without a commit."
     )
     waiting_batches: int = Field(
         default=3, gt=0, description="Batches that are journaled and not committed, where the last commit is long ago."
@@ -105,7 +109,7 @@ class Alerts(Switched):
     failed_runs: int = Field(
         default=1,
         gt=0,
-        description="Failed runs in a row of a partition, audit or maintenance DAG; more are beyond.",
+        description="How often in a row a partition, audit or maintenance DAG may fail.",
     )
 
 
@@ -113,13 +117,13 @@ class Maintenance(Model):
     """How the table is kept in shape. Streams that feed one table declare the same."""
 
     every: PositiveDuration = Field(
-        default=timedelta(hours=1), description="How often Airflow looks whether there is anything to do."
+        default=timedelta(hours=1), description="How often Airflow checks whether there is anything to do."
     )
     compaction: Compaction = Field(default=Compaction(), description="Few large files.")
     manifests: Manifests = Field(default=Manifests(), description="Few manifests.")
     expiry: Expiry = Field(default=Expiry(), description="Few snapshots.")
-    orphans: Orphans = Field(default=Orphans(), description="No files that nobody knows.")
-    alerts: Alerts = Field(default=Alerts(), description="When somebody should look.")
+    orphans: Orphans = Field(default=Orphans(), description="No orphan files.")
+    alerts: Alerts = Field(default=Alerts(), description="When an alert fires.")
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:

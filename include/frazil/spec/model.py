@@ -162,7 +162,7 @@ class Watermark(Model):
     )
     max_future: PositiveDuration = Field(
         default=timedelta(minutes=10),
-        description="An event time further ahead of its record's Kafka timestamp, or of the clock, does not push the "
+        description="An event time further ahead of its record's Kafka timestamp, or of the clock, does not move the "
         "watermark. The row lands as it is, and is counted.",
     )
 
@@ -207,13 +207,13 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="Which windows of event time are signalled when they are complete; the table's own partition by "
-        "hour or day of the event time if not named, and none without such a partition.",
+        description="Which windows of event time are signalled when they are complete. If left out: the hours or days "
+        "by which the table is partitioned by its event time, or none.",
     )
     complete_from: Moment | None = Field(
         default=None,
-        description="The first window to signal, a time with a zone; if not named, the one that was open when the "
-        "table was first looked at, so that no history is signalled.",
+        description="The first window to signal. If left out: the one that was open when the table was first checked, "
+        "so that no history is signalled.",
     )
     coordinates: bool = Field(
         default=True,
