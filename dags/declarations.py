@@ -14,6 +14,6 @@ from frazil.airflow import check_declarations
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
-AGGREGATIONS = Path(os.environ.get("FRAZIL_AGGREGATIONS") or CHECKOUT / "include" / "aggregations")
+AGGREGATIONS = Path(os.environ.get("FRAZIL_AGGREGATIONS") or STREAMS.parent / "aggregations")
 
 check_declarations(STREAMS, aggregations=AGGREGATIONS)

@@ -15,7 +15,7 @@ from frazil.airflow import health_dag, maintenance_dags
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
-AGGREGATIONS = Path(os.environ.get("FRAZIL_AGGREGATIONS") or CHECKOUT / "include" / "aggregations")
+AGGREGATIONS = Path(os.environ.get("FRAZIL_AGGREGATIONS") or STREAMS.parent / "aggregations")
 
 globals().update(maintenance_dags(STREAMS))
 health = health_dag(STREAMS, aggregations=AGGREGATIONS)

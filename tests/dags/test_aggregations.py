@@ -91,14 +91,12 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
         assert f"frazil_reopened_{name}" not in found["dags"]
 
 
-def test_a_typo_changes_no_dag_and_is_an_import_error_until_it_is_mended(
-    parse: Parse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_typo_changes_no_dag_and_is_an_import_error_until_it_is_mended(parse: Parse, tmp_path: Path) -> None:
     declare(tmp_path)
-    monkeypatch.setenv("FRAZIL_AGGREGATIONS", str(tmp_path / "aggregations"))
     files = [tmp_path / "streams" / "sales.yaml", tmp_path / "aggregations" / "sales.yaml"]
     sound = [file.read_text() for file in files]
     before = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
+    assert [dag for dag in before["dags"] if "_daily_" in dag] == ["frazil_daily_sales"], "of the folder beside, alone"
     files[0].write_text(sound[0] + "maintenance: {compactoin: off}\n")
     files[1].write_text(sound[1].replace("target", "tagret"))
     broken = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")

@@ -22,7 +22,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, State
 from frazil.signals.signal_table import TableSignals, append_signals
-from frazil.spec.last_sound import EMPTY_MS
+from frazil.spec.last_sound import EMPTY_MS, MOMENT_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.table.catalogs import load_catalog
@@ -203,6 +203,38 @@ def test_people_are_told_by_the_run_in_which_an_alert_fires(fired: list[Any]) ->
     }
     health._when_fired(told.append)(context)
     assert len(told) == len(fired)
+
+
+def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_a_moment(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    declare(tmp_path, "{alerts: {hold: 1ms}}")
+    declare(tmp_path, "{alerts: {hold: 1ms}}", name="other")
+    store = Store()
+    table_health.measure_all(tmp_path, store)
+    (tmp_path / "made.yaml").unlink()
+    for past_ms in (0, 1_000, MOMENT_MS, EMPTY_MS):
+        now_ms = time.time_ns() // 1_000_000 + past_ms
+        monkeypatch.setattr(declared, "clock", SimpleNamespace(now_ms=lambda at=now_ms: at))
+        active = table_health.measure_all(tmp_path, store)["active"]
+        assert "declaration" not in {alert["rule"] for alert in active}
+        declared.check_declarations(tmp_path, aggregations=tmp_path / "aggregations")
+
+
+@pytest.mark.parametrize("left", ["name: made\ntable: 7\n", None])
+def test_a_worker_that_never_read_a_declaration_sound_fails_instead_of_maintaining_nothing(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+    tmp_path: Path,
+    left: str | None,
+) -> None:
+    if left:
+        (tmp_path / "made.yaml").write_text(left)
+    with pytest.raises(AirflowFailException, match=r"demo\.made: not maintained, because this worker has never read"):
+        table_care.look(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
+    with pytest.raises(AirflowFailException, match=str(tmp_path)):
+        table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)
 
 
 @pytest.mark.usefixtures("made")

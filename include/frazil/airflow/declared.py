@@ -26,6 +26,8 @@ class DeclaredStream:
     problem: str | None
     removed: bool = False
     """Its file is gone: whatever still runs for it ends, and nothing new starts."""
+    missing: bool = False
+    """Its file is gone, perhaps for a moment: nobody is alerted before it is known which."""
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
@@ -37,7 +39,7 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
             sound[one.path] = one.spec
         else:
             name = one.spec.name if one.spec else _name_in(one.path)
-            found[name] = DeclaredStream(name, one.spec, one.problem, one.removed)
+            found[name] = DeclaredStream(name, one.spec, one.problem, one.removed, one.missing)
     clashes = conflicts(sound)
     for path, spec in sound.items():
         own = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
@@ -77,9 +79,9 @@ def declared_stream(folder: Path, name: str) -> StreamSpec:
 
 def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None:
     """Raises SpecError with everything that is wrong in the folders now; Airflow shows it as an import error."""
-    problems = [found.problem for found in declared_streams(Path(streams)) if found.problem]
+    problems = [found.problem for found in declared_streams(Path(streams)) if found.problem and not found.missing]
     files = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms())
-    problems += [found.problem for found in files if found.problem and not found.removed]
+    problems += [found.problem for found in files if found.problem and not found.removed and not found.missing]
     if problems:
         raise SpecError("\n".join(problems))
 

@@ -76,6 +76,8 @@ class Found(Generic[T]):
     """Why `spec` is not what the file says now."""
     removed: bool = False
     """The file is gone, and not for a moment."""
+    missing: bool = False
+    """The file is gone, perhaps for a moment, and others of its folder are there: somebody removes or replaces it."""
 
 
 def find_declared(folder: Path, kind: Kind[T], *, now_ms: int) -> list[Found[T]]:
@@ -114,7 +116,7 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
     removed = now_ms - since_ms >= moment_ms
     said = "was removed" if removed else f"is gone; it is taken for removed after {moment_ms // 1000} s"
     file = str(path).removesuffix(f"~{spec.name}")
-    yield Found(path, spec, f"{file}: {spec.name} {said}", removed)
+    yield Found(path, spec, f"{file}: {spec.name} {said}", removed, not removed and moment_ms == MOMENT_MS)
 
 
 def recall(folder: Path, name: str, kind: Kind[T]) -> T | None:

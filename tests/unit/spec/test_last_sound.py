@@ -127,9 +127,9 @@ def test_broken_defaults_break_all_files_and_take_none(folder: Path) -> None:
 def test_a_file_that_is_gone_is_believed_in_for_a_moment_and_then_removed(folder: Path) -> None:
     look(folder)
     (folder / "a.yaml").unlink()
-    assert not look(folder)["a"].removed
-    assert not look(folder, NOW + MOMENT_MS - 1)["a"].removed
-    assert look(folder, NOW + MOMENT_MS)["a"].removed
+    for now_ms in (NOW, NOW + MOMENT_MS - 1):
+        assert (look(folder, now_ms)["a"].removed, look(folder, now_ms)["a"].missing) == (False, True)
+    assert (look(folder, NOW + MOMENT_MS)["a"].removed, look(folder, NOW + MOMENT_MS)["a"].missing) == (True, False)
     assert "was removed" in (look(folder, NOW + MOMENT_MS)["a"].problem or "")
     assert set(look(folder, NOW + MOMENT_MS + ENDING_MS)) == {"b"}
     assert set(look(folder, NOW)) == {"b"}
@@ -161,7 +161,7 @@ def test_an_empty_folder_is_believed_later_than_one_file_and_a_missing_one_never
     kept = {file: file.read_text() for file in folder.iterdir()}
     for file in kept:
         file.unlink()
-    assert not any(one.removed for one in look(folder, NOW).values())
+    assert not any(one.removed or one.missing for one in look(folder, NOW).values())
     assert not any(one.removed for one in look(folder, NOW + EMPTY_MS - 1).values())
     folder.rmdir()
     for now_ms in (NOW + EMPTY_MS, NOW + 100 * ENDING_MS):

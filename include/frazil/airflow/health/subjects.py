@@ -98,7 +98,7 @@ def subjects_of(
 
 
 def _stream(stream: DeclaredStream, now_ms: int) -> Subject:
-    spec, problem = stream.spec, stream.problem
+    spec, problem = stream.spec, None if stream.missing else stream.problem
     dags = (audit_dag_id(stream.name),)
     if spec is None:
         said = f"the declaration of stream {stream.name} is broken, and has never been sound: {problem}"
@@ -133,7 +133,7 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: First
         said = (
             f"the declaration of aggregation {name} is broken; it runs as it was when it was sound last: {file.problem}"
         )
-        yield flag("declaration", file.problem is not None, said)
+        yield flag("declaration", file.problem is not None and not file.missing, said)
         if spec is None or name not in first_days:
             return
         catalog = load_catalog(spec.catalog)

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.airflow.declared import declared_streams
+from frazil.airflow.declared import all_streams
 from frazil.airflow.untrusted import Store, stored_number
 from frazil.maintenance.due import due, enabled
 from frazil.maintenance.measure import measure
@@ -81,7 +81,21 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
 
 
 def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    specs = [found.spec for found in declared_streams(streams) if found.spec is not None]
-    for table in maintained_tables(specs):
-        if table.name in names:
-            yield table, load_catalog(table.catalog)
+    """The named tables, as the folder declares them now, or did when it was sound last.
+
+    Raises AirflowFailException at the end if one of them may be declared by a file that this worker never read sound.
+    """
+    declared = all_streams(streams)
+    specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
+    tables = [table for table in maintained_tables(specs) if table.name in names]
+    for table in tables:
+        yield table, load_catalog(table.catalog)
+    missing = ", ".join(sorted(set(names) - {table.name for table in tables}))
+    unread = [stream.problem for stream in declared if stream.spec is None and stream.problem]
+    if missing and (unread or not declared):
+        raise AirflowFailException(
+            f"{missing}: not maintained, because this worker has never read its declaration while it was sound. Mend "
+            f"the file: {'; '.join(unread) or f'{streams} has none'}"
+        )
+    if missing:
+        log.info("%s: not maintained, because no file of %s declares it any more", missing, streams)
