@@ -31,6 +31,7 @@ IMPORTED = (
     "frazil.cli.audit",
     "frazil.cli.backfill",
     "frazil.cli.marker",
+    "frazil.cli.desired",
     "frazil.cli.partitions",
     "frazil.cli.validate",
     "frazil.stream.main",
@@ -44,13 +45,15 @@ IMPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One command. `clock_ms` is by how much its wall clock is ahead; `dies_after` names where it kills itself."""
+    """One command. `clock_ms` is by how much its wall clock is ahead; `dies_after` names where it kills itself, and
+    `stops_after` where it stands still until it is continued."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     out: str
     clock_ms: int = 0
     dies_after: str | None = None
+    stops_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +108,11 @@ class CommandServer:
         )
         self._answer()
 
-    def start(
-        self, *arguments: str, environment: Mapping[str, str], clock_ms: int = 0, dies_after: str | None = None
-    ) -> Running:
+    def start(self, *arguments: str, environment: Mapping[str, str], **how: Any) -> Running:
+        """`how` are the last fields of a `Request`."""
         self._count += 1
         out = self._folder / f"{self._count:05d}-{arguments[0]}"
-        request = Request(arguments, {**self.environment, **environment}, str(out), clock_ms, dies_after)
+        request = Request(arguments, {**self.environment, **environment}, str(out), **how)
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(asdict(request)) + "\n")
         self._server.stdin.flush()
@@ -168,7 +170,9 @@ def _become(request: Request) -> None:
             _shift_clock(request.clock_ms)
         _spare_the_jvm()
         if request.dies_after:
-            _die_after(request.dies_after)
+            _signal_itself_after(request.dies_after, signal.SIGKILL)
+        if request.stops_after:
+            _signal_itself_after(request.stops_after, signal.SIGSTOP)
         sys.argv = ["frazil", *request.arguments]
         from frazil.cli.main import main  # noqa: PLC0415 - imported before the fork
 
@@ -198,8 +202,8 @@ def _shift_clock(by_ms: int) -> None:
     time.time_ns = lambda: now_ns() + by_ms * 1_000_000
 
 
-def _die_after(point: str) -> None:
-    """SIGKILL where the work at a point of a batch is done."""
+def _signal_itself_after(point: str, number: int) -> None:
+    """Once, where the work at a point of a batch is done."""
     from frazil.commit.committer import Committer  # noqa: PLC0415 - imported before the fork
     from frazil.commit.journal import JournalStore  # noqa: PLC0415
     from tests.in_process_engine import InProcessEngine  # noqa: PLC0415
@@ -213,11 +217,13 @@ def _die_after(point: str) -> None:
     }[point]
     original: Callable[..., Any] = getattr(owner, name)
 
-    def dying(*args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        setattr(owner, name, original)
+        os.kill(os.getpid(), number)
+        return answer
 
-    setattr(owner, name, dying)
+    setattr(owner, name, once)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import psutil
+import pytest
+from pyspark.errors import IllegalArgumentException
+
 from frazil.errors import Fenced, SpecError, WriterBusy
 from tests.acceptance.command_server import Running
 from tests.acceptance.situations import Situation
-from tests.acceptance.world import World
+from tests.acceptance.world import BEGIN, STEP, World
+from tests.polling import eventually
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +92,37 @@ def zombie(world: World, situation: Situation) -> None:
         stop(world, situation)
     elif first := writer(world, situation):
         pid = world.writer_pid()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            second = world.run(host="two")
-            assert world.quiet(second, "two")
-        finally:
+
+        def stands_still() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            if world.catalog_is_free():
+                return True
             os.kill(pid, signal.SIGCONT)
-        _replaced(world, first, second)
+            return False
+
+        eventually(stands_still)
+        _replace(world, first, pid)
+
+
+def zombie_in_a_batch(world: World, situation: Situation) -> None:
+    """One that stood still between the stage and the journal of a batch, which its successor swept."""
+    stop(world, situation)
+    if situation.red is None:
+        world.produce(3)
+        first = world.run(stops_after="stage")
+        pid = world.writer_pid()
+        eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        _replace(world, first, pid)
+
+
+def _replace(world: World, first: Running, pid: int) -> None:
+    """By a writer of another host, while it stands still; then it goes on."""
+    try:
+        second = world.run(host="two")
+        assert world.quiet(second, "two")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    _replaced(world, first, second)
 
 
 def _replaced(world: World, first: Running, second: Running) -> None:
@@ -122,12 +152,15 @@ def expire(world: World, situation: Situation) -> None:
 
 
 def compact(world: World, situation: Situation) -> None:
-    """Somebody rewrites all files."""
+    """Somebody rewrites all files; while a table is ahead of its clock, Java refuses to write to it."""
     if writer(world, situation):
         options = "options => map('rewrite-all', 'true')"
-        world.spark().sql(
-            f"CALL `default`.system.rewrite_data_files(table => '{world.identifier}', {options})"
-        ).collect()
+        rewrite = f"CALL `default`.system.rewrite_data_files(table => '{world.identifier}', {options})"
+        if world.ahead:
+            with pytest.raises(IllegalArgumentException, match="Expected sorted snapshot log entries"):
+                world.spark().sql(rewrite)
+        else:
+            world.spark().sql(rewrite).collect()
 
 
 def backfill(world: World, situation: Situation) -> None:
@@ -142,6 +175,28 @@ def audit(world: World, situation: Situation) -> None:
     if writer(world, situation) and situation.red is None:
         done = world.frazil("audit", world.name, "--source")
         assert done.code == 0, done.out + done.err
+        world.airflow_run("audit", world.name, hours_ahead=1, source=True)
+
+
+def create_events(world: World, situation: Situation) -> None:
+    """An operator presses *Create event* on the table's assets, also with what looks like an event of frazil's."""
+    writer(world, situation)
+    if situation.red != SpecError.exit_code and world.windows:
+        key = f"{BEGIN + 400 * STEP:%Y-%m-%d}" + ("T00" if world.windows == "hour" else "")
+        for asset, extra, of in itertools.product(
+            (world.identifier, f"{world.identifier}.reopened"),
+            ({}, {"note": None}, {key: {"number": 1, "revision": 1}}),
+            (None, "no window", key),
+        ):
+            world.airflow.create_event(asset, extra=extra, key=of)
+
+
+def run_dags(world: World, situation: Situation) -> None:
+    """Airflow's DAGs of the stream and its table run beside the writer."""
+    if writer(world, situation) and situation.red is None:
+        world.signal()
+        world.airflow_run("maintenance", world.identifier, actions=["manifests", "expiry", "orphans"])
+        world.airflow_run("audit", world.name, hours_ahead=1)
 
 
 HAPPENINGS = (
@@ -154,9 +209,12 @@ HAPPENINGS = (
     Happening("it is started twice", start_twice),
     Happening("another host takes over", take_over),
     Happening("it stands still, is replaced, and goes on", zombie),
+    Happening("it stands still in a batch, is replaced, and goes on", zombie_in_a_batch),
     Happening("its declaration gets a column", new_column),
     Happening("snapshots are expired", expire),
     Happening("files are compacted", compact),
     Happening("a backfill is asked for", backfill),
     Happening("it is audited", audit),
+    Happening("events of its table are created by hand", create_events),
+    Happening("its DAGs run in Airflow", run_dags),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -89,6 +90,7 @@ def _clock_was_ahead(world: World) -> None:
     world.produce(8)
     if world.running is None:
         world.catch_up()
+        world.ahead = True
     world.clock_ms = 0
 
 
@@ -103,6 +105,26 @@ def _retention(world: World) -> None:
     admin = world.kafka.admin()
     for answer in admin.delete_records([TopicPartition(world.topic, 0, end)]).values():
         answer.result(30)
+
+
+def _cut(world: World) -> None:
+    """A disk that was restored from a copy: the newest records of a partition, which were read, gave way to others."""
+    log = world.kafka.folder / "data" / f"{world.topic}-0"
+    (segment,) = log.glob("*.log")
+    kept, end = segment.stat().st_size, max(r.offset for r in world.witness() if r.partition == 0) + 1
+    world.produce(4 * world.shape.partitions)
+    read = {(r.partition, r.offset) for r in world.witness()}
+    if world.running is None:
+        world.catch_up()
+    eventually(lambda: {at for at, *_ in (*world.landed(), *world.rejected())} >= read)
+    world.kafka.kill()
+    os.truncate(segment, kept)
+    for derived in (*log.glob("*index"), *log.glob("*.snapshot")):
+        derived.unlink()
+    world.kafka.start()
+    before = world.generation - 1
+    world.seen = {(before if p == 0 and o >= end else g, p, o): r for (g, p, o), r in world.seen.items()}
+    world.produce(6 * world.shape.partitions)
 
 
 def _made_again(world: World) -> None:
@@ -221,6 +243,7 @@ SITUATIONS = (
     Situation("odd Kafka timestamps", _odd_timestamps),
     Situation("a clock that was ahead", _clock_was_ahead),
     Situation("records that retention took", _retention, 11, "OffsetGap", lambda w: _reset(w, "marker")),
+    Situation("a log that was cut and grew", _cut, 11, "OffsetGap", lambda w: _reset(w, "marker")),
     Situation("a topic made again", _made_again, 14, "TopicRecreated", lambda w: _reset(w, "earliest")),
     Situation("a broken file", _broken_file, 10, "tabel", World.declare, meets_a_running_writer=False),
     Situation("a column that others added", _foreign_column),

@@ -9,8 +9,10 @@ import itertools
 import json
 import re
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,12 +23,13 @@ from confluent_kafka import Producer
 from pyiceberg.table import Table
 
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.errors import OffsetGap
 from frazil.partitions.windows import Window
-from frazil.signals import completion
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
-from frazil.spec.load import load_stream, streams_of
+from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.acceptance.airflow_server import AirflowServer, DagRun
 from tests.acceptance.command_server import CommandServer, Done, Running
 from tests.acceptance.truth import Fields, Record, read_topic, read_value, watermark
 from tests.polling import eventually
@@ -69,6 +72,7 @@ class World:
     folder: Path
     kafka: EmbeddedKafka
     commands: CommandServer
+    airflow: AirflowServer
     shape: Shape
     name: str
     spark: Callable[[], Any]
@@ -79,6 +83,8 @@ class World:
     extra_columns: str = ""
     idle_timeout: str = "1h"
     clock_ms: int = 0
+    ahead: bool = False
+    """Whether the table was written by a host whose clock was hours ahead."""
     running: Running | None = None
     produced: int = 0
     seen: dict[tuple[int, int, int], Record] = field(default_factory=dict)
@@ -108,7 +114,8 @@ class World:
 
     def add_neighbour(self) -> World:
         """Another stream of the same table, whose events begin where this one's began."""
-        made = World(self.folder, self.kafka, self.commands, self.shape, f"{self.name}_b", self.spark, self.name)
+        parts = (self.folder, self.kafka, self.commands, self.airflow, self.shape)
+        made = World(*parts, f"{self.name}_b", self.spark, self.name)
         made.begin()
         self.neighbour = made
         return made
@@ -116,6 +123,11 @@ class World:
     @property
     def file(self) -> Path:
         return self.folder / "streams" / f"{self.name}.yaml"
+
+    @property
+    def windows(self) -> str | None:
+        """Which windows of event time complete: of the table, as its time partition is."""
+        return load_stream(self.file).window
 
     @property
     def identifier(self) -> str:
@@ -138,7 +150,9 @@ class World:
             "event-time: at\n"
             "lateness: 0s\n"
             f"complete-from: {BEGIN.isoformat()}\n"
-            f"watermark: {{idle-timeout: {self.idle_timeout}}}\n{self.shape.yaml}"
+            f"watermark: {{idle-timeout: {self.idle_timeout}}}\n"
+            "maintenance: {alerts: {hold: 1ms, writer-down: 1ms}}\n"
+            f"{self.shape.yaml}"
         )
 
     # Kafka
@@ -175,10 +189,10 @@ class World:
 
     # The command
 
-    def start(self, *arguments: str, host: str = "one", dies_after: str | None = None) -> Running:
+    def start(self, *arguments: str, host: str = "one", **how: Any) -> Running:
         home = self.folder / host
         environment = {"FRAZIL_HOME": str(home), "FRAZIL_STREAMS": str(self.file.parent)}
-        return self.commands.start(*arguments, environment=environment, clock_ms=self.clock_ms, dies_after=dies_after)
+        return self.commands.start(*arguments, environment=environment, clock_ms=self.clock_ms, **how)
 
     def frazil(self, *arguments: str, host: str = "one") -> Done:
         """Run a command to its end."""
@@ -190,9 +204,9 @@ class World:
         assert "Traceback" not in done.err, done.err[-3000:]
         return done
 
-    def run(self, *, host: str = "one", dies_after: str | None = None) -> Running:
+    def run(self, *, host: str = "one", **how: Any) -> Running:
         """A writer that goes on; `quiet` waits until it has nothing to do."""
-        self.running = self.start("run", self.name, host=host, dies_after=dies_after)
+        self.running = self.start("run", self.name, host=host, **how)
         return self.running
 
     def stop(self) -> None:
@@ -202,6 +216,11 @@ class World:
             running.signal(signal.SIGTERM)
             done = running.end()
             assert done.code == 0, done.err[-3000:]
+
+    def pause(self) -> None:
+        """Say that no writer shall run: nobody is to be alarmed that none does."""
+        done = self.frazil("pause", self.name)
+        assert done.code == 0, done.err
 
     def status(self, host: str = "one") -> dict[str, Any]:
         """What `frazil status` says of the stream, and of files that it cannot read."""
@@ -323,19 +342,45 @@ class World:
         return expected or BEGIN
 
     def signal(self) -> Mapping[Window, Signal]:
-        """What the table's partition DAG does; the newest signal of each window."""
-        catalog, specs = load_catalog(None), streams_of(self.file.parent, self.identifier)
-        seen = completion.look(catalog, specs)
-        if seen is not None:
-            completion.signal(catalog, seen, clock_ms=seen.table.metadata.last_updated_ms)
-        return TableSignals.load(catalog, self.identifier).newest(from_us=0, to_us=2**62)
+        """Run the table's partition DAG until it waits; the newest signal of each window, all told to Airflow once."""
+        if self.windows is None:
+            assert f"frazil_partitions_{self.identifier}" not in self.airflow.parsed()[0]
+            return {}
+        eventually(lambda: self.airflow_run("partitions", self.identifier).state == "waiting")
+        signals = TableSignals.load(load_catalog(None), self.identifier)
+        made, newest = signals.after(0), signals.newest(from_us=0, to_us=2**62)
+        assert Counter(self.airflow.told(self.identifier)) == Counter(
+            (s.partition, s.number) for s in made if s.revision == 1
+        )
+        again = Counter(self.airflow.told(f"{self.identifier}.reopened"))
+        assert again <= Counter((s.partition, s.number) for s in made if s.revision > 1)
+        assert {(s.partition, s.number) for s in newest.values() if s.revision > 1} <= set(again)
+        return newest
+
+    def airflow_run(self, what: str, of: str, *, hours_ahead: int = 0, **conf: Any) -> DagRun:
+        """Run one of frazil's DAGs: no task may fail."""
+        done = self.airflow.run(f"frazil_{what}_{of}", conf=conf or None, hours_ahead=hours_ahead)
+        assert done.state in {"success", "waiting"}, done
+        return done
+
+    def alerts(self) -> list[str]:
+        """What a run of `frazil_health` is red for; what it tells beside is its change since the last run."""
+        done = self.airflow.run("frazil_health")
+        measured = done.xcom["measure"]
+        said = [alert["sentence"] for alert in measured["active"]]
+        changed = bool(measured["fired"] or measured["resolved"])
+        assert done.tasks == {
+            "measure": "success",
+            "changed": "success" if changed else "skipped",
+            "alerts": "failed" if said else "skipped",
+            "resolved": "success" if measured["resolved"] else "skipped",
+        }
+        return said
 
     def _check_signals(self, passed: datetime, good: Counter[Landed]) -> None:
         """Each window that all watermarks have passed is signalled, with the rows that it has; no other is."""
-        said = self.signal()
-        window = load_stream(self.file).window
+        said, window = self.signal(), self.windows
         if window is None:
-            assert not said
             return
         length = timedelta(days=1) if window == "day" else timedelta(hours=1)
         self.signalled_to = max(self.signalled_to, passed)
@@ -350,13 +395,34 @@ class World:
             mending()
 
     def check_green(self) -> None:
+        """Nothing is wrong for `frazil status`, for Airflow's DAG files and for `frazil_health`, nor about to be."""
         seen = self.status()
         assert (seen["problems"], seen["errors"], seen["code"]) == ([], [], 0)
+        assert self.airflow.parsed()[1] == ""
+        assert self.alerts() == []
+        assert self.airflow.alert_states() == {}
 
     def check_red(self, word: str) -> None:
-        """What is wrong shows where people look."""
+        """What is wrong shows where people look, and nothing else does."""
         seen = self.status()
         assert any(word in problem for problem in (*seen["problems"], *seen["errors"])), seen
+        if word == OffsetGap.__name__:
+            audited = self.frazil("audit", self.name, "--source")
+            assert audited.code == 1, audited.out + audited.err
+        self.alerts()
+        said = self.alerts()  # by the second of two runs, for a rule holds until what it sees lasts
+        assert any(word in sentence for sentence in said), said
+        assert all(self.name in sentence for sentence in said), said
+
+    def catalog_is_free(self) -> bool:
+        """Whether no process stands still inside the embedded catalog's own lock, which would stop all others."""
+        uri = self.commands.environment["PYICEBERG_CATALOG__DEFAULT__URI"]
+        with closing(sqlite3.connect(uri.removeprefix("sqlite:///").partition("?")[0], timeout=0)) as database:
+            try:
+                database.execute("BEGIN EXCLUSIVE")
+            except sqlite3.OperationalError:
+                return False
+            return True
 
     def close(self) -> None:
         for clean in reversed(self.cleanups):

@@ -42,7 +42,6 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
     is_fresh = committed_ms is not None and now_ms - committed_ms <= stale_ms
     writer = _writer(spec.name)
     exits = _fruitless(writer, now_ms=now_ms)
-    last = writer.exits[-1] if writer and writer.exits else None
     desired = TableState(clock=clock.now_ms).desired(spec)
     records, rejected = _rejected(table.metadata, spec.name, now_ms=now_ms) if table else (0, 0)
     return StreamState(
@@ -57,7 +56,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
             may_be_elsewhere=not reachable or (table is not None and property_name(spec.name) in table.properties),
         ),
         ended_at_ms=_ended_at_ms(writer),
-        last_words=f"The last one said: {' '.join(last.error.split())[:500]}." if last and last.error else "",
+        last_words=_last_words(writer),
         fruitless=len(exits),
         waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
         records=records,
@@ -111,6 +110,18 @@ def _ended_at_ms(writer: Observation | None) -> int | None:
         return None
     beats = [writer.heartbeat.written_at_ms] if writer.heartbeat else []
     return max([*beats, *(end.ended_at_ms for end in writer.exits[-1:])], default=None)
+
+
+def _last_words(writer: Observation | None) -> str:
+    """What the writer that ended last on this host ended with; one in the foreground says it in its last heartbeat."""
+    if writer is None:
+        return ""
+    end, beat = next(reversed(writer.exits), None), writer.heartbeat
+    if beat is not None and beat.error and (end is None or beat.written_at_ms > end.ended_at_ms):
+        error: str | None = beat.error
+    else:
+        error = end.error if end is not None else None
+    return f"The last one said: {' '.join(error.split())[:500]}." if error else ""
 
 
 def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:

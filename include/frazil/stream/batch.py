@@ -15,9 +15,9 @@ from frazil.commit.committer import Committer, StreamTables
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.rules import check_same_source
+from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
-from frazil.errors import Fenced, StaleBatch
+from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import BatchCommitted, FutureEventTimes, Happening, PhaseBegan, ThrottleJudged
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StageContext
@@ -63,8 +63,9 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             batch = self.staged(stage, key)
-        except Exception:
+        except Exception as error:
             self._discard(key)
+            self._check_not_replaced(error)
             raise
         if batch is None:
             self.emit(PhaseBegan(Phase.WAITING, self.marker.at))
@@ -75,6 +76,9 @@ class BatchRunner:
             commit_s = self._journal_and_commit(journal)
         except Fenced:
             self._give_back(key)
+            raise
+        except Exception as error:
+            self._check_not_replaced(error)
             raise
         self._tell(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
@@ -105,6 +109,20 @@ class BatchRunner:
         committing = time.monotonic()
         self.marker = self.committer.commit(journal)
         return time.monotonic() - committing
+
+    def _check_not_replaced(self, error: Exception) -> None:
+        """Raise `Fenced` in place of an error where another writer took over: it swept what this one had staged."""
+        if isinstance(error, FrazilError):
+            return
+        try:
+            marker = self.tables.marker()
+        except Exception as unknown:
+            log.warning("whether another writer took over is unknown: %r", unknown)
+            return
+        try:
+            check_fence(marker, stream=self.spec.name, epoch=self.committer.epoch)
+        except Fenced as fenced:
+            raise fenced from error
 
     def _give_back(self, key: BatchKey) -> None:
         """What a fenced writer staged and nobody will commit goes at once; the rest is the next start's to decide."""

@@ -168,10 +168,12 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     append_exit(folder, end(9, at_ms=at_ms - 1))  # and another host went on
     assert observe_stream(spec, None, now_ms=at_ms + MINUTE_MS).alive is True
     assert observe_stream(spec, None, now_ms=at_ms + 600 * MINUTE_MS).alive is None
-    beat = Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7)
+    beat = Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7, error="OffsetGap: records are gone")
     beat.write(folder)
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
-    assert observe_stream(spec, None, now_ms=at_ms + MINUTE_MS).ended_at_ms == at_ms + 7, "which leaves no exit"
+    foreground = observe_stream(spec, None, now_ms=at_ms + MINUTE_MS)
+    assert foreground.ended_at_ms == at_ms + 7, "which leaves no exit"
+    assert foreground.last_words == "The last one said: OffsetGap: records are gone."
 
 
 def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.errors import StaleBatch
+from frazil.commit.marker import BatchKey
+from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress
-from frazil.stream.batch import joined
+from frazil.stream.batch import BatchRunner, joined
 
 
 def piece(start: int, end: int, *, partition: int = 0, newest: int | None = None) -> RangeProgress:
@@ -35,3 +38,27 @@ def test_a_hole_between_pieces_is_never_journaled():
 def test_partitions_stay_apart_and_no_row_means_no_event_time():
     ranges = joined([piece(5, 9, partition=1), piece(0, 3), piece(3, 4, newest=7)])
     assert [(r.partition, r.start, r.end, r.max_event_time_us) for r in ranges] == [(0, 0, 4, 7), (1, 5, 9, None)]
+
+
+class Swept(BatchRunner):
+    """Its files are gone when it comes to journal them."""
+
+    def staged(self, *_: Any) -> Any:
+        raise FileNotFoundError("00000-0.parquet")
+
+
+@pytest.mark.parametrize(("newest", "ends_with"), [(8, Fenced), (6, FileNotFoundError)])
+def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_with: type[Exception]):
+    def stands_at(epoch: int) -> Any:
+        return SimpleNamespace(at=BatchKey(epoch, 0))
+
+    tables: Any = SimpleNamespace(marker=lambda: stands_at(newest))
+    committer: Any = SimpleNamespace(epoch=6)
+    nothing: Any = None
+    runner = Swept(
+        spec=SimpleNamespace(name="rides"),  # type: ignore[arg-type]
+        kafka=nothing, kafka_properties={}, tables=tables, store=nothing, committer=committer, marker=stands_at(6),
+        emit=lambda _: None, run_folder=nothing, progress=nothing,
+    )  # fmt: skip
+    with pytest.raises(ends_with):
+        runner.run(nothing)
