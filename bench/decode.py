@@ -16,7 +16,8 @@ import time
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from frazil.ingest.decode import decoder
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import decoder
 
 SCHEMA = Schema(
     t.NestedField(1, "symbol", t.StringType(), required=True),
@@ -101,10 +102,11 @@ def main() -> None:
     gc.disable()
 
     def cost(values: list[bytes | None]) -> float:
+        chunk = Chunk.of_values(values)
         least = float("inf")
         for _ in range(arguments.repeats):
             started = time.process_time()
-            decode(values)
+            decode(chunk)
             least = min(least, time.process_time() - started)
         return least / len(values) * 1e6
 

@@ -30,7 +30,7 @@ from pyiceberg.transforms import HourTransform
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
-from frazil.ingest.decode_json import JsonDecoder
+from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.kafka import EXACTNESS, TUNING, RangeReader
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter

@@ -14,7 +14,8 @@ from pyiceberg.table import Table
 from pyiceberg.types import TimeType
 
 from frazil.commit.target import target_table
-from frazil.ingest.decode import decoder
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import decoder
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.spec import types
 from frazil.spec.model import StreamSpec
@@ -64,7 +65,7 @@ def declared(name: str, schema: dict[str, str]) -> StreamSpec:
 
 def staged(table: Table, records: list[dict[str, Any]]) -> str:
     """One file of these records, in no table yet."""
-    decoded = decoder("json", table.schema(), {})([json.dumps(record).encode() for record in records])
+    decoded = decoder("json", table.schema(), {})(Chunk.of_values([json.dumps(record).encode() for record in records]))
     assert decoded.rejections == []
     writer = TableWriter(
         target_table(table, folder=f"{table.location()}/data/here"), "main", io=table.io, file_name=file_namer(0, 0)

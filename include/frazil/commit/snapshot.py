@@ -46,7 +46,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
 from frazil.errors import SchemaIncompatible
-from frazil.ingest.contract import StagedFile
+from frazil.ingest.contract import Content, StagedFile
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
@@ -284,6 +284,9 @@ def _write_list(table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFi
             writer.add_manifests(list(manifests))
 
 
+_CONTENT: Mapping[Content, DataFileContent] = {"data": DataFileContent.DATA}
+
+
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
     """The manifest's form of a staged file; bounds and partition values are put back from their serialised form."""
     types = [field.field_type for field in spec.partition_type(schema).fields]
@@ -292,7 +295,7 @@ def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataF
         for kind, text in zip(types, file.partition, strict=True)
     ]
     built = DataFile.from_args(
-        content=DataFileContent.DATA,
+        content=_CONTENT[file.content],
         file_path=file.path,
         file_format=FileFormat.PARQUET,
         partition=Record(*values),

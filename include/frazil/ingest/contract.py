@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from frazil.offsets.spans import TopicPartition
 
 Target = Literal["main", "dead-letters"]
+
+Content = Literal["data"]
+"""What a staged file holds, in Iceberg's sense: rows of its target."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -123,13 +126,24 @@ class StagedFile:
     lower_bounds: Mapping[int, str]
     upper_bounds: Mapping[int, str]
     split_offsets: tuple[int, ...]
+    content: Content = "data"
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Rows are what a file holds unless it says otherwise: earlier versions wrote, and read, no `content`."""
+        value = dataclasses.asdict(self)
+        if self.content == "data":
+            del value["content"]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
-        """JSON has no integer keys and no tuples: both are put back."""
+        """JSON has no integer keys and no tuples: both are put back.
+
+        Raises ValueError for a content that this version does not know: it is committed as nothing else.
+        """
+        content = value.get("content", "data")
+        if content not in get_args(Content):
+            raise ValueError(f"{value['path']} holds {content!r}, which this version of frazil cannot commit")
         fixed: dict[str, Any] = {
             k: {int(i): x for i, x in v.items()} if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v
             for k, v in value.items()

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.kafka import Chunk
 from frazil.ingest.ranges import MILLISECONDS, said
 
 NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")

@@ -20,12 +20,13 @@ import pickle
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from frazil.errors import EnvironmentUnusable
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
 
 _LENGTH = struct.Struct("<Q")
@@ -37,27 +38,27 @@ class IsolatedDecoder:
     def __init__(self, make: Callable[[], Decoder]) -> None:
         """`make` must pickle; it is called in the child, and here once for an empty chunk's form."""
         self._make = make
-        self._nothing = make()([])
+        self._nothing = make()(Chunk.of_values([]))
         self._child: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, values: Sequence[bytes | None]) -> Decoded:
+    def __call__(self, chunk: Chunk) -> Decoded:
         """As the decoder itself. Raises what the decoder raises, and EnvironmentUnusable where no child can decode."""
-        answer = self._ask(values)
-        if isinstance(answer, int) and len(values) == 1:
-            self._prove(self._child or self._start(), known_record(len(values[0] or b"")))
-            answer = self._ask(values)
+        answer = self._ask(chunk)
+        if isinstance(answer, int) and len(chunk) == 1:
+            self._prove(self._child or self._start(), known_record(len(chunk.values[0] or b"")))
+            answer = self._ask(chunk)
         if isinstance(answer, Decoded):
             return answer
         if isinstance(answer, BaseException):
             raise answer
-        if len(values) == 1:
+        if len(chunk) == 1:
             reason = f"decoding this record ended the process (exit code {answer})"
             return Decoded(self._nothing.rows, self._nothing.kept, [Rejection(0, "DecoderCrashed", reason)])
-        middle = len(values) // 2
+        middle = len(chunk) // 2
         return joined(
             [
-                self(values[:middle]).moved(np.arange(middle)),
-                self(values[middle:]).moved(np.arange(middle, len(values))),
+                self(chunk.piece(0, middle)).moved(np.arange(middle)),
+                self(chunk.piece(middle, len(chunk))).moved(np.arange(middle, len(chunk))),
             ]
         )
 
@@ -67,11 +68,11 @@ class IsolatedDecoder:
             self._child.kill()
             self._reap(self._child)
 
-    def _ask(self, values: Sequence[bytes | None]) -> Decoded | BaseException | int:
+    def _ask(self, chunk: Chunk) -> Decoded | BaseException | int:
         """The child's answer, or its exit code when it died of the question."""
         child = self._child or self._start()
         try:
-            _send(child.stdin, values)
+            _send(child.stdin, chunk)
             answer: Decoded | BaseException = _receive(child.stdout)
         except (EOFError, BrokenPipeError):
             return self._reap(child)
@@ -88,13 +89,13 @@ class IsolatedDecoder:
         self._prove(child, self._make, known_record())
         return child
 
-    def _prove(self, child: subprocess.Popen[bytes], *frames: object) -> None:
+    def _prove(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
         """Let the child decode a record that no decoder dies of: any answer will do."""
         *before, known = frames
         try:
             for frame in before:
                 _send(child.stdin, frame)
-            _send(child.stdin, [known])
+            _send(child.stdin, Chunk.of_values([known]))
             _receive(child.stdout)
         except (EOFError, BrokenPipeError):
             raise EnvironmentUnusable(
@@ -140,11 +141,11 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     decode: Decoder = _receive(questions)()
     while True:
         try:
-            values = _receive(questions)
+            chunk = _receive(questions)
         except EOFError:
             return
         try:
-            answer: object = decode(values)
+            answer: object = decode(chunk)
         except Exception as error:  # raised on the other side
             answer = error
         _send(answers, answer)

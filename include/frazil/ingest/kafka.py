@@ -7,18 +7,17 @@ the batch's offsets.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from numpy.typing import NDArray
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.kafka.client import DENIED, client_errors
 
@@ -49,27 +48,6 @@ _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, 
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 """An offset that retention deleted, or that a log lost while it was read."""
 _timestamp_ms = itemgetter(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Records of several ranges, in the order in which they came; within a range, in the order of offsets."""
-
-    values: list[bytes | None]
-    keys: list[bytes | None]
-    range_index: NDArray[np.int32]
-    """Which of the reader's ranges each record belongs to."""
-    offsets: NDArray[np.int64]
-    timestamps_ms: NDArray[np.int64]
-    """Kafka's timestamps, milliseconds since the epoch; -1 where a record has none."""
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def piece(self, start: int, end: int) -> Self:
-        """Records `[start, end)` of it."""
-        parts: dict[str, Any] = {f.name: getattr(self, f.name)[start:end] for f in dataclasses.fields(self)}
-        return dataclasses.replace(self, **parts)
 
 
 class RangeReader:

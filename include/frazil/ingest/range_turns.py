@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.kafka import Chunk, RangeReader
+from frazil.ingest.kafka import RangeReader
 from frazil.offsets.spans import TopicPartition
 
 

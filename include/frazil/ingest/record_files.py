@@ -22,10 +22,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, RecordFile
 from frazil.ingest.coordinates import NAMES
-from frazil.ingest.decode import decoder
-from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, Chunk
+from frazil.ingest.formats import decoder
+from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
 from frazil.ingest.parquet_columns import cast_columns, check_columns
 
 PARQUET = frozenset({".parquet"})
@@ -161,7 +162,7 @@ def _json_lines(path: str, io: FileIO) -> Iterator[Records]:
     for block in _lines(path, io):
         numbers = [i for i, line in enumerate(block) if line.strip()]
         lines = [block[i].strip() for i in numbers]
-        decoded = read(lines)
+        decoded = read(Chunk.of_values(lines))
         if decoded.rejections:
             first = min(decoded.rejections, key=lambda r: r.index)
             raise SpecError(

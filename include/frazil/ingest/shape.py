@@ -13,10 +13,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType
 
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates
 from frazil.ingest.decode import Decoded, Decoder, Rejection
-from frazil.ingest.kafka import Chunk
 from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.split import column_of
@@ -37,10 +37,7 @@ class Shaper:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Rows of the table's schema. What a backfill does not want is neither row nor rejection."""
-        if isinstance(chunk, RowChunk):
-            decoded = Decoded(chunk.rows, np.arange(len(chunk)))
-        else:
-            decoded = self._decode(chunk.values)
+        decoded = Decoded(chunk.rows, np.arange(len(chunk))) if isinstance(chunk, RowChunk) else self._decode(chunk)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
         shaped = Decoded(rows, decoded.kept, decoded.rejections)
         if within := self._within:

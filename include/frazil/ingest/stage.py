@@ -15,12 +15,14 @@ from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StageResult, StageTask
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
-from frazil.ingest.decode import Decoded, Decoder, Rejection, decoder, joined
+from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+from frazil.ingest.formats import decoder
 from frazil.ingest.isolate import IsolatedDecoder
-from frazil.ingest.kafka import Chunk, RangeReader
+from frazil.ingest.kafka import RangeReader
 from frazil.ingest.narrow import is_environment, narrowed
 from frazil.ingest.progress import ProgressCounter
 from frazil.ingest.range_turns import TurnReader

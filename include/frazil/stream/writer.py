@@ -24,7 +24,7 @@ from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
 from frazil.events import EpochBegan, Events, Happening, PhaseBegan, RecordsSkipped, Sink
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
-from frazil.ingest.decode import check_supported
+from frazil.ingest.formats import check_supported
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.log_watch import find_cut
 from frazil.kafka.truncation import check_not_cut

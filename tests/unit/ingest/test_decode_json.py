@@ -19,8 +19,11 @@ from pyiceberg.schema import Schema
 
 from bench import decode as bench
 from frazil.errors import SpecError
-from frazil.ingest import decode_json, json_bulk, json_record
-from frazil.ingest.decode import Decoded, decoder
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import decoder
+from frazil.ingest.formats.json import bulk, record
+from frazil.ingest.formats.json import decoder as json_decoder
 
 SCHEMA = Schema(
     t.NestedField(1, "id", t.LongType(), required=True),
@@ -38,7 +41,8 @@ SCHEMA = Schema(
 def column(kind: t.IcebergType, *values: bytes, required: bool = False, unit: str = "iso") -> Decoded:
     """Messages `{"x": <value>}` decoded as one column."""
     schema = Schema(t.NestedField(1, "x", kind, required=required))
-    return decoder("json", schema, {} if unit == "iso" else {1: unit})([b'{"x":' + value + b"}" for value in values])
+    chunk = Chunk.of_values([b'{"x":' + value + b"}" for value in values])
+    return decoder("json", schema, {} if unit == "iso" else {1: unit})(chunk)
 
 
 def accepted(decoded: Decoded) -> list[Any]:
@@ -53,7 +57,7 @@ def classes(decoded: Decoded) -> list[str]:
 
 def fates(values: Sequence[bytes | None], schema: Schema = SCHEMA) -> list[Any]:
     """Per message its row, or the word "rejected"; each message has exactly one."""
-    decoded = decoder("json", schema, {})(values)
+    decoded = decoder("json", schema, {})(Chunk.of_values(values))
     rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
     rejected = {rejection.index for rejection in decoded.rejections}
     assert len(rejected) == len(decoded.rejections)
@@ -182,7 +186,7 @@ literals = st.one_of(
 def test_the_slow_look_and_the_fast_path_agree_on_every_type(cells: list[tuple[str, str]]) -> None:
     """A poisoned neighbour forces the slow look upon records that would otherwise pass together."""
     values = [f'{{"{name}":{literal}}}'.encode() for name, literal in cells]
-    alone = [decoder("json", LOOSE, {})([value]) for value in values]
+    alone = [decoder("json", LOOSE, {})(Chunk.of_values([value])) for value in values]
     expected = [repr(d.rows.to_pylist()[0]) if d.rows.num_rows else "'rejected'" for d in alone]
     assert [repr(fate) for fate in fates([*values, b'{"i":"poison"}'], LOOSE)] == [*expected, "'rejected'"]
 
@@ -195,17 +199,31 @@ def test_a_missing_required_column_is_a_dead_letter() -> None:
 
 
 def test_a_tombstone_is_a_dead_letter() -> None:
-    decoded = decoder("json", SCHEMA, {})([None])
+    decoded = decoder("json", SCHEMA, {})(Chunk.of_values([None]))
     assert classes(decoded) == ["Tombstone"]
 
 
 def test_a_wrong_type_is_named_with_its_path() -> None:
-    decoded = decoder("json", SCHEMA, {})([b'{"id":1,"inner":{"a":"one"}}'])
+    decoded = decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id":1,"inner":{"a":"one"}}']))
     assert decoded.rejections[0].error == "inner.a: a whole number (int) is needed, this is the string 'one'"
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (rb'{"name":"\ud800"}', r"\ud800 is half of a surrogate pair (byte 9)"),
+        (rb'{"name":"\\\ud83d\ude00\ud800\u0041"}', r"\ud800 is half of a surrogate pair (byte 23)"),
+        (rb'{"other":"\n\udc00"}', r"\udc00 is half of a surrogate pair (byte 12)"),
+        (rb'{"other":"\u12"}', "invalid character in unicode escape (byte 15)"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_called_so(value: bytes, said: str) -> None:
+    decoded = decoder("json", SCHEMA, {})(Chunk.of_values([value]))
+    assert [(r.error_class, r.error) for r in decoded.rejections] == [("InvalidJson", f"JSON is malformed: {said}")]
+
+
 def test_fields_that_the_schema_does_not_name_are_ignored() -> None:
-    decoded = decoder("json", SCHEMA, {})([b'{"id":7,"new":[1,{"deep":null}]}'])
+    decoded = decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id":7,"new":[1,{"deep":null}]}']))
     assert decoded.rows.column("id").to_pylist() == [7]
 
 
@@ -326,7 +344,7 @@ def test_an_unknown_format_is_refused_at_start() -> None:
 
 
 def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
-    decoded = decoder("json", SCHEMA, {})([])
+    decoded = decoder("json", SCHEMA, {})(Chunk.of_values([]))
     assert decoded.rows.num_rows == 0
     assert decoded.rows.column_names == [field.name for field in SCHEMA.fields]
 
@@ -335,27 +353,27 @@ def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Records that were given to the bulk parser, its calls, and records that were read singly."""
     done: Counter[str] = Counter()
-    whole, single = json_bulk.BulkReader.__call__, json_record.RecordReader._read
+    whole, single = bulk.BulkReader.__call__, record.RecordReader._read
 
-    def counting_bulk(self: json_bulk.BulkReader, text: bytes, count: int) -> Any:
+    def counting_bulk(self: bulk.BulkReader, text: bytes, count: int) -> Any:
         done["parses"] += 1
         done["parsed"] += count
         return whole(self, text, count)
 
-    def counting_single(self: json_record.RecordReader, text: bytes, special: bool, screening: bool) -> Any:
+    def counting_single(self: record.RecordReader, text: bytes, special: bool, screening: bool) -> Any:
         found = single(self, text, special, screening)
         done["single"] += found is not None  # else it looked sound
         return found
 
-    monkeypatch.setattr(json_bulk.BulkReader, "__call__", counting_bulk)
-    monkeypatch.setattr(json_record.RecordReader, "_read", counting_single)
+    monkeypatch.setattr(bulk.BulkReader, "__call__", counting_bulk)
+    monkeypatch.setattr(record.RecordReader, "_read", counting_single)
     return done
 
 
 def test_few_bad_records_cost_few_parses(work: Counter[str]) -> None:
     values: list[bytes | None] = [b'{"id":%d}' % i for i in range(100_000)]
     values[77_777] = b'{"id":"not a number"}'
-    decoded = decoder("json", SCHEMA, {})(values)
+    decoded = decoder("json", SCHEMA, {})(Chunk.of_values(values))
     assert [r.index for r in decoded.rejections] == [77_777]
     assert decoded.rows.column("id").to_pylist() == [i for i in range(100_000) if i != 77_777]
     assert work["parsed"] < 4 * len(values)
@@ -374,12 +392,12 @@ def test_bad_records_of_any_kind_and_share_cost_a_bounded_amount_of_work(
     to = bench.BAD[kind]
     values = [bench.record(i) for i in range(count)]
     mixed = [bench.changed(v, to) if i in chosen else v for i, v in enumerate(values)]
-    decoded = decoder("json", bench.SCHEMA, {})(mixed)
+    decoded = decoder("json", bench.SCHEMA, {})(Chunk.of_values(mixed))
     if kind != "year 0":  # a moment that only the table's writer refuses
         assert {r.index for r in decoded.rejections} == chosen
     assert work["parsed"] <= 3 * count
-    assert work["parses"] <= 1 + 2 * (count // decode_json.PIECE + 1)
-    assert work["single"] <= len(chosen) + decode_json.SAMPLE
+    assert work["parses"] <= 1 + 2 * (count // json_decoder.PIECE + 1)
+    assert work["single"] <= len(chosen) + json_decoder.SAMPLE
 
 
 @pytest.mark.parametrize("frames", [0, 850])
@@ -390,7 +408,7 @@ def test_a_deep_record_is_a_row_however_deep_its_callers_stand(frames: int) -> N
     decode = decoder("json", SCHEMA, {})
 
     def called(times: int) -> Decoded:
-        return called(times - 1) if times else decode(values)
+        return called(times - 1) if times else decode(Chunk.of_values(values))
 
     decoded = called(max(0, frames - len(inspect.stack())))
     assert (decoded.kept.tolist(), [r.error_class for r in decoded.rejections]) == ([0], ["TypeMismatch"])
@@ -412,5 +430,5 @@ def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
     """Each of these took hours: as many steps as the square of its length. A test that hangs here is that again."""
     columns = [("n", t.DecimalType(9, 2)), ("s", t.StringType()), ("d", t.DoubleType())]
     schema = Schema(*(t.NestedField(i, name, kind) for i, (name, kind) in enumerate(columns, 1)))
-    [rejection] = decode_json.JsonDecoder(schema, {})([value]).rejections
+    [rejection] = json_decoder.JsonDecoder(schema, {})(Chunk.of_values([value])).rejections
     assert rejection.error_class == error_class

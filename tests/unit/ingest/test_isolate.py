@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import EnvironmentUnusable
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.isolate import IsolatedDecoder, known_record
 
@@ -21,7 +22,8 @@ import pyarrow as pa
 from frazil.ingest.decode import Decoded
 
 def make(deadly):
-    def decode(values):
+    def decode(chunk):
+        values = chunk.values
         if deadly in values:
             os.kill(os.getpid(), signal.SIGSEGV)
         if (dropped := next((v for v in values if v and v.startswith(b"/")), None)) and os.path.exists(dropped):
@@ -57,7 +59,7 @@ def isolated(fragile: MakeFragile) -> Iterator[IsolatedDecoder]:
 def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> None:
     values: list[bytes | None] = [b"%d" % i for i in range(40)]
     values[7] = values[33] = b"deadly"
-    decoded = isolated(values)
+    decoded = isolated(Chunk.of_values(values))
     assert [r.index for r in decoded.rejections] == [7, 33]
     assert {r.error_class for r in decoded.rejections} == {"DecoderCrashed"}
     assert f"exit code {-signal.SIGSEGV}" in decoded.rejections[0].error
@@ -66,15 +68,15 @@ def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> Non
 
 
 def test_a_chunk_without_a_killer_passes_whole(isolated: IsolatedDecoder) -> None:
-    decoded = isolated([b"a", None])
+    decoded = isolated(Chunk.of_values([b"a", None]))
     assert decoded.rejections == []
     assert decoded.rows["x"].to_pylist() == [b"a", None]
 
 
 def test_a_decoders_own_error_is_raised_here(isolated: IsolatedDecoder) -> None:
     with pytest.raises(RuntimeError, match="a decoder's own error"):
-        isolated([b"error"])
-    assert isolated([b"fine"]).rows.num_rows == 1
+        isolated(Chunk.of_values([b"error"]))
+    assert isolated(Chunk.of_values([b"fine"])).rows.num_rows == 1
 
 
 def test_a_record_that_was_there_when_the_host_killed_the_child_is_not_blamed(
@@ -82,7 +84,7 @@ def test_a_record_that_was_there_when_the_host_killed_the_child_is_not_blamed(
 ) -> None:
     once = tmp_path / "the host kills the next child"
     once.touch()
-    decoded = isolated([str(once).encode()])
+    decoded = isolated(Chunk.of_values([str(once).encode()]))
     assert not once.exists()
     assert decoded.rejections == []
     assert decoded.rows["x"].to_pylist() == [str(once).encode()]
@@ -97,7 +99,7 @@ def test_where_no_child_can_decode_anything_the_machine_is_blamed_and_no_record(
     decoder = IsolatedDecoder(fragile)
     monkeypatch.setattr("frazil.ingest.isolate.sys.executable", str(dying))
     with pytest.raises(EnvironmentUnusable, match=r"before any record reached it \(exit code 7\)"):
-        decoder([b"%d" % i for i in range(16)])
+        decoder(Chunk.of_values([b"%d" % i for i in range(16)]))
     decoder.close()
 
 
@@ -106,7 +108,7 @@ def test_the_known_record_has_the_length_of_the_one_that_is_tried() -> None:
 
 
 def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:
-    isolated([b"a"])
+    isolated(Chunk.of_values([b"a"]))
     child = isolated._child
     assert child is not None
     isolated.close()

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from frazil.ingest import decode_json
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
-from frazil.ingest.decode_json import JsonDecoder
+from frazil.ingest.formats.json import decoder as json_decoder
+from frazil.ingest.formats.json.decoder import JsonDecoder
 
 PRIMITIVES: dict[str, t.IcebergType] = {
     "i": t.IntegerType(),
@@ -213,10 +214,10 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
     expected = [by_reference(decoder, value) for value in some]
     # A sample of two looks at every chunk of four records and more.
-    with mock.patch.object(decode_json, "PIECE", piece), mock.patch.object(decode_json, "SAMPLE", 2):
-        assert outcomes(decoder(some), len(some)) == expected
-        assert outcomes(decoder(some[::-1]), len(some)) == expected[::-1]
-    assert outcomes(decoder(some), len(some)) == expected
+    with mock.patch.object(json_decoder, "PIECE", piece), mock.patch.object(json_decoder, "SAMPLE", 2):
+        assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
+        assert outcomes(decoder(Chunk.of_values(some[::-1])), len(some)) == expected[::-1]
+    assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -234,7 +235,7 @@ def test_every_odd_value_of_every_type_is_by_bulk_what_it_is_by_itself(name: str
         for literal in LITERALS:
             value = form.replace("NAME", name).replace("VALUE", literal).encode()
             expected = by_reference(decoder, value)
-            assert outcomes(decoder([b"{}", value]), 2)[1] == expected, value
+            assert outcomes(decoder(Chunk.of_values([b"{}", value])), 2)[1] == expected, value
 
 
 @settings(max_examples=300, deadline=None)
@@ -243,4 +244,4 @@ def test_random_values_are_by_bulk_what_they_are_by_themselves(name: str, some: 
     decoder = OF_ONE[name]["flat"]
     for literal in [*some, *(f'"{literal}"' for literal in some if '"' not in literal)]:
         value = f'{{"{name}":{literal}}}'.encode()
-        assert outcomes(decoder([value]), 1)[0] == by_reference(decoder, value)
+        assert outcomes(decoder(Chunk.of_values([value])), 1)[0] == by_reference(decoder, value)

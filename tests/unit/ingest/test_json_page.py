@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from frazil.ingest.decode import decoder
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import decoder
 from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
@@ -54,7 +55,8 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
     source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
     stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": event_time}
     schema = iceberg.schema(validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml")))
-    decoded = decoder("json", schema, {schema.find_field("x").field_id: unit} if unit else {})([record])
+    units = {schema.find_field("x").field_id: unit} if unit else {}
+    decoded = decoder("json", schema, units)(Chunk.of_values([record]))
     if decoded.rejections:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"

@@ -27,6 +27,7 @@ from pyiceberg.table.sorting import SortOrder
 from frazil.errors import SpecError
 from frazil.ingest import parquet
 from frazil.ingest import stage as staging
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import (
     OffsetRange,
     RecordFile,
@@ -37,7 +38,6 @@ from frazil.ingest.contract import (
     TargetTable,
 )
 from frazil.ingest.decode import Decoded, Rejection
-from frazil.ingest.kafka import Chunk
 from frazil.ingest.stage import stage
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
@@ -441,8 +441,8 @@ def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monke
     ]
     error = "half a pair: \ud800" + "\U0001f600" * 5000
 
-    def rejecting(values: Sequence[bytes | None]) -> Decoded:
-        rejections = [Rejection(i, "Odd\udfff", error) for i in range(len(values))]
+    def rejecting(chunk: Chunk) -> Decoded:
+        rejections = [Rejection(i, "Odd\udfff", error) for i in range(len(chunk))]
         empty = schema_to_pyarrow(iceberg.schema(world.spec), include_field_ids=True).empty_table()
         return Decoded(empty, np.arange(0), rejections)
 

@@ -33,6 +33,11 @@ _HUGE = b"9" * 310
 """Infinite in a double; Arrow's reader takes any count of digits."""
 
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
+"""What follows a backslash, whole; the group is half of a surrogate pair without the other half."""
+
+
 class Refused(Exception):
     """One record that makes no row, and why."""
 
@@ -47,6 +52,8 @@ def stripped(value: bytes | None) -> bytes:
     text = value.strip(WHITE_SPACE)
     if not text:
         raise Refused("Empty", "the message's value is empty")
+    if text.startswith(_BYTE_ORDER_MARK):
+        raise Refused("NotAnObject", "the value begins with a byte order mark: write UTF-8 without one")
     if not (text.startswith(b"{") and text.endswith(b"}")):
         raise Refused("NotAnObject", "a JSON object is needed: the value does not start with { and end with }")
     if not text.isascii():
@@ -108,6 +115,16 @@ def joinable(value: bytes | None) -> bytes | Refused | None:
     except Refused as refused:
         return refused
     return None if b"\x00" in text else text.replace(b"\n", b"\r")
+
+
+def malformed(text: bytes, message: str) -> str:
+    """What is wrong with text that is no JSON: the parser's message, or what that should have said."""
+    if "surrogate" in message or "hex escape" in message or "truncated" in message:
+        for escape in _ESCAPES.finditer(text):
+            if escape[1] is not None:
+                half = f"\\u{escape[1].decode('ascii', 'replace')}"
+                return f"JSON is malformed: {half} is half of a surrogate pair (byte {escape.start()})"
+    return message
 
 
 def may_be_special(texts: Sequence[bytes]) -> list[bool]:

@@ -20,8 +20,8 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
-from frazil.ingest.json_types import Units, inner
-from frazil.ingest.json_values import Wrong, leaf
+from frazil.ingest.formats.json.types import Units, inner
+from frazil.ingest.formats.json.values import Wrong, leaf
 
 Unsure = NDArray[np.bool_] | None
 """By row, or None where all are sure."""

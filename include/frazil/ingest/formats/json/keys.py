@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.json_text import WHITE_SPACE
-from frazil.ingest.json_types import inner
+from frazil.ingest.formats.json.text import WHITE_SPACE
+from frazil.ingest.formats.json.types import inner
 
 _PLAIN_NAME = re.compile(r"[^\"/\\\x00-\x1f\x7f-\U0010ffff]+")
 _distinct = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

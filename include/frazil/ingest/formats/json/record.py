@@ -17,10 +17,10 @@ from typing import Annotated, Any, NamedTuple, Optional, cast
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.json_keys import KeysGivenTwice
-from frazil.ingest.json_text import Refused, may_be_special, stripped, without_specials
-from frazil.ingest.json_types import Units, inner
-from frazil.ingest.json_values import MISSING, NOT_A_NUMBER, Wrong, leaf, named, usual_number
+from frazil.ingest.formats.json.keys import KeysGivenTwice
+from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
+from frazil.ingest.formats.json.types import Units, inner
+from frazil.ingest.formats.json.values import MISSING, NOT_A_NUMBER, Wrong, leaf, named, usual_number
 
 Row = list[Any]
 """One value per column, as `pyarrow.array` takes them."""
@@ -124,7 +124,7 @@ class RecordReader:
         except msgspec.ValidationError as error:
             return self._refused(text, str(error))
         except msgspec.DecodeError as error:
-            return Refused("InvalidJson", str(error))
+            return Refused("InvalidJson", malformed(text, str(error)))
 
     def _row(self, text: bytes, special: bool, screening: bool) -> Row | Refused | None:
         if special:
@@ -176,7 +176,7 @@ class RecordReader:
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
             return _Said(TYPE_MISMATCH, f"{name}: ", keys, "the number", f" is too big for {unit or kind}")
         needed = "a whole number" if unit else _NEEDED.get(type(kind), "a string")
-        what_for = f" ({unit or kind})" if kind.is_primitive else ""
+        what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
         got = _GOT.get(what.split("`")[-2] if "`" in what else "int", "an object")
         return _Said(TYPE_MISMATCH, f"{name}: {needed}{what_for} is needed, this is ", keys, got)
 

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection, joined
-from frazil.ingest.json_bulk import UNREADABLE, BulkReader, can_read
-from frazil.ingest.json_record import TYPE_MISMATCH, RecordReader, Row
-from frazil.ingest.json_text import Refused, join_if_safe, joinable, may_be_special, without_far_exponents
-from frazil.ingest.json_types import check_supported
+from frazil.ingest.formats.json.bulk import UNREADABLE, BulkReader, can_read
+from frazil.ingest.formats.json.record import TYPE_MISMATCH, RecordReader, Row
+from frazil.ingest.formats.json.text import Refused, join_if_safe, joinable, may_be_special, without_far_exponents
+from frazil.ingest.formats.json.types import check_supported
 
 PIECE = 1024
 """Records that are tried together when their chunk was refused: 1,024 cost a few parses' overhead in a chunk."""
@@ -44,8 +45,9 @@ class JsonDecoder:
         self._read = RecordReader(struct, units)
         self._bulk = BulkReader(struct, self._arrow_schema, units) if can_read(struct) else None
 
-    def __call__(self, values: Sequence[bytes | None]) -> Decoded:
-        """All of a chunk's values, each either a row or a rejection. Rows that were read singly are the last."""
+    def __call__(self, chunk: Chunk) -> Decoded:
+        """Each record is its value alone. Rows that were read singly are the last."""
+        values = chunk.values
         refused = self._refused_of_sample(values)
         if self._bulk is None or (refused and all(refused)):
             return self._singly(values, range(len(values)))

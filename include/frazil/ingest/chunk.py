@@ -1,0 +1,44 @@
+"""Records as they were read, before anything is known of what their bytes mean: what a decoder is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Columns of equal length: records of several ranges, as they came; within a range, in the order of offsets."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None]
+    range_index: NDArray[np.int32]
+    """Which of the reader's ranges each record belongs to."""
+    offsets: NDArray[np.int64]
+    timestamps_ms: NDArray[np.int64]
+    """Kafka's timestamps, milliseconds since the epoch; -1 where a record has none."""
+
+    @classmethod
+    def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
+        """Values that came without a key or a place, as one range from offset 0."""
+        count = len(values)
+        return Chunk(
+            values,
+            [None] * count,
+            np.zeros(count, np.int32),
+            np.arange(count, dtype=np.int64),
+            np.full(count, -1, np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def piece(self, start: int, end: int) -> Self:
+        """Records `[start, end)` of it."""
+        parts: dict[str, Any] = {f.name: getattr(self, f.name)[start:end] for f in dataclasses.fields(self)}
+        return dataclasses.replace(self, **parts)

@@ -1,0 +1,35 @@
+"""The formats that records may have, by their names in `source.format`. A format is one package beside `json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pyiceberg.schema import Schema
+
+from frazil.errors import SpecError
+from frazil.ingest.decode import Decoder
+from frazil.ingest.formats.json.decoder import JsonDecoder
+
+DecoderMaker = Callable[[Schema, Mapping[int, str]], Decoder]
+"""Of an Iceberg schema and of units, as `decoder` takes them. Raises SpecError for a column that it cannot fill."""
+
+FORMATS: Mapping[str, DecoderMaker] = {"json": JsonDecoder}
+
+
+def decoder(format_name: str, schema: Schema, units: Mapping[int, str]) -> Decoder:
+    """A decoder of chunks to Arrow tables of this Iceberg schema, field ids included.
+
+    `units` maps a timestamp column's field id to the unit of the number that it arrives as. Raises SpecError for a
+    format or a column type that cannot be decoded.
+    """
+    make = FORMATS.get(format_name)
+    if make is None:
+        raise SpecError(
+            f"source.format: {format_name!r} is not a format that frazil decodes; allowed: {', '.join(FORMATS)}"
+        )
+    return make(schema, units)
+
+
+def check_supported(schema: Schema, format_name: str) -> None:
+    """Refuse at start what would fail at every record. Raises SpecError."""
+    decoder(format_name, schema, {})

@@ -1,0 +1,1 @@
+"""JSON objects (RFC 8259): `decoder` decodes chunks, `record` is the reference for what a record is."""
