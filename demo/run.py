@@ -17,6 +17,7 @@ from demo.parts import DemoParts
 from demo.publish import LiveHours, Publisher
 from demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.kafka.admin import KafkaOffsets
 from frazil.spec.load import find_stream
@@ -128,7 +129,7 @@ class Demo:
             time.sleep(2)
 
     def _state(self, committed: int, *, now_s: float) -> State:
-        beat = Heartbeat.read(self._parts.run_folder)
+        beat = Heartbeat.read(open_exchange(self._parts.run_folder))
         return State(
             hour=self._live.hour if self._live else None,
             published=self._publisher.delivered,
@@ -138,7 +139,7 @@ class Demo:
         )
 
     def _stalled(self, committed: int) -> str:
-        beat = Heartbeat.read(self._parts.run_folder)
+        beat = Heartbeat.read(open_exchange(self._parts.run_folder))
         said = f" The writer's last word: {beat.error or beat.phase.value}." if beat else " The writer never started."
         return (
             f"no commit for {STALL_S} s, with {committed:,} of {self._publisher.delivered:,} flights there.{said} "

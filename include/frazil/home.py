@@ -1,6 +1,6 @@
 """Where frazil keeps what belongs to this machine: `$FRAZIL_HOME`, by default `.frazil` of the current folder.
 
-<home>/streams/<name>/   a writer's run folder: lock, status.json, exit.json, writer.log, checkpoint-<epoch>/
+<home>/streams/<application>/   a writer's run folder: lock, status.json, exit.json, writer.log, checkpoint-<epoch>/
 <home>/declared/         what declarations said when they were sound last: see `frazil.spec.last_sound`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow
@@ -19,9 +19,12 @@ def home() -> Path:
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
-def run_folder(stream: str) -> Path:
-    """The run folder of one stream's writer on this machine; made by whoever writes into it, not here."""
-    return home() / "streams" / stream
+def run_folder(application: str) -> Path:
+    """The run folder of one writer application on this machine; made by whoever writes into it, not here.
+
+    A stream that declares no application is one of its own, with the stream's name.
+    """
+    return home() / "streams" / application
 
 
 def cache_folder() -> Path:

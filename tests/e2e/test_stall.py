@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 
 
@@ -20,7 +21,7 @@ def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
     def reported(*, partitions: int) -> Stall | None:
         """The stall in the heartbeat, while records go on coming to so many of the four partitions."""
         stream.produce([event(next(numbers)) for _ in range(partitions)], partitions=partitions)
-        beat = Heartbeat.read(run_folder(stream.name))
+        beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
         if beat is None or beat.stall is None:
             return None
         seen.append(beat.stall)

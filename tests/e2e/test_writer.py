@@ -17,6 +17,7 @@ import pytest
 from frazil.commit.marker import read_marker
 from frazil.errors import SchemaIncompatible
 from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -224,7 +225,7 @@ def test_a_column_that_others_rename_costs_no_value(stream: Any, events: Events,
 
 
 def _beat(stream: Any) -> Any:
-    return Heartbeat.read(run_folder(stream.name))
+    return Heartbeat.read(open_exchange(run_folder(stream.name)))
 
 
 def _marker(stream: Any) -> Any:

@@ -181,7 +181,7 @@ class Writer:
         folder = Path(self.world.folder, f"run-{self.epoch}")
         folder.mkdir(exist_ok=True)
         return Planner(
-            settings=PlannerSettings(STREAM, self.topics, policy, IDLE_S, folder),
+            settings=PlannerSettings(STREAM, self.topics, policy, IDLE_S, str(folder)),
             kafka=self.kafka,
             source=marker.source,
             position=Position.of(marker),

@@ -16,6 +16,7 @@ import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow
 from frazil.dev.airflow_client import AirflowClient
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
@@ -67,7 +68,7 @@ class SupervisedStream:
     def pid(self) -> int:
         """Of the writer that runs and has committed; 0 where there is none."""
         seen = self.observe()
-        heartbeat = Heartbeat.read(self.launcher.folder)
+        heartbeat = Heartbeat.read(open_exchange(self.launcher.folder))
         committed = heartbeat is not None and (heartbeat.batch or 0) > 0 and not heartbeat.error
         writer = seen.launch.writer if seen.launch else None
         return (

@@ -11,7 +11,7 @@ import click
 
 from frazil.cli.options import streams_option
 from frazil.host.launcher import ProcessState
-from frazil.host.local import LocalLauncher
+from frazil.host.launchers import open_launcher
 from frazil.spec.last_sound import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.supervise.desired import create_desired
@@ -59,7 +59,7 @@ def restart(stream: str, streams_folder: Path, reason: str) -> None:
 
 def _foreground(stream: str) -> str | None:
     """How to end a writer that a person runs on this host, and that no supervisor touches."""
-    seen = LocalLauncher(stream).observe()
+    seen = open_launcher(stream).observe()
     if seen.process is not ProcessState.FOREGROUND:
         return None
     pid = f", or `kill {seen.launch.writer.pid}`" if seen.launch and seen.launch.writer else ""

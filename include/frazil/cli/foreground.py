@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frazil import clock
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.timetext import ago
 
@@ -53,7 +54,7 @@ class Terminal:
     """The listener's end."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._exchange = open_exchange(folder)
         self._live = sys.stdout.isatty()
         self._notes: list[str] = []
         self.complained = False
@@ -101,7 +102,7 @@ class Terminal:
     def _show_live(self, writer: int) -> None:
         if not self._live:
             return
-        beat = Heartbeat.read(self._folder)
+        beat = Heartbeat.read(self._exchange)
         words = live_words(beat if beat and beat.pid == writer else None, now_ms=clock.now_ms())
         print(CLEAR + words[: shutil.get_terminal_size().columns - 1], end="", flush=True)
 

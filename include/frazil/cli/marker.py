@@ -19,7 +19,7 @@ from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import Move, Standing, moves, standing
 from frazil.errors import AdoptionRequired
 from frazil.home import run_folder
-from frazil.host.local import LocalLauncher
+from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
 from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, consequences, target_of
@@ -76,7 +76,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
     _show(plan)
     for sentence in consequences(plan, seen=seen, now=now):
         click.echo(sentence)
-    if LocalLauncher(stream).observe().process.is_alive:
+    if open_launcher(stream).observe().process.is_alive:
         click.echo(
             f"A writer of {stream} runs on this host: it is fenced, and ends. `frazil pause {stream}` is gentler."
         )
@@ -148,7 +148,7 @@ def forget(stream: str, streams_folder: Path, yes: bool) -> None:
     """
     spec = find_stream(streams_folder, stream)
     folder = run_folder(stream)
-    with WriterLock(folder):
+    with WriterLock(folder, streams=(stream,)):
         table = load_stream_table(spec)
         where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
         click.echo(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")

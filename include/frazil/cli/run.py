@@ -138,7 +138,7 @@ def _be_the_writer(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> 
 def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     allow_pandas()
     folder = run_folder(spec.name)
-    with WriterLock(folder):
+    with WriterLock(folder, streams=(spec.name,)):
         rotate(folder)
         redirect(folder / LOG_FILE)
         voice.say(f"{spec.name}: {', '.join(spec.source.topics)} to {spec.table.identifier}; log: {folder / LOG_FILE}")

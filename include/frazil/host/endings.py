@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.records import ExitRecord, Launch, append_exit, read_notes
 from frazil.host.writer_log import last_error
@@ -13,7 +14,7 @@ from frazil.host.writer_log import last_error
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
     """The heartbeat of that launch, or None before its first; one of another version is none that we can read."""
     try:
-        heartbeat = Heartbeat.read(folder)
+        heartbeat = Heartbeat.read(open_exchange(folder))
     except (ValueError, TypeError, KeyError):
         return None
     if heartbeat is None or heartbeat.written_at_ms < launch.launched_at_ms:

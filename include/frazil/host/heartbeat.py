@@ -1,17 +1,16 @@
-"""The writer's status file: written by its own thread, readable by anything, without a JVM."""
+"""The writer's status: written by its own thread, readable by anything, without a JVM."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-FILE_NAME = "status.json"
+from frazil.host.exchange import Exchange
+
+NAME = "status.json"
 
 
 class Phase(StrEnum):
@@ -75,19 +74,14 @@ class Heartbeat:
     throttle: str | None = None
     """Why the commit interval is stretched, or would be (`commit.throttle`)."""
 
-    def write(self, folder: Path) -> None:
-        """Replace the status file whole: a reader sees the old one or the new one."""
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{FILE_NAME}.{os.getpid()}"
-        temporary.write_text(json.dumps(dataclasses.asdict(self)))
-        temporary.replace(folder / FILE_NAME)
+    def write(self, exchange: Exchange) -> None:
+        exchange.write(NAME, dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, folder: Path) -> Heartbeat | None:
+    def read(cls, exchange: Exchange) -> Heartbeat | None:
         """The last heartbeat, or None where no writer has run."""
-        try:
-            raw = json.loads((folder / FILE_NAME).read_text())
-        except FileNotFoundError:
+        raw = exchange.read(NAME)
+        if raw is None:
             return None
         stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None
         return cls(**{**raw, "phase": Phase(raw["phase"]), "stall": stall})

@@ -31,6 +31,8 @@ class LaunchRequest:
     """The whole environment of the writer; it may hold secrets, and is never written down."""
     spec_fingerprint: str
     generation: int
+    streams: tuple[str, ...] = ()
+    """What the application writes, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ class LogChunk:
 
 
 class Launcher(ABC):
-    """Runs one stream's writer where it outlives whoever launched it.
+    """Runs one writer application where it outlives whoever launched it.
 
-    A launcher holds no resource between calls: any process may make a second one for the same stream and sees, stops
-    and reads the same writer. Calls block, for a second at most, and may come from several processes at once.
+    A launcher holds no resource between calls: any process may make a second one for the same application, which sees,
+    stops and reads the same writer. Calls block, for a second at most, and may come from several processes at once.
     """
 
     @abstractmethod

@@ -20,15 +20,15 @@ LAUNCH_TIMEOUT_S = 60
 
 
 class LocalLauncher(Launcher):
-    """The launcher of one stream's writer on this host.
+    """The launcher of one writer application on this host.
 
     The writer belongs to a small parent (`frazil.host.parent`) in a session of its own, so it outlives whoever
     launched it. Whether it runs is read from the lock file's pids and start times, never from a list of children.
     """
 
-    def __init__(self, stream: str, *, folder: Path | None = None) -> None:
-        self.stream = stream
-        self.folder = folder or run_folder(stream)
+    def __init__(self, application: str, *, folder: Path | None = None) -> None:
+        self.application = application
+        self.folder = folder or run_folder(application)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer, and return once it runs; see `Launcher.launch` for the errors."""
@@ -46,14 +46,14 @@ class LocalLauncher(Launcher):
                 timeout=LAUNCH_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            problem = f"the parent of the writer of {self.stream} did not answer within {LAUNCH_TIMEOUT_S} s"
+            problem = f"the parent of the writer of {self.application} did not answer within {LAUNCH_TIMEOUT_S} s"
             raise EnvironmentUnusable(f"{problem}; see {self.folder / LOG_FILE}") from None
         said = answer.stderr.strip()
         if answer.returncode == WriterBusy.exit_code:
             raise WriterBusy(said)
         launch = read_launch(self.folder)
         if answer.returncode != 0 or launch is None:
-            raise EnvironmentUnusable(f"the writer of {self.stream} was not launched: {said}")
+            raise EnvironmentUnusable(f"the writer of {self.application} was not launched: {said}")
         return launch
 
     def observe(self) -> Observation:
@@ -99,6 +99,7 @@ class LocalLauncher(Launcher):
             *("--launch-id", launch_id),
             *("--fingerprint", request.spec_fingerprint),
             *("--generation", str(request.generation)),
+            *(f"--stream={name}" for name in request.streams),
             "--",
             *request.command,
         ]

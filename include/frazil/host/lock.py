@@ -1,4 +1,4 @@
-"""One writer of a stream on one host: an advisory lock that lives exactly as long as its processes do.
+"""One writer application of a name on one host: an advisory lock that lives exactly as long as its processes do.
 
 The lock is `flock` on `<run folder>/lock`, so the kernel frees it however its holders die. The file also says who
 holds it, in JSON: the record stays when the holder is gone, and is then the record of the last launch.
@@ -28,14 +28,14 @@ INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
 class WriterLock:
     """The lock of one run folder, for the writer in the foreground and for the parent of a supervised one.
 
-        with WriterLock(run_folder("flights")):
-            ...  # no other writer of this stream runs on this host
+        with WriterLock(run_folder("flights"), streams=("flights",)):
+            ...  # no other writer of this name runs on this host
 
     A process that was started by the supervisor has inherited the lock; there `acquire` finds it held, and by us.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK_FILE
+    def __init__(self, folder: Path, *, streams: tuple[str, ...] = ()) -> None:
+        self._path, self._streams = folder / LOCK_FILE, streams
         self._fd: int | None = None
 
     def acquire(self) -> int:
@@ -54,7 +54,7 @@ class WriterLock:
             os.close(fd)
             raise WriterBusy(self._busy()) from None
         self._fd = fd
-        self.record(_foreground())
+        self.record(self._foreground())
         return fd
 
     def record(self, launch: Launch) -> None:
@@ -101,18 +101,30 @@ class WriterLock:
         os.set_inheritable(fd, False)
         return fd
 
+    def _foreground(self) -> Launch:
+        return Launch(
+            id=uuid.uuid4().hex,
+            kind=LaunchKind.FOREGROUND,
+            launched_at_ms=clock.now_ms(),
+            writer=mark(os.getpid()),
+            application=self._path.parent.name,
+            streams=self._streams,
+        )
+
     def _busy(self) -> str:
-        stream = self._path.parent.name
+        application = self._path.parent.name
         holder = read_launch(self._path.parent)
         if holder is None:
-            return f"another process holds {self._path}; wait for it to end, or see `frazil status {stream}`"
+            return f"another process holds {self._path}; wait for it to end, or see `frazil status {application}`"
         pids = ", ".join(f"{p} {m.pid}" for p, m in (("parent", holder.parent), ("writer", holder.writer)) if m)
         how = (
             f"end that process (Ctrl-C where it runs{f', or `kill {holder.writer.pid}`' if holder.writer else ''})"
             if holder.kind is LaunchKind.FOREGROUND
-            else f"stop it with `frazil pause {stream}`"
+            else f"stop it with `frazil pause {application}`"
         )
-        return f"a {holder.kind} writer of {stream} holds {self._path} ({pids or 'starting'}); {how}, then try again"
+        return (
+            f"a {holder.kind} writer of {application} holds {self._path} ({pids or 'starting'}); {how}, then try again"
+        )
 
 
 def read_launch(folder: Path) -> Launch | None:
@@ -131,12 +143,3 @@ def read_launch(folder: Path) -> Launch | None:
                 return None
             time.sleep(0.01)
     return None
-
-
-def _foreground() -> Launch:
-    return Launch(
-        id=uuid.uuid4().hex,
-        kind=LaunchKind.FOREGROUND,
-        launched_at_ms=clock.now_ms(),
-        writer=mark(os.getpid()),
-    )

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--launch-id", required=True)
     parser.add_argument("--fingerprint", required=True)
     parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--stream", action="append", default=[], dest="streams")
     parser.add_argument("command", nargs="+")
     return parser
 
@@ -73,6 +74,8 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
         launched_at_ms=clock.now_ms(),
         spec_fingerprint=options.fingerprint,
         generation=options.generation,
+        application=options.folder.name,
+        streams=tuple(options.streams),
         parent=mark(os.getpid()),
     )
     lock.record(launch)

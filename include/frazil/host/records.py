@@ -47,6 +47,10 @@ class Launch:
     """The desired state's generation that this launch obeys."""
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
+    application: str = ""
+    """The writer application; empty, as its streams, in a record of an earlier version."""
+    streams: tuple[str, ...] = ()
+    """What the application writes, by name."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -54,7 +58,7 @@ class Launch:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Launch:
         marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
-        return cls(**{**value, "kind": LaunchKind(value["kind"]), **marks})
+        return cls(**{**value, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.opened import open_kafka
 from frazil.errors import FrazilError
-from frazil.host.local import LocalLauncher
+from frazil.host.launchers import open_launcher
 from frazil.spec.model import StreamSpec
 from frazil.supervise.liveness import beating
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
     """The lag that a live writer on this host reports; None if there is none."""
     try:
-        beat = beating(LocalLauncher(stream).observe(), now_ms=now_ms)
+        beat = beating(open_launcher(stream).observe(), now_ms=now_ms)
     except (OSError, ValueError, TypeError, KeyError) as error:
         logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
         return None

@@ -16,7 +16,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import property_name, read_marker
 from frazil.errors import FrazilError
 from frazil.host.launcher import Observation
-from frazil.host.local import LocalLauncher
+from frazil.host.launchers import open_launcher
 from frazil.host.records import ExitRecord
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.stream_rules import StreamState
@@ -75,7 +75,7 @@ def _table(spec: StreamSpec) -> tuple[Table | None, bool]:
 
 def _writer(stream: str) -> Observation | None:
     try:
-        return LocalLauncher(stream).observe()
+        return open_launcher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:
         log.warning("the run folder of stream %s cannot be read: %r", stream, error)
         return None

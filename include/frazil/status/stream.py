@@ -19,7 +19,7 @@ from frazil.errors import FrazilError
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
 from frazil.host.launcher import Observation
-from frazil.host.local import LocalLauncher
+from frazil.host.launchers import open_launcher
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.supervise.desired import DesiredStore
@@ -170,7 +170,7 @@ def _position(view: TableView, beat: Heartbeat | None) -> Position:
 
 def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:
     try:
-        observation = LocalLauncher(name).observe()
+        observation = open_launcher(name).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:
         unknown = WriterStatus(state="unknown")
         return unknown, None, [f"the run folder {run_folder(name)} cannot be read: {error!r}"]

@@ -19,6 +19,7 @@ from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import BatchCommitted, FutureEventTimes, Happening, PhaseBegan, ThrottleJudged
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StageContext
 from frazil.kafka.admin import KafkaOffsets
@@ -27,7 +28,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.engine import Stage, TaskAnswer
 from frazil.stream.plan import learned
-from frazil.stream.planner import read_rates, write_rates
+from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
@@ -184,15 +185,15 @@ class BatchRunner:
             log.warning("the planner was not told what batch %s taught: %r", journal.key, error)
 
     def _learn(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
-        task_s = [a.seconds for a in answers]
+        exchange, task_s = open_exchange(self.run_folder), [a.seconds for a in answers]
         rates = learned(
-            read_rates(self.run_folder),
+            read_rates(exchange),
             records=journal.records,
             written_bytes=sum(f.bytes for f in journal.main_files),
             task_s=sum(task_s),
             overhead_s=batch_s - max(task_s),
         )
-        write_rates(self.run_folder, rates)
+        write_rates(exchange, rates)
 
     def _look_at_metadata(self, commit_s: float) -> None:
         """Tell the planner how far to stretch the interval, and everybody why.
@@ -208,7 +209,8 @@ class BatchRunner:
         pressed = before is not None and before.reason is not None
         if pressed or now.reason:
             self.emit(ThrottleJudged(now.reason, stretch=now.stretch, was_under_pressure=pressed))
-        write_rates(self.run_folder, dataclasses.replace(read_rates(self.run_folder), stretch=now.stretch))
+        exchange = open_exchange(self.run_folder)
+        write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
 
 
 def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:

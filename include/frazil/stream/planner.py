@@ -1,7 +1,7 @@
 """The planner: looks at Kafka once a second and decides where the next batch ends.
 
 It lives in the Python process that Spark keeps for the source, and tells the driver's main process what it sees, or
-why it cannot go on, through one small file, since Spark passes neither on.
+why it cannot go on, through one small document, since Spark passes neither on.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from frazil.clock import now_ms
-from frazil.commit.marker import flat, nested, of_topics
+from frazil.commit.marker import of_topics
 from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap
-from frazil.host.json_file import replace_json
+from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.log_watch import LogWatch
@@ -26,7 +25,8 @@ from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, task_count
+from frazil.stream.plan import Policy, assign, batch_due, bounded_ends, task_count
+from frazil.stream.planner_exchange import PlannerReport, read_rates, write_report
 from frazil.stream.position import Position
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,11 @@ class PlannerSettings:
     topics: tuple[str, ...]
     policy: Policy
     idle_timeout_s: float
-    run_folder: Path
+    exchange: str
+    """Where the report goes and the rates are: a location for `frazil.host.exchange.open_exchange`."""
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self), "run_folder": str(self.run_folder)})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> PlannerSettings:
@@ -58,7 +59,7 @@ class PlannerSettings:
             topics=tuple(raw["topics"]),
             policy=Policy(**raw["policy"]),
             idle_timeout_s=raw["idle_timeout_s"],
-            run_folder=Path(raw["run_folder"]),
+            exchange=raw["exchange"],
         )
 
 
@@ -88,6 +89,10 @@ class Planner:
     """Where partitions that appeared while the writer ran begin."""
 
     @property
+    def _exchange(self) -> Exchange:
+        return open_exchange(self.settings.exchange)
+
+    @property
     def ends(self) -> Mapping[TopicPartition, int]:
         """What may be read up to."""
         return self.watch.stable
@@ -113,7 +118,7 @@ class Planner:
         # A partition that appeared since begins where its first offset was found.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
-        rates, policy = read_rates(self.settings.run_folder), self.settings.policy
+        rates, policy = read_rates(self._exchange), self.settings.policy
         planned = assign(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
         return tuple(task.to_json() for task in planned)
 
@@ -140,7 +145,7 @@ class Planner:
         report = PlannerReport(
             self.ends, began=self.began, in_transactions=self.watch.in_transactions(), written_at_ms=self.clock_ms()
         )
-        write_report(self.settings.run_folder, report)
+        write_report(self._exchange, report)
 
     def _read(self) -> dict[TopicPartition, int]:
         """Where the topic-partitions of the declared topics stand."""
@@ -168,13 +173,13 @@ class Planner:
 
     def _report_end(self, error: FrazilError) -> None:
         report = PlannerReport({}, type(error).__name__, str(error), written_at_ms=self.clock_ms())
-        write_report(self.settings.run_folder, report)
+        write_report(self._exchange, report)
 
     def _decide(self, now: float) -> Position:
         policy = self.settings.policy
         offsets = self.position.offsets
         unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
-        rates = read_rates(self.settings.run_folder)
+        rates = read_rates(self._exchange)
         due = batch_due(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
         idle = self._idle(now)
         if due.now:
@@ -244,68 +249,3 @@ def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicP
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
             "--to marker` goes on at the first offsets that are left, and `source.on-gap: skip` always does"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerReport:
-    """What the planner saw last: ends of all partitions, or the error that stopped it."""
-
-    ends: Mapping[TopicPartition, int]
-    error_type: str | None = None
-    error: str | None = None
-    began: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Where partitions begin that appeared while the writer ran: no marker knows them yet."""
-    in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets that wait for transactions to end, where there are any."""
-    written_at_ms: int = 0
-    """Milliseconds since the epoch: Spark asks the planner for nothing while a batch runs, and one that hangs writes
-    no more, so the ends may be old."""
-
-    def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How many records wait beyond those offsets, for the topic-partitions where any do."""
-        starts = {**self.began, **offsets}
-        lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
-        return {tp: lag for tp, lag in lags.items() if lag > 0}
-
-
-_REPORT = "planner.json"
-_RATES = "rates.json"
-
-
-def write_report(folder: Path, report: PlannerReport) -> None:
-    value = {
-        "ends": nested(report.ends),
-        "error_type": report.error_type,
-        "error": report.error,
-        "began": nested(report.began),
-        "in_transactions": nested(report.in_transactions),
-        "written_at_ms": report.written_at_ms,
-    }
-    replace_json(folder / _REPORT, value)
-
-
-def read_report(folder: Path) -> PlannerReport | None:
-    raw = _load(folder / _REPORT)
-    maps = {name: flat(raw.get(name, {})) for name in ("ends", "began", "in_transactions")} if raw else {}
-    return PlannerReport(**{**raw, **maps}) if raw else None
-
-
-def write_rates(folder: Path, rates: Rates) -> None:
-    replace_json(folder / _RATES, asdict(rates))
-
-
-def read_rates(folder: Path) -> Rates:
-    """The learned rates, or the defaults of a stream that has not committed yet."""
-    raw = _load(folder / _RATES)
-    return Rates(**raw) if raw else Rates()
-
-
-def clear_report(folder: Path) -> None:
-    (folder / _REPORT).unlink(missing_ok=True)
-
-
-def _load(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None

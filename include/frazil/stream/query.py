@@ -17,11 +17,13 @@ from frazil import errors
 from frazil.commit.target import target_file_bytes
 from frazil.errors import FrazilError
 from frazil.events import PhaseBegan, ThrottleJudged
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine, Query, RunningQuery, Stage
 from frazil.stream.plan import Policy
-from frazil.stream.planner import PlannerSettings, clear_report, read_rates, read_report, write_rates
+from frazil.stream.planner import PlannerSettings
+from frazil.stream.planner_exchange import clear_report, read_rates, read_report, write_rates
 from frazil.stream.position import Position
 
 LOOK_S = 1.0
@@ -55,9 +57,10 @@ class RangeQuery:
         r = self.runner
         for old in r.run_folder.glob("checkpoint-*"):
             shutil.rmtree(old, ignore_errors=True)
-        clear_report(r.run_folder)
+        exchange = open_exchange(r.run_folder)
+        clear_report(exchange)
         # An earlier writer may have left it stretched: what the table is like is judged anew.
-        write_rates(r.run_folder, replace(read_rates(r.run_folder), stretch=1.0))
+        write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
         r.emit(ThrottleJudged(None, stretch=1.0, was_under_pressure=False))
         interval_s = r.spec.commit.interval / timedelta(seconds=1)
         options = {
@@ -86,7 +89,7 @@ class RangeQuery:
                 drain=self.drain,
             ),
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
-            run_folder=self.runner.run_folder,
+            exchange=str(self.runner.run_folder),
         )
 
     def _run_batch(self, stage: Stage) -> None:
@@ -114,7 +117,7 @@ class RangeQuery:
         """The batch's own error, or the planner's, which comes from another process."""
         if self.failure:
             return self.failure
-        report = read_report(self.runner.run_folder)
+        report = read_report(open_exchange(self.runner.run_folder))
         if report and report.error_type:
             kind: type[FrazilError] = getattr(errors, report.error_type, FrazilError)
             return kind(report.error)

@@ -15,9 +15,10 @@ from typing import Self
 
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted, EpochBegan, Event, Events, PhaseBegan, RecordsSkipped, ThrottleJudged
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
-from frazil.stream.planner import PlannerReport, read_report
+from frazil.stream.planner_exchange import PlannerReport, read_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stall_history import BatchName, Limits, Look
 from frazil.stream.stall_watch import StallWatch
@@ -40,7 +41,7 @@ class Reporter:
         now = events.clock_ms()
         self._watch = StallWatch(events.stream, limits, emit=events.emit)
         events.add(self.take)
-        self._folder, self._clock_ms = folder, events.clock_ms
+        self._folder, self._exchange, self._clock_ms = folder, open_exchange(folder), events.clock_ms
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -144,7 +145,7 @@ class Reporter:
     def _look(self) -> None:
         """Lag and stall, from the marker and from what the planner saw."""
         # Before the state: with a phase older than the report, a batch would be credited with what came after it.
-        report = read_report(self._folder)
+        report = read_report(self._exchange)
         with self._lock:
             state, marker, stretch = self._state, self._marker, self._stretch
         if marker is None or (report and report.error):
@@ -158,7 +159,7 @@ class Reporter:
 
     def _write(self) -> None:
         with self._lock:
-            dataclasses.replace(self._state, written_at_ms=self._clock_ms()).write(self._folder)
+            dataclasses.replace(self._state, written_at_ms=self._clock_ms()).write(self._exchange)
 
     def _rotate_log(self) -> None:
         now_ms = self._clock_ms()

@@ -22,7 +22,7 @@ from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.home import home, run_folder
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import Launcher, LaunchRequest, LogPosition
-from frazil.host.local import LocalLauncher
+from frazil.host.launchers import open_launcher
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections
@@ -72,11 +72,11 @@ class WriterProgram:
 
     stream: str
     streams: Path
-    application: Path
+    main: Path
 
     def command(self) -> tuple[str, ...]:
-        """`python <application> NAME --streams FOLDER`, by this process's Python."""
-        return (sys.executable, str(self.application), self.stream, "--streams", str(self.streams))
+        """`python <main> NAME --streams FOLDER`, by this process's Python."""
+        return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
 
 
 class Supervisor:
@@ -93,7 +93,7 @@ class Supervisor:
         self._program, self._connections = program, connections
         stream, streams = program.stream, program.streams
         self._folder = run_folder(stream)
-        self._launcher = launcher or LocalLauncher(stream, folder=self._folder)
+        self._launcher = launcher or open_launcher(stream)
         self._clock = clock
         self._declaration = Declaration(stream, streams, clock=clock)
         self._table = TableState(clock=clock)
@@ -213,6 +213,7 @@ class Supervisor:
                 ),
                 spec_fingerprint=spec.fingerprint(),
                 generation=desired.generation if isinstance(desired, Desired) else 0,
+                streams=(self._program.stream,),
             )
             launch = self._launcher.launch(request)
         except (WriterBusy, EnvironmentUnusable, SpecError, TimeoutError) as error:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.home import run_folder
+from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.json_file import replace_json
 from frazil.host.launcher import Observation, ProcessState
@@ -54,6 +55,10 @@ def launch(kind: LaunchKind = LaunchKind.SUPERVISED) -> Launch:
     return Launch("launch-1", kind, NOW_MS - 60_000, writer=mark(os.getpid()))
 
 
+def ticks() -> Exchange:
+    return open_exchange(run_folder("ticks"))
+
+
 def status(streams: Path, *arguments: str) -> dict[str, Any]:
     done = CliRunner().invoke(frazil, ["status", *arguments, "--json", "--streams", str(streams)])
     assert done.exit_code == 0, done.output
@@ -80,7 +85,7 @@ def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
     table = "{identifier: demo.other, catalog: away}"
     (streams / "other.yaml").write_text(YAML.format(name="other", table=table))
-    beat(stream="other", epoch=4, batch=2, watermark_ms=5).write(run_folder("other"))
+    beat(stream="other", epoch=4, batch=2, watermark_ms=5).write(open_exchange(run_folder("other")))
     replace_json(run_folder("other") / "lock", launch().to_json())
     other, ticks = status(streams)["streams"]
     assert "cannot be reached" in other["problems"][-1]
@@ -126,7 +131,9 @@ def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
 def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12).write(run_folder("ticks"))
+        beat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12).write(
+            open_exchange(run_folder("ticks"))
+        )
         (found,) = status(streams)["streams"]
     assert found["writer"]["state"] == "running in the foreground"
     assert (found["writer"]["pid"], found["writer"]["phase"]) == (os.getpid(), "staging")
@@ -139,7 +146,7 @@ def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believe
         lock = run_folder("ticks") / "lock"
         held = json.loads(lock.read_text())
         lock.write_text(json.dumps({**held, "launched_at_ms": old_ms}))
-        beat(pid=os.getpid(), written_at_ms=old_ms, lag=12).write(run_folder("ticks"))
+        beat(pid=os.getpid(), written_at_ms=old_ms, lag=12).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
     assert found["writer"]["stale"] is True
@@ -152,7 +159,7 @@ def test_a_stall_is_a_problem_while_the_writer_beats_and_is_not_believed_of_one_
     stall = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back: no records arrive")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, stall=stall).write(run_folder("ticks"))
+        beat(pid=os.getpid(), written_at_ms=now_ms, stall=stall).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
     assert found["problems"] == [stall.reason]
@@ -198,6 +205,8 @@ def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
 def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, throttle="the metadata grows").write(run_folder("ticks"))
+        beat(pid=os.getpid(), written_at_ms=now_ms, throttle="the metadata grows").write(
+            open_exchange(run_folder("ticks"))
+        )
         (found,) = status(streams)["streams"]
     assert (found["problems"], found["throttle"]) == (["the metadata grows"], "the metadata grows")

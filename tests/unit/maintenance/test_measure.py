@@ -17,6 +17,7 @@ from pyiceberg.table.snapshots import Operation, Summary
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.lock import WriterLock
 from frazil.maintenance.health import RecentFiles, TableHealth
@@ -205,7 +206,7 @@ def test_the_lag_is_what_a_writer_of_this_host_says_that_beats(made: MadeStream)
     land(made, 1)
     beat = Heartbeat("made", 7, "f", Phase.WAITING, written_at_ms=BEGIN_MS, advanced_at_ms=BEGIN_MS, lag=12)
     with WriterLock(run_folder("made")):
-        beat.write(run_folder("made"))
+        beat.write(open_exchange(run_folder("made")))
         assert measured(made, now_ms=BEGIN_MS + 1_000).streams[0].lag == 12
         assert measured(made, now_ms=BEGIN_MS + 60_000).streams[0].lag is None
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.aggregate.due import WaitingDay
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
@@ -169,7 +170,7 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     assert observe_stream(spec, None, now_ms=at_ms + MINUTE_MS).alive is True
     assert observe_stream(spec, None, now_ms=at_ms + 600 * MINUTE_MS).alive is None
     beat = Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7, error="OffsetGap: records are gone")
-    beat.write(folder)
+    beat.write(open_exchange(folder))
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
     foreground = observe_stream(spec, None, now_ms=at_ms + MINUTE_MS)
     assert foreground.ended_at_ms == at_ms + 7, "which leaves no exit"

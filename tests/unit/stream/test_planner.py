@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
+from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LOOKS, OUTDATED_LOOKS, LogEnd
 from frazil.stream.plan import Policy, Rates
-from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings, read_report, write_rates
+from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings
+from frazil.stream.planner_exchange import read_report, write_rates
 from frazil.stream.position import Position
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
@@ -78,7 +80,7 @@ class World:
                 }
             ),
             idle_timeout_s=300.0,
-            run_folder=folder,
+            exchange=str(folder),
         )
         self.planner = Planner(
             settings=settings,
@@ -116,7 +118,7 @@ def test_later_records_wait_for_the_interval(world: World):
 
 def test_later_records_wait_for_the_stretched_interval_up_to_its_bound(tmp_path: Path):
     world = World(tmp_path, longest_interval_s=180.0)
-    write_rates(tmp_path, Rates(stretch=50.0))
+    write_rates(open_exchange(tmp_path), Rates(stretch=50.0))
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
     assert world.after(175).offsets == {TP0: 0, TP1: 0}
@@ -124,7 +126,7 @@ def test_later_records_wait_for_the_stretched_interval_up_to_its_bound(tmp_path:
 
 
 def test_without_a_longer_bound_nothing_is_stretched(world: World, tmp_path: Path):
-    write_rates(tmp_path, Rates(stretch=50.0))
+    write_rates(open_exchange(tmp_path), Rates(stretch=50.0))
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
     assert world.after(61).offsets == {TP0: 5, TP1: 0}
@@ -132,7 +134,7 @@ def test_without_a_longer_bound_nothing_is_stretched(world: World, tmp_path: Pat
 
 def test_a_batch_that_is_due_by_its_size_waits_for_no_interval(tmp_path: Path):
     world = World(tmp_path, longest_interval_s=180.0, size_bytes=400, max_records=10**6)
-    write_rates(tmp_path, Rates(stretch=3.0))
+    write_rates(open_exchange(tmp_path), Rates(stretch=3.0))
     world.after(1)
     world.kafka.end = {TP0: 11, TP1: 0}
     assert world.after(1).offsets == {TP0: 11, TP1: 0}
@@ -199,7 +201,7 @@ def test_a_topic_made_again_ends_the_writer_and_says_why(world: World, tmp_path:
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
     with pytest.raises(TopicRecreated, match="id-1 became id-2"):
         world.after(15)
-    report = read_report(tmp_path)
+    report = read_report(open_exchange(tmp_path))
     assert report is not None
     assert report.error_type == "TopicRecreated"
 
@@ -294,7 +296,7 @@ def test_a_log_that_was_cut_and_has_grown_past_the_position_is_a_gap(world: Worl
     world.kafka.end[TP0], world.kafka.leader_epoch, world.kafka.log_cut = 1050, 5, {TP0: 900}
     with pytest.raises(OffsetGap, match="t-0 offsets 900 to 999"):
         world.after(1)
-    report = read_report(tmp_path)
+    report = read_report(open_exchange(tmp_path))
     assert report is not None
     assert report.error_type == "OffsetGap"
 
@@ -363,7 +365,7 @@ def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silen
     world.after(1)
     world.kafka.down = True
     world.after(10)
-    assert (report := read_report(tmp_path)) is not None
+    assert (report := read_report(open_exchange(tmp_path))) is not None
     assert (report.error, report.written_at_ms) == (None, 1_001_000)
 
 
@@ -371,5 +373,5 @@ def test_what_it_reports_says_where_partitions_begin_that_no_marker_knows(world:
     world.after(1)
     world.kafka.end, world.kafka.begin = {TP0: 0, TP1: 0, TP2: 1005}, {TP0: 0, TP1: 0, TP2: 1000}
     world.after(11)
-    assert (report := read_report(tmp_path)) is not None
+    assert (report := read_report(open_exchange(tmp_path))) is not None
     assert report.unread({TP0: 0, TP1: 0}) == {TP2: 5}

@@ -12,10 +12,11 @@ import pytest
 
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import Events
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.event_log import log_event
-from frazil.stream.planner import PlannerReport, read_report, write_report
+from frazil.stream.planner_exchange import PlannerReport, read_report, write_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
@@ -35,6 +36,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_ms = folder, 1_800_000_000_000
+        self.exchange = open_exchange(folder)
         self.planner_runs = True
         self.ends = {TP0: 10, TP1: 20}
         self.marker = MARKER
@@ -60,9 +62,9 @@ class Bench:
         for _ in range(seconds):
             self.now_ms += 1_000
             if self.planner_runs:
-                write_report(self.folder, PlannerReport(self.ends, written_at_ms=self.now_ms))
+                write_report(self.exchange, PlannerReport(self.ends, written_at_ms=self.now_ms))
             self.reporter.beat()
-        found = Heartbeat.read(self.folder)
+        found = Heartbeat.read(self.exchange)
         assert found is not None
         return found
 
@@ -84,9 +86,12 @@ def test_the_lag_is_what_the_planner_saw_beyond_the_marker(bench: Bench):
 
 def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     bench.waits()
-    write_report(bench.folder, PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, written_at_ms=1))
+    write_report(
+        bench.exchange,
+        PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, written_at_ms=1),
+    )
     bench.reporter.beat()
-    assert (beat := Heartbeat.read(bench.folder)) is not None
+    assert (beat := Heartbeat.read(bench.exchange)) is not None
     assert beat.lag == 5
 
 
@@ -180,19 +185,19 @@ def test_the_planner_s_last_words_are_no_end_of_a_stall(bench: Bench):
     bench.ends = {TP0: 15, TP1: 20}
     before = bench.after(STILL_S + 1)
     bench.planner_runs = False
-    write_report(bench.folder, PlannerReport({}, "KafkaUnavailable", "no brokers", written_at_ms=bench.now_ms))
+    write_report(bench.exchange, PlannerReport({}, "KafkaUnavailable", "no brokers", written_at_ms=bench.now_ms))
     after = bench.after(1)
     assert (after.stall, after.lag) == (before.stall, 5)
 
 
 def test_a_report_says_when_it_was_written_and_one_of_an_older_planner_is_old(tmp_path: Path):
     report = PlannerReport({TP0: 5}, began={TP1: 3}, in_transactions={TP0: 2}, written_at_ms=7)
-    write_report(tmp_path, report)
-    assert read_report(tmp_path) == report
+    write_report(open_exchange(tmp_path), report)
+    assert read_report(open_exchange(tmp_path)) == report
     (tmp_path / "planner.json").write_text(
         json.dumps({"ends": {"flights": {"0": 5}}, "error_type": None, "error": None})
     )
-    assert read_report(tmp_path) == PlannerReport({TP0: 5})
+    assert read_report(open_exchange(tmp_path)) == PlannerReport({TP0: 5})
 
 
 def test_what_looks_for_stalls_is_told_of_a_stretch_by_the_thread_that_looks(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import find_stall
 from frazil.stream.stall_history import (
@@ -454,10 +455,10 @@ def test_offsets_that_stand_with_records_unread_are_always_reported(
 def test_a_heartbeat_carries_the_stall_and_one_of_an_older_writer_has_none(tmp_path: Path):
     stall = Stall(StallKind.WATERMARK, START, "t-1", "t-1 holds the watermark back")
     beat = Heartbeat("s", 1, "f", Phase.WAITING, START, START, stall=stall)
-    beat.write(tmp_path)
-    assert Heartbeat.read(tmp_path) == beat
+    beat.write(open_exchange(tmp_path))
+    assert Heartbeat.read(open_exchange(tmp_path)) == beat
     file = tmp_path / "status.json"
     older = json.loads(file.read_text())
     del older["stall"]
     file.write_text(json.dumps(older))
-    assert Heartbeat.read(tmp_path) == dataclasses.replace(beat, stall=None)
+    assert Heartbeat.read(open_exchange(tmp_path)) == dataclasses.replace(beat, stall=None)

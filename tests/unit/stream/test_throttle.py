@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.events import Events
+from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.ingest.contract import StageResult
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.event_log import log_event
-from frazil.stream.planner import read_rates
+from frazil.stream.planner_exchange import read_rates
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
@@ -237,9 +238,9 @@ def test_a_commit_tells_planner_and_heartbeat(mode: str, stretch: float | None, 
     writer = Writer(declared(mode), tmp_path)
     writer.land(8)
     writer.reporter.beat()
-    beat = Heartbeat.read(tmp_path)
+    beat = Heartbeat.read(open_exchange(tmp_path))
     assert beat is not None
-    assert read_rates(tmp_path).stretch == (stretch or 1.0)
+    assert read_rates(open_exchange(tmp_path)).stretch == (stretch or 1.0)
     assert ("grows faster" in (beat.throttle or "")) == (stretch is not None)
     assert ("stretched from 1m to 3m" in (beat.throttle or "")) == (mode == "stretch")
 

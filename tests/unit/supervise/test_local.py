@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from frazil.host.json_file import replace_json
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import LOCK_FILE, WriterLock, read_launch
+from frazil.host.records import Launch
 
 
 def running(at_hand: Any, eventually: Any) -> Any:
@@ -240,6 +242,21 @@ def test_a_supervised_writer_finds_that_it_has_the_lock_and_gives_it_to_no_child
             pass
     finally:
         child.kill()
+
+
+def test_the_lock_names_the_application_and_its_streams_and_one_of_an_earlier_version_names_none(at_hand: Any) -> None:
+    at_hand.launcher.launch(dataclasses.replace(at_hand.request(), streams=("ticks", "quotes")))
+    launch = read_launch(at_hand.folder)
+    assert launch is not None
+    assert (launch.application, launch.streams) == ("ticks", ("ticks", "quotes"))
+    earlier = {k: v for k, v in launch.to_json().items() if k not in {"application", "streams"}}
+    assert Launch.from_json(earlier) == dataclasses.replace(launch, application="", streams=())
+
+
+def test_a_writer_in_the_foreground_is_named_as_well(at_hand: Any) -> None:
+    with WriterLock(at_hand.folder, streams=("ticks",)):
+        launch = at_hand.launcher.observe().launch
+    assert (launch.application, launch.streams) == ("ticks", ("ticks",))
 
 
 def test_a_launch_is_dated_by_when_it_happened(at_hand: Any, eventually: Any) -> None:

@@ -1,0 +1,11 @@
+"""The one place that knows what runs a writer application: a process of this host."""
+
+from __future__ import annotations
+
+from frazil.host.launcher import Launcher
+from frazil.host.local import LocalLauncher
+
+
+def open_launcher(application: str) -> Launcher:
+    """The launcher of one writer application, whoever launched it; it holds no resource."""
+    return LocalLauncher(application)
