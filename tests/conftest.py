@@ -19,6 +19,7 @@ from hypothesis import settings
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.dev import process
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import FrazilError
 from frazil.spark import jars
@@ -55,6 +56,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the servers that a worker left running when it died: each is recorded in a folder of its test."""
+    factory = getattr(config, "_tmp_path_factory", None)
+    if hasattr(config, "workerinput") or factory is None:
+        return
+    for folder in {record.parent for record in factory.getbasetemp().rglob(f"*{process.RECORD_SUFFIX}")}:
+        process.stop_all(process.recorded(folder), records=folder)
 
 
 def group_of(item: pytest.Item) -> str:

@@ -57,13 +57,13 @@ def isolated(fragile: MakeFragile) -> Iterator[IsolatedDecoder]:
 
 
 def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> None:
-    values: list[bytes | None] = [b"%d" % i for i in range(40)]
-    values[7] = values[33] = b"deadly"
+    values: list[bytes | None] = [b"%d" % i for i in range(8)]
+    values[1] = values[6] = b"deadly"
     decoded = isolated(Chunk.of_values(values))
-    assert [r.index for r in decoded.rejections] == [7, 33]
+    assert [r.index for r in decoded.rejections] == [1, 6]
     assert {r.error_class for r in decoded.rejections} == {"DecoderCrashed"}
     assert f"exit code {-signal.SIGSEGV}" in decoded.rejections[0].error
-    assert decoded.kept.tolist() == [i for i in range(40) if i not in (7, 33)]
+    assert decoded.kept.tolist() == [i for i in range(8) if i not in (1, 6)]
     assert decoded.rows["x"].to_pylist() == [v for v in values if v != b"deadly"]
 
 
