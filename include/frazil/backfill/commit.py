@@ -27,12 +27,11 @@ from frazil.commit.journal import Journal, Unusable
 from frazil.commit.lane import Lane, State, branch_name, property_name, read_lane
 from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
 from frazil.commit.late_rows import windows_summary
-from frazil.commit.marked_update import clean
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.rules import check_same_source, files_fit
 from frazil.commit.settle import batch_folders, discard_batch, sweep_batch
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, Done, TableHandle, swap
+from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
 from frazil.errors import Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import merged, overlap
@@ -197,9 +196,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         )
 
     handle.forget()
-    landed = _swapped(tables, handle, propose, writer)
-    end.clean(handle.current())
-    return landed
+    return commit_snapshot(handle, propose, (writer, end), patience=tables.patience)
 
 
 def _summary(record: Record, path: str) -> dict[str, str]:
@@ -318,7 +315,7 @@ def _append(tables: StreamTables, handle: TableHandle, decide: Decide, *, files:
         return Change(prepared.requirements, (*prepared.updates, _property(lane)), lane)
 
     handle.forget()
-    return _swapped(tables, handle, propose, writer)
+    return commit_snapshot(handle, propose, (writer,), patience=tables.patience)
 
 
 def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
@@ -333,24 +330,7 @@ def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
         return Change((_branch_stands(table, end.branch),), (*end.updates(table), abandoned), lane)
 
     handle.forget()
-    swap(handle, propose, patience=tables.patience)
-    end.clean(handle.current())
-
-
-def _swapped(
-    tables: StreamTables,
-    handle: TableHandle,
-    propose: Callable[[Table], Done[Lane] | Change[Lane]],
-    writer: SnapshotWriter,
-) -> Lane:
-    try:
-        landed = swap(handle, propose, patience=tables.patience)
-    except BaseException:
-        clean(writer, handle)
-        raise
-    if len(writer.attempts) > 1:
-        clean(writer, handle)
-    return landed
+    commit_snapshot(handle, propose, (end,), patience=tables.patience)
 
 
 def _property(lane: Lane) -> SetPropertiesUpdate:

@@ -24,16 +24,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class BranchEnd:
-    """Ends a branch in each round of one swap; `clean` then removes what the round that landed made waste."""
+    """Ends a branch in the rounds of one swap, and then deletes the manifests that only the branch had."""
 
     branch: str
     also: Callable[[Snapshot], bool] = lambda _: False
     """Snapshots that it had before it was put back."""
+    gone: frozenset[int] = field(default=frozenset())
+    """Ids of the snapshots that the last round removes."""
     waste: frozenset[str] = field(default=frozenset())
+    """Paths of manifests and manifest lists that nobody needs once those snapshots are gone."""
+
+    @property
+    def undecided(self) -> bool:
+        return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
         """The branch gone, with every snapshot of it that no other branch and no tag leads to."""
-        metadata, self.waste = table.metadata, frozenset()
+        metadata = table.metadata
+        self.gone, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
             return ()
         own = {s.snapshot_id for s in ancestors(metadata, self.branch)}
@@ -42,13 +50,16 @@ class BranchEnd:
         gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
         # Whoever branched off from it, or tagged it, may have its manifests: then they are nobody's to delete here.
         if own.isdisjoint(elsewhere):
+            self.gone = frozenset(s.snapshot_id for s in gone)
             self.waste = frozenset(_written_for(gone, table.io))
         removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in gone])
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
-    def clean(self, table: Table) -> None:
-        """Best effort, once the end has landed in `table`: what stays is an orphan."""
-        for path in self.waste if may_delete_files(table.properties) else ():
+    def delete_unused(self, table: Table) -> None:
+        """Nothing where a snapshot of the branch is still there: the end did not land, or somebody tagged one first."""
+        if not may_delete_files(table.properties) or any(s.snapshot_id in self.gone for s in table.metadata.snapshots):
+            return
+        for path in self.waste:
             try:
                 table.io.delete(path)
             except FileNotFoundError:

@@ -33,7 +33,7 @@ from frazil.commit.rules import (
     files_fit,
 )
 from frazil.commit.snapshot import TEXT_MOST
-from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
+from frazil.commit.swap import Change, Done, Patience, TableHandle, commit_snapshot, swap
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -288,16 +288,12 @@ def append(  # noqa: PLR0913 - what is committed, and where
 ) -> Marker:
     """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind.
 
-    Where the marker came with a snapshot of an earlier round, that round landed and only its answer was lost.
-
     `part` says which of the files go to the stream's open branch, and what leaves that; without it all go to main.
     """
     update = MarkedUpdate(tables.stream, files)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
         found = read_marker(table.metadata.properties, tables.stream)
-        if found is not None and update.made(found.snapshot_id):
-            return Done(found)
         marker = decide(table, found)
         if isinstance(marker, Done):
             return marker
@@ -307,7 +303,7 @@ def append(  # noqa: PLR0913 - what is committed, and where
             said.pop(WINDOWS, None)
         return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 
-    return update.swapped(handle, propose, tables.patience)
+    return commit_snapshot(handle, propose, update.written, patience=tables.patience)
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:

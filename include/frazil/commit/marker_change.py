@@ -28,7 +28,7 @@ from frazil.commit.reset import (
     moved,
 )
 from frazil.commit.settle import bare_path, batch_folders, highest_epoch, referenced
-from frazil.commit.swap import Change, Done, TableHandle
+from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
 from frazil.errors import MarkerUnreadable, WriterBusy
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -155,13 +155,9 @@ def change_marker(
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
-    proposed: list[Marker] = []
 
     def propose(table: Table) -> Done[Marker | None] | Change[Marker | None]:
         text = table.metadata.properties.get(property_name(tables.stream))
-        landed = next((m for m in proposed if m.to_property() == text), None)
-        if landed:  # and only the answer was lost
-            return Done(landed)
         marker = decide(table)
         if (marker.to_property() if marker else None) == text:
             return Done(marker)
@@ -171,12 +167,9 @@ def change_marker(
         if marker:
             summary |= {"frazil.epoch": str(marker.at.epoch), "frazil.batch-id": str(marker.at.batch)}
         change = part(table) if part else None
-        made = update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
-        if made.result:
-            proposed.append(made.result)
-        return made
+        return update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
 
-    return update.swapped(handle, propose, tables.patience)
+    return commit_snapshot(handle, propose, update.written, patience=tables.patience)
 
 
 def _highest_epoch_ever(tables: StreamTables, store: ObjectStore) -> int:

@@ -113,6 +113,10 @@ class SnapshotWriter:
     manifests: list[ManifestFile] = field(default_factory=list)
     attempts: list[Prepared] = field(default_factory=list)
 
+    @property
+    def undecided(self) -> bool:
+        return bool(self.attempts or self.manifests)
+
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """The next attempt, on the metadata that `table` holds. `summary` goes into the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)

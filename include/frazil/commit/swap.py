@@ -1,8 +1,14 @@
-"""One compare-and-swap on a table, tried until it is decided: the loop is ours, and so is the check in each round.
+"""One compare-and-swap on a table, tried until it is decided, and the end of all files that it wrote for nothing.
 
-A certain conflict is retried on new metadata, and so is a refusal while the metadata still moves: it may have been
-about what was there before. A refusal of what stands is the end. Every other failure means that the outcome is
-unknown: the table is loaded again and asked, because a commit may land after it was reported failed.
+Callers propose a change of the metadata that they are shown; what becomes of it is decided here alone:
+
+- A conflict is certain: the next round proposes anew, on new metadata. So does a refusal while the metadata still
+  moves, because it may have been about the metadata of before. A refusal of metadata that stands is the end.
+- Every other failure means that the outcome is unknown: a commit may land after it was reported failed. The next
+  round loads the table, and ends where one of the attempts stands in it. One that landed and was overtaken is over:
+  the next round proposes anew.
+- However the swap ends, files of attempts that did not land are deleted where the metadata as it is then proves
+  that no attempt will ever need them. Files that may be needed stay: orphan removal takes them later.
 """
 
 from __future__ import annotations
@@ -10,9 +16,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
@@ -23,7 +29,7 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
 )
 from pyiceberg.table import Table
-from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError
 from frazil.table.expired import has_expired
@@ -115,6 +121,52 @@ class Change(Generic[T]):
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     result: T
+    proof: tuple[str, str] | None = None
+    """A property and a value that no other attempt writes. It tells better than the snapshot whether this one landed:
+    the snapshot may have been expired since, or another commit may have overtaken it."""
+
+    def stands_in(self, table: Table) -> bool:
+        """Whether this change landed, and is the last word: by its proof, or without one by its snapshot."""
+        if self.proof is not None:
+            return table.metadata.properties.get(self.proof[0]) == self.proof[1]
+        ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
+        return any(s.manifest_list in ours for s in table.metadata.snapshots)
+
+
+Propose = Callable[[Table], Done[T] | Change[T]]
+"""From a table as it is to what the next round swaps in, or to the answer; what it raises ends the swap."""
+
+
+class Written(Protocol):
+    """Files that the rounds of one swap wrote, or made unnecessary."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there are any that may be unnecessary."""
+
+    def delete_unused(self, table: Table) -> None:
+        """Delete those that `table`, seen after the last attempt, proves unnecessary for ever."""
+
+
+def commit_snapshot(handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, patience: Patience) -> T:
+    """Swap in what `propose` proposes, then delete the files that were written for nothing, however the swap ends.
+
+    `written` is read once the swap is over: `propose` may add to it. Raises what `swap` raises.
+    """
+    try:
+        return swap(handle, propose, patience=patience)
+    finally:
+        _clean(handle, written)
+
+
+def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
+    """Best effort: what cannot be deleted now costs storage, and must not hide how the swap ended."""
+    for files in [found for found in written if found.undecided]:
+        try:
+            # The handle forgot the table before each attempt: this is the state after the last one.
+            files.delete_unused(handle.current())
+        except Exception as error:
+            log.warning("unused files of a commit to %s were left behind: %r", handle.identifier, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +248,30 @@ def _setback(error: Exception, identifier: str, total_s: float) -> _Setback:
     )
 
 
-def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *, patience: Patience) -> T:
-    """Ask `decide` what to do with the table as it is, do it, and repeat until it is done.
+def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
+    """Ask `propose` what to do with the table as it is, do it, and repeat until it is done.
 
-    `decide` sees the metadata that its change will replace, in every round; what it raises ends the loop.
+    `propose` sees the metadata that its change will replace, in every round. It is not asked where the table turns
+    out to have an attempt whose answer was lost.
     Raises `CommitUnavailable` when no round is decided within `patience.total_s`, `CommitRefused` where the catalog
     says that it will not do it, and `AccessDenied` where it will not do it for us.
     """
     deadline = patience.clock() + patience.total_s
     attempt = 0
     table: Table | None = None
+    tried: list[Change[T]] = []
     refusals = _Refusals(handle.identifier)
     while True:
         try:
             table = handle.current()
-            decision = decide(table)
-            if isinstance(decision, Done):
-                return decision.result
-            handle.commit(table, requirements=decision.requirements, updates=decision.updates)
+            landed = next((change for change in tried if change.stands_in(table)), None)
+            if landed is not None:
+                return landed.result
+            proposed = propose(table)
+            if isinstance(proposed, Done):
+                return proposed.result
+            tried.append(proposed)
+            handle.commit(table, requirements=proposed.requirements, updates=proposed.updates)
         except FrazilError:
             raise
         except Exception as error:  # whatever is no certain answer is an unknown outcome: the next round looks
@@ -223,7 +281,7 @@ def swap(handle: TableHandle, decide: Callable[[Table], Done[T] | Change[T]], *,
                 raise CommitUnavailable(setback.at_last) from error
             log.log(setback.level, "%s", setback.now)
         else:
-            return decision.result
+            return proposed.result
         handle.forget()
         patience.wait(attempt)
         attempt += 1

@@ -20,9 +20,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.commit.history import ancestors
-from frazil.commit.marked_update import clean
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
+from frazil.commit.swap import Change, Done, Patience, TableHandle, commit_snapshot
 from frazil.commit.target import target_table
 from frazil.errors import MarkerUnreadable
 from frazil.ingest.contract import StagedFile
@@ -115,20 +114,14 @@ def append_signals(
     writer = SnapshotWriter(files)
 
     def propose(table: Table) -> Done[bool] | Change[bool]:
-        found = table.metadata.properties.get(PROPERTY_PREFIX + seen.table)
-        if found and json.loads(found).get("token") == token:  # and only the answer was lost
-            return Done(True)
         if _read_cursor(table, seen.table) != (seen.cursor, seen.number):
             return Done(False)
         prepared = writer.prepare(table, summary=_summary(seen.table, numbered), now_ms=clock_ms)
-        text = _cursor_text(cursor, seen.number + len(numbered), token)
-        moved = SetPropertiesUpdate(updates={PROPERTY_PREFIX + seen.table: text})
-        return Change(prepared.requirements, (*prepared.updates, moved), True)
+        proof = (PROPERTY_PREFIX + seen.table, _cursor_text(cursor, seen.number + len(numbered), token))
+        moved = SetPropertiesUpdate(updates=dict([proof]))
+        return Change(prepared.requirements, (*prepared.updates, moved), True, proof)
 
-    try:
-        landed = swap(handle, propose, patience=Patience(total_s=60))
-    finally:
-        clean(writer, handle)
+    landed = commit_snapshot(handle, propose, (writer,), patience=Patience(total_s=60))
     # Only if our manifests are proven waste: an append whose answer was lost may have landed.
     if not landed and not writer.manifests:
         for file in files:

@@ -175,6 +175,28 @@ def test_what_somebody_named_of_a_backfill_stays_when_it_is_published(live: Any)
     assert BRANCH not in live.load().metadata.refs
 
 
+def test_what_somebody_named_stays_readable_where_another_run_ended_the_backfill_first(live: Any) -> None:
+    """The first attempt was made before the branch was named. It lost, and deletes nothing by what it saw."""
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    other = dataclasses.replace(lane, tables=live.view())
+    named = head_of(live.load().metadata, BRANCH).snapshot_id
+
+    def name_and_publish() -> None:
+        with live.load().manage_snapshots() as refs:
+            refs.create_tag(snapshot_id=named, tag_name="looked-at")
+        publish(live, other)
+
+    live.catalog.next_meets(name_and_publish, table="demo.events")
+    publish(live, lane)
+    assert live.rows(snapshot_id=named) == sorted(BACKFILLED)
+
+
+def test_a_run_whose_take_over_landed_unanswered_begins_one_epoch(live: Any) -> None:
+    live.catalog.next_answer_is_lost("demo.events")
+    assert LaneCommitter.begin(live.tables, REQUEST).lane.epoch == 1
+
+
 @pytest.mark.parametrize("ending", ["published", "abandoned"])
 def test_a_table_that_may_share_its_files_keeps_those_of_a_backfill_that_ended(live: Any, ending: str) -> None:
     """A table registered elsewhere while the branch was there reads that branch still."""

@@ -68,6 +68,16 @@ def test_a_reset_goes_through_beside_other_writers_of_the_table_and_leaves_no_wa
     assert world.manifests() == world.used_manifests()
 
 
+def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_its_lost_attempt(world: Any):
+    world.run(world.begin(), {0: (0, 10)})
+    other = world.view()
+    state = world.tables.journals.state[1]
+    world.catalog.next_meets(lambda: forget(other, world.store, state=state), "demo.events")
+    forget(world.tables, world.store, state=state)
+    assert world.manifests() == world.used_manifests()
+    assert read_marker(world.load().properties, "events") is None
+
+
 def test_a_stream_that_moved_on_since_it_was_looked_at_is_not_reset(world: Any):
     writer = world.begin()
     seen = standing(world.tables)
