@@ -17,14 +17,14 @@ from pathlib import Path
 from pyiceberg.conversions import to_bytes
 from pyiceberg.types import DateType
 
-from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
+from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import find_stream
 from frazil.table.catalogs import load_catalog
-from frazil.table.storage import open_store
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
 MARKS = (20, 50, 100, 200, 500, 1000, 1500, 2000)
@@ -40,10 +40,11 @@ def encoded(value: bytes) -> str:
 def open_tables() -> tuple[StreamTables, Committer]:
     spec = find_stream(Path(__file__).parent.parent / "include" / "streams", "flights")
     catalog = load_catalog(None)
-    main = ensure_table(catalog, spec)
-    dead_letters = ensure_dead_letters(catalog, spec)
-    store = open_store(main.location(), main.io.properties)
-    tables = StreamTables.of(spec.name, main, dead_letters, store=store, clock_ms=lambda: time.time_ns() // 1_000_000)
+    tables = StreamTables.of(
+        spec.name,
+        {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)},
+        clock_ms=lambda: time.time_ns() // 1_000_000,
+    )
     return tables, Committer.take_over(tables, source=SOURCE, initial=lambda: dict.fromkeys(PARTITIONS, 0))
 
 

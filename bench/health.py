@@ -87,8 +87,7 @@ def commit(stream: MadeStream, number: int, files: list[StagedFile]) -> None:
     )
     stream.tables.journals.put(journal)  # it would make the files durable, were there any
     whole = dataclasses.replace(journal, files=tuple(files))
-    store, _ = stream.tables.journals.state
-    store.put(stream.tables.journals.path(journal.key), whole.to_bytes())
+    stream.tables.store.put(stream.tables.journals.path(journal.key), whole.to_bytes())
     committer.commit(whole)
 
 

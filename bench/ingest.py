@@ -129,8 +129,10 @@ def context(bootstrap: str, folder: Path) -> StageContext:
         event_time_column="ts",
         event_time_unit="iso",
         coordinates=True,
-        main=target("main", TICKS, BY_HOUR),
-        dead_letters=target("dead", DEAD_LETTER_SCHEMA, DEAD_LETTER_PARTITION_SPEC),
+        targets={
+            "main": target("main", TICKS, BY_HOUR),
+            "dead-letters": target("dead", DEAD_LETTER_SCHEMA, DEAD_LETTER_PARTITION_SPEC),
+        },
         topic_ids={},
     )
 

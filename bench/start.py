@@ -90,15 +90,14 @@ def make(records: int) -> tuple[MadeStream, int]:
 
 def start(stream: MadeStream) -> tuple[float, float]:
     """Seconds of wall and of CPU."""
-    store, _ = stream.tables.journals.state
     wall, cpu = time.monotonic(), time.process_time()
     committer = Committer.take_over(
         stream.tables,
         source=stream.source,
         initial=dict,
-        first_epoch=1 + highest_epoch(stream.tables, store),
+        first_epoch=1 + highest_epoch(stream.tables),
     )
-    settle(stream.tables, committer, store)
+    settle(stream.tables, committer)
     return time.monotonic() - wall, time.process_time() - cpu
 
 
@@ -118,8 +117,7 @@ def main() -> None:
                 pass
             folded = time.monotonic() - wall, time.process_time() - cpu
             after = start(stream)
-            store, state = stream.tables.journals.state
-            left = store.list_files(state)
+            left = stream.tables.store.list_files(stream.tables.state)
             megabytes = sum(f.bytes for f in left) / 1e6
             print(
                 f"{records:>9,}  {size:>10,}  {alone[0]:>12.2f} ({alone[1]:.2f})  {folded[0]:>9.1f} ({folded[1]:.1f})  "

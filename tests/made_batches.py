@@ -14,12 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyiceberg.table import Table
 
-from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.settle import batch_folder
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
@@ -27,7 +28,6 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.storage import open_store
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
 FETCHED = 500
@@ -70,11 +70,9 @@ class MadeStream:
     def tables(self) -> StreamTables:
         catalog = load_catalog(self.spec.table.catalog)
         main, dead_letters = ensure_table(catalog, self.spec), ensure_dead_letters(catalog, self.spec)
-        store = open_store(main.location(), main.io.properties)
+        targets: dict[Target, Table] = {"main": main, "dead-letters": dead_letters}
         align = Alignment.of(self.spec)
-        return StreamTables.of(
-            self.spec.name, main, dead_letters, store=store, clock_ms=lambda: self.now_ms, align=align
-        )
+        return StreamTables.of(self.spec.name, targets, clock_ms=lambda: self.now_ms, align=align)
 
     @property
     def source(self) -> SourceIdentity:
@@ -88,9 +86,8 @@ class MadeStream:
 
     def reset(self, target: Mapping[int, int]) -> Committer:
         """Move the stream as `frazil reset` does, and take it over again."""
-        store = open_store(self.tables.main.refresh().location(), self.tables.main.current().io.properties)
         offsets = {(self.topic, p): offset for p, offset in target.items()}
-        reset(self.tables, store, target=offsets, source=self.source, seen=standing(self.tables))
+        reset(self.tables, target=offsets, source=self.source, seen=standing(self.tables))
         return self.begin()
 
     def land(

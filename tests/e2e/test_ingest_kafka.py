@@ -66,8 +66,10 @@ def context(kafka: EmbeddedKafka, tmp_path: Path) -> StageContext:
         event_time_column="at",
         event_time_unit="iso",
         coordinates=True,
-        main=target(tmp_path / "main", SCHEMA, BY_DAY),
-        dead_letters=target(tmp_path / "dead", DEAD_LETTER_SCHEMA, DEAD_LETTER_PARTITION_SPEC),
+        targets={
+            "main": target(tmp_path / "main", SCHEMA, BY_DAY),
+            "dead-letters": target(tmp_path / "dead", DEAD_LETTER_SCHEMA, DEAD_LETTER_PARTITION_SPEC),
+        },
         topic_ids={},
     )
 

@@ -35,11 +35,11 @@ from pyiceberg.table.update import (
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField
 
-from frazil.commit.committer import StreamTables
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.settle import bare_path
 from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
@@ -182,8 +182,7 @@ class World:
         now = Clock()  # of this process's patience alone
         return StreamTables(
             stream=STREAM,
-            main=TableHandle(catalog, MAIN),  # type: ignore[arg-type]
-            dead_letters=TableHandle(catalog, DEAD),  # type: ignore[arg-type]
+            targets={"main": TableHandle(catalog, MAIN), "dead-letters": TableHandle(catalog, DEAD)},  # type: ignore[arg-type]
             journals=JournalStore(ProcessStore(faults), state_location(self.catalog.load(MAIN), STREAM)),
             clock_ms=lambda: self.clock.now_ms + self.skew_ms,
             patience=Patience(total_s=4, clock=now, sleep=now.wait),

@@ -12,10 +12,11 @@ from unittest import mock
 
 from pyiceberg.schema import Schema
 
-from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, of_topics
 from frazil.commit.settle import Settled, give_back, highest_epoch, settle, sweep_batch
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import HeldLetters
@@ -138,11 +139,11 @@ class Writer:
             self.tables,
             source=topics.identity,
             initial=lambda: self.kafka.earliest(topics.partitions),
-            first_epoch=1 + highest_epoch(self.tables, self.store),
+            first_epoch=1 + highest_epoch(self.tables),
             after=self.epoch,
         )
         self.committer = committer
-        settled = settle(self.tables, committer, self.store)
+        settled = settle(self.tables, committer)
         marker = self.tables.marker()
         assert marker is not None
         marker = self._after_gaps(committer, marker, topics.partitions)
@@ -168,7 +169,6 @@ class Writer:
             kafka=self.kafka,
             kafka_properties={},
             tables=self.tables,
-            store=self.store,
             committer=committer,
             marker=marker,
             emit=lambda _: None,
@@ -224,7 +224,7 @@ class Writer:
         assert self.staged is not None
         self.journaled = self.tables.journals.put(self.staged)
         if not self.journaled:
-            give_back(self.tables, self.store, self.staged.key)
+            give_back(self.tables, self.staged.key)
         return self.journaled
 
     def commit(self) -> Marker:
@@ -233,8 +233,8 @@ class Writer:
         try:
             self.runner.marker = self.runner.committer.commit(self.staged)
         except Fenced:
-            give_back(self.tables, self.store, self.staged.key)
+            give_back(self.tables, self.staged.key)
             raise
-        sweep_batch(self.tables, self.store, self.staged)
+        sweep_batch(self.tables, self.staged)
         self.staged, self.journaled = None, False
         return self.runner.marker

@@ -282,7 +282,7 @@ class Protocol(RuleBasedStateMachine):
         marker = self.world.marker()
         if marker:
             process = Writer(self.world)
-            self._step(process, plan, lambda: sweep(process.tables, process.store, below_epoch=marker.at.epoch))
+            self._step(process, plan, lambda: sweep(process.tables, below_epoch=marker.at.epoch))
 
     @rule(plan=plans, keep=st.integers(0, 2), most=st.integers(1, 4))
     def fold_records(self, plan: dict[str, list[str]], keep: int, most: int) -> None:
@@ -332,7 +332,7 @@ class Protocol(RuleBasedStateMachine):
         target = {(TOPIC, p): max(position.get((TOPIC, p), 0), first.get(p, 0)) for p in self.world.topic.ends}
         self.resetting = True
         source = self.world.topic.identity
-        reset(process.tables, process.store, target=target, source=source, seen=standing(process.tables))
+        reset(process.tables, target=target, source=source, seen=standing(process.tables))
         for partition in self.world.topic.ends:
             self._give_up(partition, position.get((TOPIC, partition), 0))
         self._check_markers()

@@ -20,11 +20,11 @@ from frazil.audit.compare import (
     missing,
 )
 from frazil.audit.evidence import explained, gather
-from frazil.commit.committer import StreamTables
 from frazil.commit.journal import key_of
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of

@@ -21,7 +21,6 @@ from pyiceberg.table.update import (
 
 from frazil.backfill.request import BackfillRequest
 from frazil.commit.branch_end import BranchEnd
-from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.lane import Lane, State, branch_name, property_name, read_lane
@@ -31,6 +30,7 @@ from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.rules import check_same_source, files_fit
 from frazil.commit.settle import batch_folders, discard_batch, sweep_batch
 from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
 from frazil.errors import Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
@@ -92,9 +92,9 @@ class LaneCommitter:
         holds, and raises `StaleBatch` if it may not.
         """
         path = record_path(self.tables.journals, self.lane.id)
-        self.tables.journals.state[0].put(path, record.to_bytes())
+        self.tables.store.put(path, record.to_bytes())
         journals = self.journals()
-        files = tuple(f for j in journals for f in j.main_files)
+        files = tuple(f for j in journals for f in j.staged_for("main"))
         check = self._check_publishable(journals, audited_at)
         summary = _summary(record, path)
         self.lane = _publish(self.tables, self.tables.main, self.lane, files=files, summary=summary, check=check)
@@ -105,10 +105,10 @@ class LaneCommitter:
         def with_chunk(lane: Lane) -> Lane | Done[Lane]:
             return Done(lane) if lane.has(journal.key) else lane.with_chunk(journal, planned=planned)
 
-        if journal.dead_letter_files:
-            self._change(self.tables.dead_letters, with_chunk, files=journal.dead_letter_files)
-        self.lane = self._change(self.tables.main, with_chunk, files=journal.main_files)
-        sweep_batch(self.own, self.tables.journals.state[0], journal)
+        if journal.staged_for("dead-letters"):
+            self._change(self.tables.dead_letters, with_chunk, files=journal.staged_for("dead-letters"))
+        self.lane = self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))
+        sweep_batch(self.own, journal)
         return self.lane
 
     def _change(
@@ -146,7 +146,7 @@ class LaneCommitter:
 
     def _check_publishable(self, journals: list[Journal], audited_at: int) -> Callable[[Table], None]:
         def check(table: Table) -> None:
-            _check_fit(table, [f for j in journals for f in j.main_files], self.lane)
+            _check_fit(table, [f for j in journals for f in j.staged_for("main")], self.lane)
             _check_not_reset(table, self.tables.stream, audited_at, self.lane)
             marker = read_marker(table.metadata.properties, self.tables.stream)
             if marker is None or any(
@@ -223,7 +223,7 @@ def clear_ended(tables: StreamTables) -> None:
     lane = _lane_of(tables.main, tables.stream)
     if lane is None or lane.is_open:
         return
-    own, store = _own(tables, lane.id), tables.journals.state[0]
+    own = _own(tables, lane.id)
     if lane.state is State.PUBLISHED:
         _publish_letters(tables, lane)
         _sweep(own, lane)
@@ -232,29 +232,28 @@ def clear_ended(tables: StreamTables) -> None:
     if may_delete_files(tables.main.current().properties):  # otherwise another table may have had the branch too
         _sweep(own, dataclasses.replace(lane, batches={}))
     folder = lane_folder(tables.journals, lane.id)
-    store.delete([record_path(tables.journals, lane.id), *(f.path for f in store.list_files(folder))])
+    tables.store.delete([record_path(tables.journals, lane.id), *(f.path for f in tables.store.list_files(folder))])
 
 
 def _publish_letters(tables: StreamTables, lane: Lane) -> None:
     found = _lane_of(tables.dead_letters, tables.stream)
     if found is None or found.id != lane.id or not found.is_open:
         return
-    files = tuple(f for journal in chunks(tables.journals, lane) for f in journal.dead_letter_files)
+    files = tuple(f for journal in chunks(tables.journals, lane) for f in journal.staged_for("dead-letters"))
     summary = {"frazil.operation": "backfill", "frazil.backfill": lane.id, "frazil.backfill-stream": lane.stream}
     _publish(tables, tables.dead_letters, found, files=files, summary=summary)
 
 
 def _sweep(own: StreamTables, lane: Lane) -> None:
     """Delete staged files that no committed chunk names, after closing the keys of uncommitted chunks."""
-    store = own.journals.state[0]
-    keys = {key for h in (own.main, own.dead_letters) for key, _ in batch_folders(store, h.refresh(), own.stream)}
+    keys = {key for h in own.targets.values() for key, _ in batch_folders(own.store, h.refresh(), own.stream)}
     for key in sorted(keys):
         journal = own.journals.get(key)
         if lane.has(key):
             if journal is not None:
-                sweep_batch(own, store, journal)
+                sweep_batch(own, journal)
         elif not lane.is_open or (journal is None and own.journals.void_if_absent(key)):
-            discard_batch(own, store, key)
+            discard_batch(own, key)
 
 
 def _taken(lane: Lane | None, request: BackfillRequest) -> Lane:

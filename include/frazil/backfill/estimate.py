@@ -96,11 +96,8 @@ def _sampled(backfill: Backfill, plan: Plan) -> Iterator[StageResult]:
     with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
         context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
         where = Path(folder).as_uri()
-        context = dataclasses.replace(
-            context,
-            main=dataclasses.replace(context.main, folder=f"{where}/main"),
-            dead_letters=dataclasses.replace(context.dead_letters, folder=f"{where}/dead-letters"),
-        )
+        targets = {target: dataclasses.replace(t, folder=f"{where}/{target}") for target, t in context.targets.items()}
+        context = dataclasses.replace(context, targets=targets)
         for task in backfill.source.sample(plan.spans):
             yield stage(context, task, attempt=0, on_progress=lambda _: None)
 

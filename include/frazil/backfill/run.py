@@ -26,13 +26,13 @@ from frazil.backfill.files import FileSource
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.source import KafkaSource, Source
-from frazil.commit.committer import StreamTables
 from frazil.commit.lane import Lane, State, branch_name, read_lane
 from frazil.commit.lane_records import Record
 from frazil.commit.lane_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.opened import OpenStream, open_kafka, open_stream
 from frazil.commit.rules import check_same_source
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
 from frazil.ingest.contract import StageContext
 from frazil.kafka.identity import SourceIdentity

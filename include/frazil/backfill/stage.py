@@ -76,7 +76,7 @@ def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: 
         source = backfill.source.identity(plan.source)
         check_same_source(plan.source, source, stream=opened.spec.name)
     except Exception:
-        discard_batch(own, opened.store, key)
+        discard_batch(own, key)
         raise
     results = [answer.result for answer in answers]
     return Journal(

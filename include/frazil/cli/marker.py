@@ -81,7 +81,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
             f"A writer of {stream} runs on this host: it is fenced, and ends. `frazil pause {stream}` is gentler."
         )
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = marker_change.reset(opened.tables, opened.store, target=target, source=now.source, seen=seen, cut=now.cut)
+    marker = marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
     click.echo(
         f"Stream {stream} has epoch {marker.at.epoch}. `frazil resume {stream}`, or `frazil run`, goes on there."
     )
@@ -128,7 +128,7 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued(offsets, others)
-    marker = marker_change.adopt(opened.tables, opened.store, offsets=begin, source=found.identity)
+    marker = marker_change.adopt(opened.tables, offsets=begin, source=found.identity)
     click.echo(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
 
 
@@ -156,7 +156,7 @@ def forget(stream: str, streams_folder: Path, yes: bool) -> None:
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
             opened = open_stream(spec)
-            removed = marker_change.forget(opened.tables, opened.store, state=opened.state)
+            removed = marker_change.forget(opened.tables, state=opened.tables.state)
             click.echo(f"Removed the markers and {removed} objects beside the table.")
         shutil.rmtree(folder, ignore_errors=True)
     click.echo(f"Stream {stream} is forgotten.")

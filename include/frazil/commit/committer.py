@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from pyiceberg.table import Table
@@ -17,7 +16,7 @@ from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
 from frazil.commit.held_letters import held_letters, reach
-from frazil.commit.journal import NO_LETTERS, Journal, JournalStore
+from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import BatchKey, Marker, first_marker, joined, of_same_topics, read_marker
@@ -33,55 +32,13 @@ from frazil.commit.rules import (
     files_fit,
 )
 from frazil.commit.snapshot import TEXT_MOST
-from frazil.commit.swap import Change, Done, Patience, TableHandle, commit_snapshot, swap
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot, swap
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.partitions.open_windows import Alignment
 from frazil.partitions.watermark import watermark_us
-from frazil.table.storage import ObjectStore
-from frazil.table.tables import state_location
-
-
-@dataclass(frozen=True, slots=True)
-class StreamTables:
-    """What one stream commits to, and where its journals are."""
-
-    stream: str
-    main: TableHandle
-    dead_letters: TableHandle
-    journals: JournalStore
-    clock_ms: Callable[[], int]
-    patience: Patience = field(default_factory=Patience)
-    align: Alignment | None = None
-    """How the stream's writer keeps open windows from main; None where it does not, and for all that only reads."""
-
-    @classmethod
-    def of(  # noqa: PLR0913 - two tables, and what goes with them
-        cls,
-        stream: str,
-        main: Table,
-        dead_letters: Table,
-        *,
-        store: ObjectStore,
-        clock_ms: Callable[[], int],
-        align: Alignment | None = None,
-    ) -> StreamTables:
-        """The two tables in the catalogs that loaded them, and the journals beside the main one, in its storage."""
-        return cls(
-            stream=stream,
-            main=TableHandle(main.catalog, ".".join(main.name())),
-            dead_letters=TableHandle(dead_letters.catalog, ".".join(dead_letters.name())),
-            journals=JournalStore(store, state_location(main, stream)),
-            clock_ms=clock_ms,
-            align=align,
-        )
-
-    def marker(self) -> Marker | None:
-        """The marker as the catalog has it now."""
-        return read_marker(self.main.refresh().metadata.properties, self.stream)
-
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
 """From a table and its marker: the marker to write next, or the answer if nothing is to be written."""
@@ -165,7 +122,7 @@ class Committer:
         Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
         `CommitUnavailable`.
         """
-        main, align, files = self._tables.main, self._tables.align, journal.main_files
+        main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -191,7 +148,7 @@ class Committer:
 
     def _commit_dead_letters(self, journal: Journal) -> None:
         """Also of a batch without any it is asked whether those that it leaves out are all."""
-        files = journal.dead_letter_files
+        files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)

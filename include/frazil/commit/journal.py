@@ -20,7 +20,7 @@ from typing import Any
 
 from frazil.commit.folded_records import RECORDS_MOST, FoldedRecords, groups
 from frazil.commit.marker import BatchKey, Fate, Marker, flat, nested
-from frazil.ingest.contract import RangeProgress, StagedFile
+from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.storage import ObjectStore
@@ -48,7 +48,7 @@ class Journal:
     source: SourceIdentity
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
-    """Of both tables: `StagedFile.target` says which."""
+    """Of all tables: `StagedFile.target` says which."""
     letters_seen: BatchKey | None
     """The batch whose dead letters were the newest in their table when this one was staged, `NO_LETTERS` where none
     were; None in a journal of a frazil that did not ask what the table holds."""
@@ -73,13 +73,8 @@ class Journal:
         """Rows whose event time is too far ahead to push the watermark."""
         return sum(p.future for p in self.progress)
 
-    @property
-    def main_files(self) -> tuple[StagedFile, ...]:
-        return tuple(f for f in self.files if f.target == "main")
-
-    @property
-    def dead_letter_files(self) -> tuple[StagedFile, ...]:
-        return tuple(f for f in self.files if f.target == "dead-letters")
+    def staged_for(self, target: Target) -> tuple[StagedFile, ...]:
+        return tuple(f for f in self.files if f.target == target)
 
     def to_bytes(self) -> bytes:
         return json.dumps(
@@ -156,36 +151,32 @@ class JournalStore:
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
-        self._store = store
-        self._state = state_location
+        self.store = store
+        self.state = state_location
+        """The folder that holds all that is kept of the stream beside its tables, journals among it."""
         self._folder = f"{state_location}/journal"
         self._folded = FoldedRecords(store, state_location)
-
-    @property
-    def state(self) -> tuple[ObjectStore, str]:
-        """The storage, and the folder in it that holds all that is kept of the stream, journals among it."""
-        return self._store, self._state
 
     def path(self, key: BatchKey) -> str:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"
 
     def put(self, journal: Journal) -> bool:
         """Write the journal durably; False when its key is taken: another writer closed this batch."""
-        self._store.sync_files([f.path for f in journal.files])
+        self.store.sync_files([f.path for f in journal.files])
         path, data = self.path(journal.key), journal.to_bytes()
         # A put whose answer was lost and that the client repeated finds itself.
-        return self._store.put_if_absent(path, data) or self._store.get(path) == data
+        return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
         """Close a key that holds nothing, so that a paused writer cannot journal its batch any more; False if it did.
 
         Files may be deleted only when no journal names them, now or later.
         """
-        return self._store.put_if_absent(self.path(key), VOID) or self._store.get(self.path(key)) == VOID
+        return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
         """Close a key that holds a journal."""
-        self._store.put(self.path(key), VOID)
+        self.store.put(self.path(key), VOID)
 
     def look(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
         """The batch's journal, if a whole one of this stream, table and key stands there."""
@@ -204,18 +195,18 @@ class JournalStore:
 
     def read(self, path: str) -> Journal | None:
         """The record that a snapshot's summary names."""
-        data = self._store.get(path)
+        data = self.store.get(path)
         if data is None and (key := key_of(path)) is not None:
             data = self._folded.get(key)
         return _journal(data)
 
     def _get(self, key: BatchKey) -> bytes | None:
-        data = self._store.get(self.path(key))
+        data = self.store.get(self.path(key))
         return self._folded.get(key) if data is None else data
 
     def keys(self) -> list[BatchKey]:
         """Those of the journals that stand alone, in order; objects of other names are not ours and are left alone."""
-        return sorted(filter(None, (key_of(f.path) for f in self._store.list_files(self._folder))))
+        return sorted(filter(None, (key_of(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
         """Of the folded records, and of `keys`, those that stand alone."""
@@ -269,11 +260,11 @@ class JournalStore:
         if through is None:
             return list(keys)
         folded = {key: data for key in keys if key <= through and (data := self._folded.get(key)) is not None}
-        self.delete([key for key, data in folded.items() if self._store.get(self.path(key)) == data])
+        self.delete([key for key, data in folded.items() if self.store.get(self.path(key)) == data])
         return [key for key in keys if key > through]
 
     def _foldable(self, key: BatchKey, stream: str) -> bytes | None:
-        data = self._store.get(self.path(key))
+        data = self.store.get(self.path(key))
         journal = _journal(data)
         return data if data is None or (journal and (journal.stream, journal.key) == (stream, key)) else b""
 
@@ -289,7 +280,7 @@ class JournalStore:
                 yield journal
 
     def delete(self, keys: list[BatchKey]) -> None:
-        self._store.delete([self.path(key) for key in keys])
+        self.store.delete([self.path(key) for key in keys])
 
 
 def _journal(data: bytes | None) -> Journal | None:

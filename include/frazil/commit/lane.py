@@ -73,8 +73,8 @@ class Lane:
             planned=max(planned, self.chunks + 1),
             records=self.records + journal.records,
             rejected=self.rejected + journal.rejected,
-            bytes=self.bytes + sum(f.bytes for f in journal.main_files),
-            files=self.files + len(journal.main_files),
+            bytes=self.bytes + sum(f.bytes for f in journal.staged_for("main")),
+            files=self.files + len(journal.staged_for("main")),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Record:
 
 
 def folder(journals: JournalStore) -> str:
-    return f"{journals.state[1]}/backfills"
+    return f"{journals.state}/backfills"
 
 
 def record_path(journals: JournalStore, lane_id: str) -> str:
@@ -54,7 +54,7 @@ def lane_folder(journals: JournalStore, lane_id: str) -> str:
 
 def lane_journals(journals: JournalStore, lane_id: str) -> JournalStore:
     """The journals of one backfill's chunks."""
-    return JournalStore(journals.state[0], lane_folder(journals, lane_id))
+    return JournalStore(journals.store, lane_folder(journals, lane_id))
 
 
 def chunks(journals: JournalStore, lane: Lane) -> list[Journal]:
@@ -72,17 +72,16 @@ def published(
     """
     lane = read_lane(metadata.properties, stream)
     intended = lane.id if lane and lane.state is not State.PUBLISHED else None
-    store, _ = journals.state
     paths = _paths(journals) if window is None else _paths_in(metadata, stream, window)
     for path in paths:
-        data = store.get(path)
+        data = journals.store.get(path)
         record = Record.from_bytes(data) if data else None
         if record and record.lane.id != intended:
             yield record
 
 
 def _paths(journals: JournalStore) -> list[str]:
-    found = [f.path for f in journals.state[0].list_files(folder(journals))]
+    found = [f.path for f in journals.store.list_files(folder(journals))]
     return [path for path in found if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
 
 

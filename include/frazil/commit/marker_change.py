@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pyiceberg.table import Table
 
 from frazil.commit.adoption import rows_of
-from frazil.commit.committer import StreamTables
 from frazil.commit.held_letters import reach
 from frazil.commit.history import ancestors
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
@@ -28,31 +27,30 @@ from frazil.commit.reset import (
     moved,
 )
 from frazil.commit.settle import bare_path, batch_folders, highest_epoch, referenced
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
 from frazil.errors import MarkerUnreadable, WriterBusy
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.table.storage import ObjectStore
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
 
 
-def reset(  # noqa: PLR0913 - what is moved, where to, and what was seen
+def reset(
     tables: StreamTables,
-    store: ObjectStore,
     *,
     target: Offsets,
     source: SourceIdentity,
     seen: Standing,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to `target` with the next epoch, in both tables. `cut` is where Kafka's logs were, before it.
+    """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were, before it.
 
     A journal that waits is settled by the next start: committed where it begins at `target`, else discarded.
     Raises `WriterBusy` where the marker is not the one that was seen any more.
     """
-    epoch = 1 + _highest_epoch_ever(tables, store)
+    epoch = 1 + _highest_epoch_ever(tables)
     marker = moved(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
 
     def move(table: Table) -> Marker:
@@ -71,17 +69,17 @@ def reset(  # noqa: PLR0913 - what is moved, where to, and what was seen
         return change
 
     change_marker(tables, tables.main, move, operation="reset", part=open_windows)
-    _delete_dropped(tables, store, dropped)
+    _delete_dropped(tables, dropped)
     _reset_dead_letters(tables, seen, epoch=epoch, source=source)
     return marker
 
 
-def _delete_dropped(tables: StreamTables, store: ObjectStore, files: list[str]) -> None:
+def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
     """Files of an open branch that ended, whose rows are read again; what a rollback took from main may have them."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
         needed = referenced(table)
-        store.delete([path for path in files if bare_path(path) not in needed])
+        tables.store.delete([path for path in files if bare_path(path) not in needed])
 
 
 def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, source: SourceIdentity) -> None:
@@ -112,9 +110,9 @@ def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, sou
     change_marker(tables, tables.dead_letters, move, operation="reset")
 
 
-def adopt(tables: StreamTables, store: ObjectStore, *, offsets: Offsets, source: SourceIdentity) -> Marker:
+def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
     """The first marker of a stream on a table that has rows; where it has one already, that one stays."""
-    first = first_marker(tables.stream, epoch=1 + highest_epoch(tables, store), offsets=offsets, source=source)
+    first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
         adopted = dataclasses.replace(first, adopted_rows=rows_of(table.metadata) or 0)
@@ -123,8 +121,8 @@ def adopt(tables: StreamTables, store: ObjectStore, *, offsets: Offsets, source:
     return change_marker(tables, tables.main, decide, operation="adopt") or first
 
 
-def forget(tables: StreamTables, store: ObjectStore, *, state: str) -> int:
-    """Remove the stream's markers from both tables, then its objects under `state`; the number of those.
+def forget(tables: StreamTables, *, state: str) -> int:
+    """Remove the stream's markers from all tables, then its objects under `state`; the number of those.
 
     The rows stay, those of open windows in main as well, and so do staged files that no table knows: orphans, for
     `frazil orphans` to take. From the first step on a writer of the stream, on whatever host, is fenced.
@@ -133,10 +131,10 @@ def forget(tables: StreamTables, store: ObjectStore, *, state: str) -> int:
     def waiting_to_main(table: Table) -> BranchChange | None:
         return released(table, tables.stream) if open_branch(tables.stream) in table.metadata.refs else None
 
-    for handle in (tables.main, tables.dead_letters):
+    for handle in tables.targets.values():
         change_marker(tables, handle, lambda _: None, operation="forget", part=waiting_to_main)
-    objects = [file.path for file in store.list_files(state)]
-    store.delete(objects)
+    objects = [file.path for file in tables.store.list_files(state)]
+    tables.store.delete(objects)
     return len(objects)
 
 
@@ -172,15 +170,15 @@ def change_marker(
     return commit_snapshot(handle, propose, update.written, patience=tables.patience)
 
 
-def _highest_epoch_ever(tables: StreamTables, store: ObjectStore) -> int:
+def _highest_epoch_ever(tables: StreamTables) -> int:
     """By every trace that an epoch leaves, for a marker that cannot be read tells none."""
     try:
-        return highest_epoch(tables, store)
+        return highest_epoch(tables)
     except MarkerUnreadable:
         found = {tables.journals.highest_epoch()}
-    for handle in (tables.main, tables.dead_letters):
+    for handle in tables.targets.values():
         table = handle.current()
-        found |= {key.epoch for key, _ in batch_folders(store, table, tables.stream)}
+        found |= {key.epoch for key, _ in batch_folders(tables.store, table, tables.stream)}
         for snapshot in ancestors(table.metadata):
             summary = snapshot.summary
             if summary and summary.get("frazil.stream") == tables.stream:

@@ -9,13 +9,13 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.committer import StreamTables
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import OPEN_SNAPSHOT
 from frazil.commit.marker import BatchKey, of_same_topics, open_branch
 from frazil.commit.open_branch import BranchChange, files_of
 from frazil.commit.reset import Offsets, Standing
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import RolledBack
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.branches import head_of

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 
 from frazil import clock
-from frazil.commit.committer import StreamTables
-from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Patience
 from frazil.errors import SpecError
 from frazil.kafka.admin import KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.storage import ObjectStore, open_store
-from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
+from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 PATIENCE_S = 60.0
 """A person waits for a command less long than a writer waits for its catalog."""
@@ -26,9 +24,6 @@ class OpenStream:
 
     spec: StreamSpec
     tables: StreamTables
-    store: ObjectStore
-    state: str
-    """Where its journals and desired state are."""
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
@@ -39,13 +34,13 @@ def open_stream(spec: StreamSpec) -> OpenStream:
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its first start makes it, "
             f"`frazil run {spec.name}` or its DAG"
         )
-    dead_letters = ensure_dead_letters(table.catalog, spec)
-    state = state_location(table, spec.name)
-    handle = TableHandle.of(table)
-    store = open_store(table.location(), handle.io_properties)
-    tables = StreamTables.of(spec.name, table, dead_letters, store=store, clock_ms=clock.now_ms)
-    tables = dataclasses.replace(tables, main=handle, patience=Patience(total_s=PATIENCE_S))
-    return OpenStream(spec, tables, store, state)
+    tables = StreamTables.of(
+        spec.name,
+        {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)},
+        clock_ms=clock.now_ms,
+        patience=Patience(total_s=PATIENCE_S),
+    )
+    return OpenStream(spec, tables)
 
 
 def open_kafka(spec: StreamSpec) -> KafkaOffsets:

@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from pyiceberg.table import Table
 
-from frazil.commit.committer import StreamTables
 from frazil.commit.history import first_offsets, table_position
 from frazil.commit.marker import Marker, Span, first_marker, joined, of_same_topics, property_name, read_marker
 from frazil.commit.rules import check_ancestry
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition

@@ -16,10 +16,11 @@ from functools import cached_property
 
 from pyiceberg.table import Table
 
-from frazil.commit.committer import Committer, StreamTables, append
+from frazil.commit.committer import Committer, append
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import check_fence
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import Target
 from frazil.table.storage import ObjectStore
@@ -46,7 +47,7 @@ class Settled:
         return "; ".join([*parts, *swept]) or "earlier epochs left nothing"
 
 
-def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Settled:
+def settle(tables: StreamTables, committer: Committer) -> Settled:
     """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the others.
 
     Raises what `Committer.commit` raises, but for what only says that a journal is stale.
@@ -57,7 +58,7 @@ def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Se
     keys = tables.journals.keys()
     for journal in _waiting(tables, marker, keys):
         try:
-            _commit_waiting(committer, journal, store)
+            _commit_waiting(committer, journal, tables.store)
         except (StaleBatch, TopicRecreated) as reason:
             discarded.append(journal.key)
             tables.journals.void(journal.key)
@@ -67,7 +68,7 @@ def settle(tables: StreamTables, committer: Committer, store: ObjectStore) -> Se
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
         _hold(tables, epoch=committer.epoch)
-    deleted = sweep(tables, store, below_epoch=committer.epoch, undecided=True, keys=keys)
+    deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
     return Settled(tuple(committed), tuple(discarded), deleted)
 
 
@@ -111,16 +112,15 @@ def _check_whole(store: ObjectStore, journal: Journal) -> None:
 
 def sweep(
     tables: StreamTables,
-    store: ObjectStore,
     *,
     below_epoch: int,
-    undecided: bool = False,
+    just_settled: bool = False,
     keys: Sequence[BatchKey] | None = None,
 ) -> int:
     """Delete staged files of earlier epochs that never became part of the tables; the number deleted.
 
     Safe at any time, from any process, beside a running writer. Batches later than the last committed one are left
-    alone unless they are `undecided` no more, which only the epoch that has just settled them can know.
+    alone unless this epoch has `just_settled` them: only then is it certain that nobody will commit them.
     Folders older than the oldest commit record were swept while their records stood, and are left alone too. So that
     a start takes no longer the longer a stream has run, it passes over committed batches but the last of an epoch,
     each of which was swept when it was committed, and over epochs that the marker no longer remembers, which hundreds
@@ -129,15 +129,15 @@ def sweep(
     marker = tables.marker()
     if marker is None:
         return 0
-    view = _View(tables, marker, undecided, tables.journals.keys() if keys is None else keys)
+    view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
     deleted = 0
-    for target, handle in (("main", tables.main), ("dead-letters", tables.dead_letters)):
-        side = _Side("main" if target == "main" else "dead-letters", handle.refresh(), tables.stream)
-        for key, folder in batch_folders(store, side.table, tables.stream):
-            if key.epoch < below_epoch and not (undecided and _swept_before(view, key)):
+    for target, handle in tables.targets.items():
+        side = _Side(target, handle.refresh(), tables.stream)
+        for key, folder in batch_folders(tables.store, side.table, tables.stream):
+            if key.epoch < below_epoch and not (just_settled and _swept_before(view, key)):
                 kept = _kept(view, side, key)
-                deleted += 0 if kept is None else _delete_others(store, folder, kept)
+                deleted += 0 if kept is None else _delete_others(tables.store, folder, kept)
     return deleted
 
 
@@ -147,7 +147,7 @@ class _View:
 
     tables: StreamTables
     marker: Marker
-    decided_after: bool
+    just_settled: bool
     keys: Sequence[BatchKey]
 
     @cached_property
@@ -165,7 +165,7 @@ class _View:
 
 @dataclass
 class _Side:
-    """One of the stream's two tables."""
+    """One of the stream's tables."""
 
     target: Target
     table: Table
@@ -212,14 +212,14 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
     if view.oldest is not None and key < view.oldest:
         return None
     # Without its record a load tells what the batch brought: only a process that has just taken over knows it is new.
-    return side.referenced if view.decided_after else None
+    return side.referenced if view.just_settled else None
 
 
 def _closed(view: _View, key: BatchKey) -> bool:
     """Whether it is certain that nobody will commit a batch that was not committed."""
     if view.passed(key):
         return True
-    if not view.decided_after:
+    if not view.just_settled:
         return False
     record = view.look(key)
     if record is Unusable.ABSENT:
@@ -234,17 +234,17 @@ def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
     return side.referenced
 
 
-def sweep_batch(tables: StreamTables, store: ObjectStore, journal: Journal) -> int:
+def sweep_batch(tables: StreamTables, journal: Journal) -> int:
     """Delete what failed attempts of a committed batch left in its folders; the number deleted."""
-    return _sweep_folders(tables, store, journal.key, kept=_files_of(journal))
+    return _sweep_folders(tables, journal.key, kept=_files_of(journal))
 
 
-def discard_batch(tables: StreamTables, store: ObjectStore, key: BatchKey) -> int:
+def discard_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete what a batch staged that its own writer gave up before journaling it; the number deleted."""
-    return _sweep_folders(tables, store, key, kept=frozenset())
+    return _sweep_folders(tables, key, kept=frozenset())
 
 
-def give_back(tables: StreamTables, store: ObjectStore, key: BatchKey) -> int:
+def give_back(tables: StreamTables, key: BatchKey) -> int:
     """Delete what a fenced writer staged for its last batch, with its journal; the number of files deleted.
 
     Only where a later epoch has closed the batch's key, or has committed a batch that comes after it: then nobody will
@@ -253,22 +253,22 @@ def give_back(tables: StreamTables, store: ObjectStore, key: BatchKey) -> int:
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
         return 0
-    view = _View(tables, marker, decided_after=False, keys=(key,))
+    view = _View(tables, marker, just_settled=False, keys=(key,))
     if not view.passed(key) and view.look(key) is not Unusable.VOID:
         return 0
     _drop_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0
-    for target, handle in (("main", tables.main), ("dead-letters", tables.dead_letters)):
-        side = _Side("main" if target == "main" else "dead-letters", handle.refresh(), tables.stream)
+    for target, handle in tables.targets.items():
+        side = _Side(target, handle.refresh(), tables.stream)
         kept = _landed_alone(side, key)
-        deleted += _delete_others(store, batch_folder(side.table, tables.stream, key), kept)
+        deleted += _delete_others(tables.store, batch_folder(side.table, tables.stream, key), kept)
     return deleted
 
 
-def _sweep_folders(tables: StreamTables, store: ObjectStore, key: BatchKey, *, kept: Set[str]) -> int:
+def _sweep_folders(tables: StreamTables, key: BatchKey, *, kept: Set[str]) -> int:
     return sum(
-        _delete_others(store, batch_folder(handle.current(), tables.stream, key), kept)
-        for handle in (tables.main, tables.dead_letters)
+        _delete_others(tables.store, batch_folder(handle.current(), tables.stream, key), kept)
+        for handle in tables.targets.values()
     )
 
 
@@ -314,7 +314,7 @@ def bare_path(path: str) -> str:
     return re.sub(r"^file:(//)?(?=/)", "", path)
 
 
-def highest_epoch(tables: StreamTables, store: ObjectStore) -> int:
+def highest_epoch(tables: StreamTables) -> int:
     """The highest epoch of which the stream left any trace: files, journals, markers, history; 0 for none.
 
     Epochs are never used twice, also after the stream was forgotten.
@@ -322,12 +322,12 @@ def highest_epoch(tables: StreamTables, store: ObjectStore) -> int:
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
     # An epoch is in the marker before it journals: only where there is none do the journals tell more.
     found = {marker.at.epoch if marker else tables.journals.highest_epoch()}
-    for handle in (tables.main, tables.dead_letters):
+    for handle in tables.targets.values():
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)
         found |= {marker.at.epoch} if marker else set()
         found |= set(_epochs_in_history(table, tables.stream))
-        folders = store.list_folders(f"{data_location(table)}/{tables.stream}")
+        folders = tables.store.list_folders(f"{data_location(table)}/{tables.stream}")
         names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)
         found |= {int(name) for name in names if name.isdigit()}
     return max(found, default=0)

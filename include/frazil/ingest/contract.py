@@ -87,8 +87,8 @@ class StageContext:
     event_time_column: str
     event_time_unit: Literal["iso", "s", "ms", "us", "ns"]
     coordinates: bool
-    main: TargetTable
-    dead_letters: TargetTable
+    targets: Mapping[Target, TargetTable]
+    """Where files of each target go."""
     topic_ids: Mapping[str, str]
     max_future_us: int = 600_000_000
     """How far an event time may be ahead of its record's Kafka timestamp and still push the watermark."""
@@ -101,6 +101,14 @@ class StageContext:
     """A backfill's: only rows of `[from, to)` are kept, and no dead letters, for those have no event time."""
     files: tuple[RecordFile, ...] = ()
     """A backfill's: where there are any, they are read, and not Kafka."""
+
+    @property
+    def main(self) -> TargetTable:
+        return self.targets["main"]
+
+    @property
+    def dead_letters(self) -> TargetTable:
+        return self.targets["dead-letters"]
 
 
 @dataclass(frozen=True, slots=True)

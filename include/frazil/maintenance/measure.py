@@ -23,7 +23,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.target import target_file_bytes
 from frazil.errors import MarkerUnreadable
-from frazil.ingest.contract import StagedFile
+from frazil.ingest.contract import StagedFile, Target
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
@@ -152,7 +152,8 @@ def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
 def _batches(table: Table, stream: str, kind: Kind) -> list[tuple[StagedFile, ...]]:
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
     newest = [journals.read(path) for _, path in islice(commit_records(table.metadata, stream), RECORDS_MOST)]
-    return [r.main_files if kind is Kind.MAIN else r.dead_letter_files for r in newest if r is not None]
+    target: Target = "main" if kind is Kind.MAIN else "dead-letters"
+    return [record.staged_for(target) for record in newest if record is not None]
 
 
 def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:

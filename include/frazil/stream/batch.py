@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.committer import Committer
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import BatchCommitted, FutureEventTimes, Happening, PhaseBegan, ThrottleJudged
 from frazil.host.exchange import open_exchange
@@ -33,7 +34,6 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
-from frazil.table.storage import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ class BatchRunner:
     kafka: KafkaOffsets
     kafka_properties: Mapping[str, str]
     tables: StreamTables
-    store: ObjectStore
     committer: Committer
     marker: Marker
     emit: Callable[[Happening], None]
@@ -84,7 +83,7 @@ class BatchRunner:
         self._tell(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
         self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
-        sweep_batch(self.tables, self.store, journal)
+        sweep_batch(self.tables, journal)
         return True
 
     def _tell(self, journal: Journal, *, stage_s: float, commit_s: float) -> None:
@@ -128,7 +127,7 @@ class BatchRunner:
     def _give_back(self, key: BatchKey) -> None:
         """What a fenced writer staged and nobody will commit goes at once; the rest is the next start's to decide."""
         try:
-            give_back(self.tables, self.store, key)
+            give_back(self.tables, key)
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
@@ -141,7 +140,7 @@ class BatchRunner:
     def _discard(self, key: BatchKey) -> None:
         """Give back what a failed batch took from the storage; the next start sweeps whatever stays."""
         try:
-            discard_batch(self.tables, self.store, key)
+            discard_batch(self.tables, key)
         except Exception as error:
             log.warning("files of the failed batch %s were left to the next start: %r", key, error)
 
@@ -189,7 +188,7 @@ class BatchRunner:
         rates = learned(
             read_rates(exchange),
             records=journal.records,
-            written_bytes=sum(f.bytes for f in journal.main_files),
+            written_bytes=sum(f.bytes for f in journal.staged_for("main")),
             task_s=sum(task_s),
             overhead_s=batch_s - max(task_s),
         )

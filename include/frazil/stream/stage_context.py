@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from frazil.commit.committer import StreamTables
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import batch_folder
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
@@ -28,20 +28,21 @@ def stage_context(
     Raises SchemaIncompatible where others have changed a table so that the declared columns no longer fit it.
     """
     # Afresh: what other people set on the table since the last commit must hold for the next one.
-    main, dead = tables.main.refresh(), tables.dead_letters.refresh()
-    check_stageable(main, dead, spec)
+    now = {target: handle.refresh() for target, handle in tables.targets.items()}
+    check_stageable(now["main"], now["dead-letters"], spec)
     return StageContext(
         stream=spec.name,
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
-        io=file_io_properties(main.io.properties),
+        io=file_io_properties(now["main"].io.properties),
         format=spec.source.format,
         event_time_column=spec.event_time.column,
         event_time_unit=spec.event_time.unit,
         coordinates=spec.coordinates,
-        main=target_table(main, folder=batch_folder(main, tables.stream, key)),
-        dead_letters=target_table(dead, folder=batch_folder(dead, tables.stream, key)),
+        targets={
+            target: target_table(table, folder=batch_folder(table, tables.stream, key)) for target, table in now.items()
+        },
         topic_ids=dict(topic_ids),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
     )

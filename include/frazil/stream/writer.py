@@ -9,17 +9,17 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from frazil import clock, errors
-from frazil.commit.committer import Committer, StreamTables
+from frazil.commit.committer import Committer
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
-from frazil.commit.swap import TableHandle
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
 from frazil.events import EpochBegan, Events, Happening, PhaseBegan, RecordsSkipped, Sink
 from frazil.home import run_folder
@@ -42,8 +42,7 @@ from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import load_catalog
-from frazil.table.storage import ObjectStore, open_store
-from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
+from frazil.table.tables import ensure_dead_letters, ensure_table
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +90,8 @@ class Writer:
             self.engine or _spark(self.spec) as engine,
         ):
             engine.warm_up()
-            tables, store, progress = self._open(reporter)
-            parts = EpochParts(self.spec, engine, kafka, tables, store, progress, folder, events.emit)
+            tables, progress = self._open(reporter)
+            parts = EpochParts(self.spec, engine, kafka, tables, progress, folder, events.emit)
             with RecordFolding(self.spec, events.emit):
                 return self._epochs(parts)
 
@@ -114,19 +113,19 @@ class Writer:
                 log.warning("%s: beginning a new epoch after it", error)
             last = epoch.number
 
-    def _open(self, reporter: Reporter) -> tuple[StreamTables, ObjectStore, ProgressFolder]:
+    def _open(self, reporter: Reporter) -> tuple[StreamTables, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_supported(main.schema(), self.spec.source.format)
-        dead_letters = ensure_dead_letters(catalog, self.spec)
-        state = state_location(main, self.spec.name)
-        handle = TableHandle.of(main)
-        store = open_store(main.location(), handle.io_properties)
-        progress = ProgressFolder(f"{state}/progress", handle.io_properties)
+        tables = StreamTables.of(
+            self.spec.name,
+            {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
+            clock_ms=clock.now_ms,
+            align=Alignment.of(self.spec),
+        )
+        progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties)
         reporter.table(main.location(), progress)
-        align = Alignment.of(self.spec)
-        tables = StreamTables.of(self.spec.name, main, dead_letters, store=store, clock_ms=clock.now_ms, align=align)
-        return replace(tables, main=handle), store, progress
+        return tables, progress
 
 
 def _spark(spec: StreamSpec) -> Engine:
@@ -143,7 +142,6 @@ class EpochParts:
     engine: Engine
     kafka: KafkaOffsets
     tables: StreamTables
-    store: ObjectStore
     progress: ProgressFolder
     folder: Path
     emit: Callable[[Happening], None]
@@ -198,11 +196,11 @@ class Epoch:
             p.tables,
             source=topics.identity,
             initial=lambda: p.kafka.starts(p.spec.source.start, topics.partitions),
-            first_epoch=1 + highest_epoch(p.tables, p.store),
+            first_epoch=1 + highest_epoch(p.tables),
             after=self.after,
         )
         self.number = committer.epoch
-        settled = settle(p.tables, committer, p.store)
+        settled = settle(p.tables, committer)
         marker = p.tables.marker()
         if marker is None:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
@@ -213,7 +211,6 @@ class Epoch:
             kafka=p.kafka,
             kafka_properties=declared_kafka_properties(p.spec),
             tables=p.tables,
-            store=p.store,
             committer=committer,
             marker=marker,
             emit=p.emit,
@@ -237,7 +234,7 @@ class Epoch:
             tables, seen = self.parts.tables, standing(self.parts.tables)
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **cut}
-            moved = reset(tables, self.parts.store, target=target, source=topics.identity, seen=seen, cut=cut)
+            moved = reset(tables, target=target, source=topics.identity, seen=seen, cut=cut)
             self.number = moved.at.epoch
             check_not_cut(read, cut, stream=stream)
         lost = lost_ranges(marker.offsets, available)

@@ -248,7 +248,7 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
     for table in (live.load(), live.load_dead_letters()):
         assert BRANCH not in table.metadata.refs
         assert live.manifests(table) == live.used_manifests(table)
-    assert live.tables.journals.state[0].list_files(f"{live.tables.journals.state[1]}/backfills") == []
+    assert live.tables.journals.store.list_files(f"{live.tables.journals.state}/backfills") == []
     with pytest.raises(Fenced, match="abandoned"):
         lane.staged()
     assert LaneCommitter.begin(live.tables, other).lane.id != lane.lane.id
@@ -259,7 +259,7 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     stage(live, lane)
     audited = head_of(live.load().metadata).snapshot_id
     back = {("events", 0): 0, ("events", 1): 0}
-    reset(live.tables, live.store, target=back, source=live.source, seen=standing(live.tables))
+    reset(live.tables, target=back, source=live.source, seen=standing(live.tables))
     record = Record(lane.lane, {})
     with pytest.raises(StaleBatch, match="was moved"):
         lane.publish(record, audited_at=audited)

@@ -18,7 +18,7 @@ P0, P1 = ("events", 0), ("events", 1)
 
 def reset_to(world: Any, target: dict[tuple[str, int], int], seen: Standing | None = None) -> Marker:
     seen = seen or standing(world.tables)
-    return reset(world.tables, world.store, target=target, source=world.source, seen=seen)
+    return reset(world.tables, target=target, source=world.source, seen=seen)
 
 
 def roll_back(world: Any, snapshot_id: int) -> None:
@@ -71,9 +71,9 @@ def test_a_reset_goes_through_beside_other_writers_of_the_table_and_leaves_no_wa
 def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_its_lost_attempt(world: Any):
     world.run(world.begin(), {0: (0, 10)})
     other = world.view()
-    state = world.tables.journals.state[1]
-    world.catalog.next_meets(lambda: forget(other, world.store, state=state), "demo.events")
-    forget(world.tables, world.store, state=state)
+    state = world.tables.journals.state
+    world.catalog.next_meets(lambda: forget(other, state=state), "demo.events")
+    forget(world.tables, state=state)
     assert world.manifests() == world.used_manifests()
     assert read_marker(world.load().properties, "events") is None
 
@@ -197,8 +197,8 @@ def test_an_adopted_table_takes_the_stream_and_a_second_adoption_changes_nothing
     world.foreign_append()
     with pytest.raises(AdoptionRequired):
         world.take_over()
-    first = adopt(world.tables, world.store, offsets={P0: 5, P1: 0}, source=world.source)
-    again = adopt(world.tables, world.store, offsets={P0: 9, P1: 9}, source=world.source)
+    first = adopt(world.tables, offsets={P0: 5, P1: 0}, source=world.source)
+    again = adopt(world.tables, offsets={P0: 9, P1: 9}, source=world.source)
     assert again == first == world.marker()
     assert first.adopted_rows == 1
     world.run(world.begin(), {0: (5, 7)})
@@ -213,7 +213,7 @@ def test_a_forgotten_stream_leaves_its_rows_and_nothing_else_and_its_writer_is_f
     state = f"{world.load().location()}/_frazil/{world.stream}"
     for table in ("demo.events", "demo.events_dead_letters"):
         world.catalog.next_answer_is_lost(table)
-    assert forget(world.tables, world.store, state=state) == 1
+    assert forget(world.tables, state=state) == 1
     assert read_marker(world.load().properties, world.stream) is None
     assert read_marker(world.load_dead_letters().properties, world.stream) is None
     assert world.store.list_files(state) == []
@@ -221,7 +221,7 @@ def test_a_forgotten_stream_leaves_its_rows_and_nothing_else_and_its_writer_is_f
     with pytest.raises(Fenced):
         running.commit(late)
     snapshots = world.snapshots()
-    forget(world.tables, world.store, state=state)
+    forget(world.tables, state=state)
     assert world.snapshots() == snapshots
     with pytest.raises(AdoptionRequired):
         world.take_over()

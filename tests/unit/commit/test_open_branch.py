@@ -106,7 +106,7 @@ class Aligned:
 
     def reset(self, target: dict[tuple[str, int], int]) -> None:
         world = self.world
-        reset(world.tables, world.store, target=target, source=world.source, seen=standing(world.tables))
+        reset(world.tables, target=target, source=world.source, seen=standing(world.tables))
         self.begin()
 
     def head(self, branch: str = BRANCH) -> int | None:
@@ -424,7 +424,7 @@ def test_after_a_rollback_of_main_the_branch_goes_back_with_it(stream: Aligned) 
 
 def test_a_stream_that_is_forgotten_leaves_all_its_rows_in_main(stream: Aligned) -> None:
     stream.run([10, 70], [20, 80])
-    forget(stream.world.tables, stream.world.store, state=str(stream.world.root / "nothing"))
+    forget(stream.world.tables, state=str(stream.world.root / "nothing"))
     assert (len(stream.main()), stream.head()) == (4, None)
     assert stream.world.left_behind() == []
     stream.check_storage()
@@ -435,7 +435,7 @@ def test_the_sweep_knows_the_files_of_the_branch(stream: Aligned) -> None:
     for journal in list(stream.world.tables.journals.keys()):
         stream.world.lose_journal(journal)
     stream.begin()
-    sweep(stream.world.tables, stream.world.store, below_epoch=stream.committer.epoch)
+    sweep(stream.world.tables, below_epoch=stream.committer.epoch)
     assert len(stream.waiting()) == 4
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.committer import StreamTables
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import REFUSALS_MOST, TableHandle
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
 
@@ -26,8 +26,10 @@ def tables(world: Any, answers: RestAnswers) -> Iterator[StreamTables]:
     with rest_catalog(answers) as catalog:
         yield dataclasses.replace(
             world.tables,
-            main=TableHandle(catalog, world.table),
-            dead_letters=TableHandle(catalog, world.dead_letter_table),
+            targets={
+                "main": TableHandle(catalog, world.table),
+                "dead-letters": TableHandle(catalog, world.dead_letter_table),
+            },
         )
 
 

@@ -244,7 +244,7 @@ def test_a_sweep_beside_a_running_writer_spares_what_that_writer_has_not_settled
     journal = journaled(world, first, {0: (1, 3)})
     second = world.take_over()
 
-    assert sweep(world.view(), world.store, below_epoch=second.epoch) == 0
+    assert sweep(world.view(), below_epoch=second.epoch) == 0
     assert world.settle(second).committed == (journal.key,)
     assert len(world.rows()) == 3
 
@@ -257,7 +257,7 @@ def test_what_failed_attempts_of_a_committed_batch_left_is_deleted(world):
     world.write(journal.key, [(0, 0)])
     world.write_dead_letters(journal.key, [(0, 1)])
 
-    assert sweep_batch(world.tables, world.store, journal) == 2
+    assert sweep_batch(world.tables, journal) == 2
     assert world.all_parquet_files() == kept
 
 
@@ -313,7 +313,7 @@ def test_a_fenced_writer_gives_back_what_nobody_will_commit_any_more(world, clos
 
     others = {path for path in world.all_parquet_files() if "00000001/00000002" not in path}
 
-    deleted = give_back(own, world.store, journal.key)
+    deleted = give_back(own, journal.key)
 
     if closed == "not yet":
         assert deleted == 0
@@ -334,17 +334,17 @@ def test_a_fenced_writer_keeps_its_dead_letters_that_landed(world):
     successor = world.take_over()
     world.run(successor, {0: (0, 1)})
 
-    assert give_back(own, world.store, journal.key) == 1
+    assert give_back(own, journal.key) == 1
     assert (world.rows(), world.dead_letters()) == ([(0, 0)], [(0, 1)])
 
 
 def test_nothing_is_given_back_of_a_batch_that_was_committed_or_of_the_epoch_that_runs(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 3)})
-    assert give_back(world.view(), world.store, journal.key) == 0
+    assert give_back(world.view(), journal.key) == 0
     second = world.begin()
     world.run(second, {0: (3, 4)})
-    assert give_back(world.view(), world.store, journal.key) == 0
+    assert give_back(world.view(), journal.key) == 0
     assert len(world.rows()) == 4
 
 
@@ -389,7 +389,7 @@ class CachedCatalog:
 def cached(world):
     catalog = CachedCatalog(world.catalog)
     handles = [TableHandle(catalog, name) for name in (world.table, world.dead_letter_table)]
-    return dataclasses.replace(world.view(), main=handles[0], dead_letters=handles[1])
+    return dataclasses.replace(world.view(), targets={"main": handles[0], "dead-letters": handles[1]})
 
 
 def test_a_start_through_a_cache_that_is_behind_goes_by_what_it_has_committed_itself(world):
@@ -445,12 +445,12 @@ def test_a_put_whose_answer_was_lost_finds_its_own_journal(world):
 def test_a_stream_that_was_forgotten_never_uses_an_epoch_again(world):
     for offset in range(3):
         world.run(world.begin(), {0: (offset, offset + 1)})
-    forget(world.tables, world.store, state=state_location(world.load(), "events"))
+    forget(world.tables, state=state_location(world.load(), "events"))
     world.load().delete()
 
     again = world.begin()
 
-    assert again.epoch == 4 == highest_epoch(world.tables, world.store)
+    assert again.epoch == 4 == highest_epoch(world.tables)
     assert world.marker().fate(BatchKey(2, 1)) is Fate.UNKNOWN
 
 

@@ -193,7 +193,7 @@ def test_a_stream_that_was_renamed_asks_for_adoption_and_goes_on_where_it_stood(
 
     others = readers_of(world.load().properties, world.source, stream="renamed")
     begin = continued({("events", 0): 0, ("events", 1): 0, ("events", 2): 7}, others)
-    adopt(renamed.tables, renamed.store, offsets=begin, source=world.source)
+    adopt(renamed.tables, offsets=begin, source=world.source)
     renamed.run(renamed.begin(), {0: (2, 4)})
     assert renamed.marker().offsets == {
         ("events", 0): 4,

@@ -97,8 +97,10 @@ class World:
             event_time_column=self.spec.event_time.column,
             event_time_unit=self.spec.event_time.unit,
             coordinates=self.spec.coordinates,
-            main=self._target("main", schema, iceberg.partition_spec(self.spec, schema)),
-            dead_letters=self._target("dead", iceberg.DEAD_LETTER_SCHEMA, iceberg.DEAD_LETTER_PARTITION_SPEC),
+            targets={
+                "main": self._target("main", schema, iceberg.partition_spec(self.spec, schema)),
+                "dead-letters": self._target("dead", iceberg.DEAD_LETTER_SCHEMA, iceberg.DEAD_LETTER_PARTITION_SPEC),
+            },
             topic_ids={"t": "topic-1"},
         )
 
@@ -458,7 +460,9 @@ def test_a_dead_letter_table_with_a_required_column_of_others_is_refused(make_wo
     world = make_world({})
     context = world.context()
     strange = context.dead_letters.schema_json.replace('"name":"error"', '"name":"reason"')
-    context = replace(context, dead_letters=replace(context.dead_letters, schema_json=strange))
+    context = replace(
+        context, targets={**context.targets, "dead-letters": replace(context.dead_letters, schema_json=strange)}
+    )
     with pytest.raises(SpecError, match="column reason is required"):
         world.stage([Record(b"?")], context)
 

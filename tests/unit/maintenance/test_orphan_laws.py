@@ -85,7 +85,7 @@ class CleanedTable(RuleBasedStateMachine):
         progress = (RangeProgress("made", 0, start, start + 2, 1, 1, None),)
         staged = self.made.stage(progress, {0: [start]}, {0: [start + 1]})
         if manifests:
-            SnapshotWriter(staged.main_files).prepare(self.table(), summary={}, now_ms=self.made.now_ms)
+            SnapshotWriter(staged.staged_for("main")).prepare(self.table(), summary={}, now_ms=self.made.now_ms)
         if journal:
             self.waiting = staged
         else:

@@ -243,7 +243,7 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
     gone.begin()
     waiting = journaled(gone, 0)
     table = world.table()
-    prepared = SnapshotWriter(waiting.main_files)
+    prepared = SnapshotWriter(waiting.staged_for("main"))
     prepared.prepare(table, summary={}, now_ms=world.made.now_ms)
     Path(prepared.attempts[0].manifest_list.removeprefix("file://")).unlink()
     staged = gone.write(table, BatchKey(1, 2), "main", {0: [2]})
@@ -285,7 +285,7 @@ def test_what_a_backfill_staged_goes_only_once_that_has_ended(world: World):
     world.age()
     assert world.twice().registered >= 1
     _end(world, lane.lane)
-    assert world.twice().deleted == len(left.main_files)
+    assert world.twice().deleted == len(left.staged_for("main"))
 
 
 def _end(world: World, lane: Lane) -> None:
@@ -299,7 +299,7 @@ def _end(world: World, lane: Lane) -> None:
 
 def test_a_manifest_left_by_a_commit_that_was_decided_otherwise_goes(world: World):
     journal = journaled(world.made, world.read)
-    other = SnapshotWriter(journal.main_files)
+    other = SnapshotWriter(journal.staged_for("main"))
     other.prepare(world.table(), summary={}, now_ms=world.made.now_ms)
     assert world.made.committer is not None
     world.age()

@@ -359,10 +359,9 @@ def test_a_stream_that_is_forgotten_and_begins_again_reopens_what_was_signalled(
     minutes.send(10, 130)
     minutes.signal()
     tables = minutes.made.tables
-    store, state = tables.journals.state
-    forget(tables, store, state=state)
+    forget(tables, state=tables.state)
     assert minutes.signal() == []
-    adopt(tables, store, offsets={("minutes", 0): 0, ("minutes", 1): 0}, source=minutes.made.source)
+    adopt(tables, offsets={("minutes", 0): 0, ("minutes", 1): 0}, source=minutes.made.source)
     minutes.made.begin()
     minutes.read = 0
     minutes.send(0, 61)
@@ -448,7 +447,7 @@ def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_bef
     assert [key for key, *_ in minutes.signal()] == ["T12", "T13"]
     minutes.catalog.drop_table("demo.minutes")
     minutes.catalog.drop_table("demo.minutes_dead_letters")
-    shutil.rmtree(minutes.made.tables.journals.state[1].removeprefix("file://"))
+    shutil.rmtree(minutes.made.tables.journals.state.removeprefix("file://"))
     again = Minutes(tmp_path)
     again.made.begin()
     again.send(0, 10)
@@ -491,7 +490,7 @@ def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_loo
             elif move.startswith("forget"):
                 stream = streams[move.removeprefix("forget ")]
                 tables = stream.made.tables
-                forget(tables, tables.journals.state[0], state=tables.journals.state[1])
+                forget(tables, state=tables.journals.state)
                 stream.made.begin()
                 stream.read = 0
             else:

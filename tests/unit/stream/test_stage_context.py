@@ -11,8 +11,8 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.types import LongType, StringType
 from pyspark.cloudpickle import dumps
 
-from frazil.commit.committer import StreamTables
 from frazil.commit.marker import BatchKey
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
 from frazil.errors import SchemaIncompatible
 from frazil.ingest import stage as stage_module
@@ -23,7 +23,6 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
 SPEC = StreamSpec.model_validate(
@@ -64,8 +63,8 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    tables = StreamTables.of("flights", main, dead, store=LocalStore(), clock_ms=lambda: 0)
-    tables = dataclasses.replace(tables, main=OnRest(catalog, "demo.flights"))
+    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
+    tables = dataclasses.replace(tables, targets={**tables.targets, "main": OnRest(catalog, "demo.flights")})
 
     context = stage_context(
         SPEC, tables, BatchKey(1, 1), kafka_properties=declared_kafka_properties(SPEC), topic_ids={}
@@ -87,7 +86,7 @@ def test_what_others_do_to_the_columns_is_looked_at_before_each_batch(
 ) -> None:
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    tables = StreamTables.of("flights", main, dead, store=LocalStore(), clock_ms=lambda: 0)
+    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
 
     def look() -> None:
         stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
@@ -115,7 +114,7 @@ def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
     """A backfill does not evolve the table: its rows would lack the new column's values for ever."""
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    tables = StreamTables.of("flights", main, dead, store=LocalStore(), clock_ms=lambda: 0)
+    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
     columns = (*SPEC.columns, SPEC.columns[1].model_copy(update={"name": "more"}))
     wider = SPEC.model_copy(update={"columns": columns})
     with pytest.raises(SchemaIncompatible, match=r"not have all that is declared yet \(more\).*frazil restart flights"):

@@ -1,0 +1,72 @@
+"""The tables that one stream commits to, with the journals and the storage beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pyiceberg.table import Table
+
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import Marker, read_marker
+from frazil.commit.swap import Patience, TableHandle
+from frazil.ingest.contract import Target
+from frazil.partitions.open_windows import Alignment
+from frazil.table.storage import ObjectStore, open_store
+from frazil.table.tables import state_location
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTables:
+    """What one stream commits to, and where its journals are."""
+
+    stream: str
+    targets: Mapping[Target, TableHandle]
+    """The table of each target that a batch stages files for. "main" decides: a batch is committed once it is there."""
+    journals: JournalStore
+    clock_ms: Callable[[], int]
+    patience: Patience = field(default_factory=Patience)
+    align: Alignment | None = None
+    """How the stream's writer keeps open windows out of main; None if it does not, and for whatever only reads."""
+
+    @classmethod
+    def of(
+        cls,
+        stream: str,
+        targets: Mapping[Target, Table],
+        *,
+        clock_ms: Callable[[], int],
+        patience: Patience | None = None,
+        align: Alignment | None = None,
+    ) -> StreamTables:
+        """The tables in the catalogs that loaded them, and the journals beside the main one, in its storage.
+
+        Raises SpecError for a location that no storage serves.
+        """
+        main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
+        # By way of the handle, so that the store has the credentials of the newest load.
+        store = open_store(main.location(), handles["main"].io_properties)
+        journals = JournalStore(store, state_location(main, stream))
+        return cls(stream, handles, journals, clock_ms, patience or Patience(), align)
+
+    @property
+    def main(self) -> TableHandle:
+        return self.targets["main"]
+
+    @property
+    def dead_letters(self) -> TableHandle:
+        return self.targets["dead-letters"]
+
+    @property
+    def store(self) -> ObjectStore:
+        """The storage of the main table, which has the journals."""
+        return self.journals.store
+
+    @property
+    def state(self) -> str:
+        """The folder that holds all that is kept of the stream beside its tables, journals among it."""
+        return self.journals.state
+
+    def marker(self) -> Marker | None:
+        """The marker as the catalog has it now."""
+        return read_marker(self.main.refresh().metadata.properties, self.stream)
