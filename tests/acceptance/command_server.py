@@ -206,13 +206,16 @@ def _signal_itself_after(point: str, number: int) -> None:
     """Once, where the work at a point of a batch is done."""
     from frazil.commit.committer import Committer  # noqa: PLC0415 - imported before the fork
     from frazil.commit.journal import JournalStore  # noqa: PLC0415
+    from tests.crashes import between_the_tables_of_a_batch  # noqa: PLC0415
     from tests.in_process_engine import InProcessEngine  # noqa: PLC0415
 
+    if point == "dead letters":
+        between_the_tables_of_a_batch()
+        return
     owner: type
     owner, name = {
         "stage": (InProcessEngine, "run"),
         "journal": (JournalStore, "put"),
-        "dead letters": (Committer, "_commit_dead_letters"),
         "commit": (Committer, "commit"),
     }[point]
     original: Callable[..., Any] = getattr(owner, name)

@@ -21,10 +21,11 @@ from frazil.stream.engine import Stage
 from frazil.stream.stage_rows import StageRows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.crashes import between_the_tables_of_a_batch
 from tests.writer_without_jvm import main
 
 
-def die(*_: object) -> Any:
+def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -70,7 +71,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "while-staging": lambda: around_stage(while_staging),
     "after-stage": lambda: around_stage(after_stage),
     "after-journal": lambda: after(JournalStore, "put"),
-    "after-dead-letters": lambda: after(Committer, "_commit_dead_letters"),
+    "after-dead-letters": between_the_tables_of_a_batch,
     "after-commit": lambda: after(Committer, "commit"),
 }
 

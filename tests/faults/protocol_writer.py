@@ -32,7 +32,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.source import PlannedTask, RangeReader
 from frazil.stream.stage_rows import StageRows
 
-from .protocol_faults import Faults, ProcessStore
+from .protocol_faults import Faults
 from .protocol_kafka import OLD, TOPIC, ProcessKafka, Record, is_good
 from .protocol_world import MAIN, STREAM, World
 
@@ -105,7 +105,6 @@ class Writer:
         self.world, self.skips_gaps = world, skips_gaps
         self.faults = Faults(self._others)
         self.tables: StreamTables = world.tables(self.faults)
-        self.store = ProcessStore(self.faults)
         self.topics = (TOPIC, OLD) if reads_old else (TOPIC,)
         self.kafka: Any = ProcessKafka(world.topic, self.faults, self.topics)
         self.committer: Committer | None = None

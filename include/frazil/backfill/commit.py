@@ -31,7 +31,7 @@ from frazil.commit.rules import check_same_source, files_fit
 from frazil.commit.settle import batch_folders, discard_batch, sweep_batch
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
+from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.errors import Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import merged, overlap
@@ -82,7 +82,8 @@ class LaneCommitter:
 
     def staged(self) -> Lane:
         """Record that nothing more is missing."""
-        self.lane = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=State.STAGED))
+        staged = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=State.STAGED))
+        self.lane = commit_snapshots((staged,), patience=self.tables.patience)
         return self.lane
 
     def publish(self, record: Record, *, audited_at: int) -> Lane:
@@ -105,20 +106,21 @@ class LaneCommitter:
         def with_chunk(lane: Lane) -> Lane | Done[Lane]:
             return Done(lane) if lane.has(journal.key) else lane.with_chunk(journal, planned=planned)
 
-        if journal.staged_for("dead-letters"):
-            self._change(self.tables.dead_letters, with_chunk, files=journal.staged_for("dead-letters"))
-        self.lane = self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))
+        commits = [self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))]
+        if letters := journal.staged_for("dead-letters"):
+            commits.insert(0, self._change(self.tables.dead_letters, with_chunk, files=letters))
+        self.lane = commit_snapshots(commits, patience=self.tables.patience)
         sweep_batch(self.own, journal)
         return self.lane
 
     def _change(
         self, handle: TableHandle, change: Callable[[Lane], Lane | Done[Lane]], *, files: tuple[StagedFile, ...] = ()
-    ) -> Lane:
+    ) -> TableCommit[Lane]:
         def decide(table: Table, found: Lane | None) -> Lane | Done[Lane]:
             _check_fit(table, files, self.lane)
             return change(_check_mine(found, self.lane))
 
-        return _append(self.tables, handle, decide, files=files)
+        return _commit_of(self.tables, handle, decide, files=files)
 
     def _fenced_letters(self, _: Table, found: Lane | None) -> Lane | Done[Lane]:
         if found and found.epoch >= self.lane.epoch:  # epochs count up over all backfills of the stream
@@ -301,8 +303,15 @@ def _check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> 
 _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
-def _append(tables: StreamTables, handle: TableHandle, decide: Decide, *, files: tuple[StagedFile, ...] = ()) -> Lane:
-    """In one swap: a snapshot on the branch with `files`, and the lane that `decide` returns."""
+def _append(tables: StreamTables, handle: TableHandle, decide: Decide) -> Lane:
+    """Commit the lane that `decide` returns, with an empty snapshot on the branch."""
+    return commit_snapshots((_commit_of(tables, handle, decide),), patience=tables.patience)
+
+
+def _commit_of(
+    tables: StreamTables, handle: TableHandle, decide: Decide, *, files: tuple[StagedFile, ...] = ()
+) -> TableCommit[Lane]:
+    """The commit of one snapshot on the branch, with `files` and the lane that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
@@ -314,7 +323,7 @@ def _append(tables: StreamTables, handle: TableHandle, decide: Decide, *, files:
         return Change(prepared.requirements, (*prepared.updates, _property(lane)), lane)
 
     handle.forget()
-    return commit_snapshot(handle, propose, (writer,), patience=tables.patience)
+    return TableCommit(handle, propose, (writer,))
 
 
 def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:

@@ -33,7 +33,7 @@ from frazil.commit.rules import (
 )
 from frazil.commit.snapshot import TEXT_MOST
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot, swap
+from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshots, swap
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -85,7 +85,7 @@ class Committer:
             return dataclasses.replace(marker.owned_by(epoch), source=joined(marker.source, source))
 
         tables.main.forget()
-        taken = append(tables, tables.main, decide, files=(), summary={"frazil.operation": "take-over"})
+        taken = append(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
         return cls(tables, taken.at.epoch)._fence_dead_letters(source)
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
@@ -106,13 +106,7 @@ class Committer:
             )
 
         self._tables.dead_letters.forget()
-        append(
-            self._tables,
-            self._tables.dead_letters,
-            decide,
-            files=(),
-            summary={"frazil.operation": "take-over"},
-        )
+        append(self._tables, self._tables.dead_letters, decide, summary={"frazil.operation": "take-over"})
         return self
 
     def commit(self, journal: Journal) -> Marker:
@@ -135,7 +129,7 @@ class Committer:
             check_aligned(table.metadata, align, table=main.identifier, files=files)
             return advanced(marker, journal)
 
-        def part(table: Table, marker: Marker) -> BranchChange | None:
+        def branch_change(table: Table, marker: Marker) -> BranchChange | None:
             if align is not None:
                 return aligned(table, marker, files, align)
             return None if marker.open_snapshot_id is None else released(table, marker.stream, files)
@@ -143,11 +137,12 @@ class Committer:
         prospect = look(self._tables, main, decide)
         if isinstance(prospect, Done):
             return prospect.result
-        self._commit_dead_letters(journal)
-        return append(self._tables, main, decide, files=files, summary=self._history(journal), part=part)
+        summary = self._history(journal)
+        batch = commit_of(self._tables, main, decide, files=files, summary=summary, branch_change=branch_change)
+        return commit_snapshots((self._dead_letters_of(journal), batch), patience=self._tables.patience)
 
-    def _commit_dead_letters(self, journal: Journal) -> None:
-        """Also of a batch without any it is asked whether those that it leaves out are all."""
+    def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
+        """Also a batch without dead letters asks the table: whether those that it leaves out are still all."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -171,7 +166,8 @@ class Committer:
                 source=joined(marker.source, journal.source),
             )
 
-        append(self._tables, self._tables.dead_letters, decide, files=files, summary=self._history(journal))
+        letters = self._tables.dead_letters
+        return commit_of(self._tables, letters, decide, files=files, summary=self._history(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
         """Go on at the first offsets that Kafka has left, where the marker is short of them.
@@ -191,7 +187,7 @@ class Committer:
             return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
 
         summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:TEXT_MOST]}
-        return append(self._tables, self._tables.main, decide, files=(), summary=summary)
+        return append(self._tables, self._tables.main, decide, summary=summary)
 
     def held_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
         """Offsets at or past the position whose records are dead letters already, a serialised `BitMap64` each.
@@ -234,18 +230,25 @@ def look(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | 
     )
 
 
-def append(  # noqa: PLR0913 - what is committed, and where
+def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
+    """Commit the marker that `decide` answers, with an empty snapshot."""
+    commit = commit_of(tables, handle, decide, files=(), summary=summary)
+    return commit_snapshots((commit,), patience=tables.patience)
+
+
+def commit_of(  # noqa: PLR0913 - what is committed, and where
     tables: StreamTables,
     handle: TableHandle,
     decide: Decide,
     *,
     files: tuple[StagedFile, ...],
     summary: Mapping[str, str],
-    part: Callable[[Table, Marker], BranchChange | None] | None = None,
-) -> Marker:
-    """One snapshot with `files` and the marker that `decide` answers, in one swap; leaves nothing unused behind.
+    branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
+) -> TableCommit[Marker]:
+    """The commit of one snapshot with `files` and the marker that `decide` answers.
 
-    `part` says which of the files go to the stream's open branch, and what leaves that; without it all go to main.
+    `branch_change` says which of the files go to the stream's open branch, and what leaves it; without it all files
+    go to main.
     """
     update = MarkedUpdate(tables.stream, files)
 
@@ -254,13 +257,13 @@ def append(  # noqa: PLR0913 - what is committed, and where
         marker = decide(table, found)
         if isinstance(marker, Done):
             return marker
-        change = part(table, marker) if part else None
+        change = branch_change(table, marker) if branch_change else None
         said = {**_position(marker), **summary}
-        if change:  # what main gets by it are other rows than the batch's
+        if change:  # main gets other rows by it than the batch's
             said.pop(WINDOWS, None)
         return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 
-    return commit_snapshot(handle, propose, update.written, patience=tables.patience)
+    return TableCommit(handle, propose, update.written)
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:

@@ -68,7 +68,7 @@ def reset(
         dropped[:] = [f.file_path for f in change.leaves] if change and change.ends else []
         return change
 
-    change_marker(tables, tables.main, move, operation="reset", part=open_windows)
+    change_marker(tables, tables.main, move, operation="reset", branch_change=open_windows)
     _delete_dropped(tables, dropped)
     _reset_dead_letters(tables, seen, epoch=epoch, source=source)
     return marker
@@ -132,7 +132,7 @@ def forget(tables: StreamTables, *, state: str) -> int:
         return released(table, tables.stream) if open_branch(tables.stream) in table.metadata.refs else None
 
     for handle in tables.targets.values():
-        change_marker(tables, handle, lambda _: None, operation="forget", part=waiting_to_main)
+        change_marker(tables, handle, lambda _: None, operation="forget", branch_change=waiting_to_main)
     objects = [file.path for file in tables.store.list_files(state)]
     tables.store.delete(objects)
     return len(objects)
@@ -144,11 +144,11 @@ def change_marker(
     decide: Callable[[Table], Marker | None],
     *,
     operation: str,
-    part: Callable[[Table], BranchChange | None] | None = None,
+    branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
     """Write the marker that `decide` answers, or remove the marker for None, with an empty snapshot in one swap.
 
-    `part` says what becomes of the stream's open branch. Does nothing where the table has that marker, or none,
+    `branch_change` says what becomes of the stream's open branch. Does nothing if the table has that marker, or none,
     already. Unlike a writer's `append` it needs no marker that can be read.
     """
     update = MarkedUpdate(tables.stream)
@@ -164,7 +164,7 @@ def change_marker(
             summary[OPEN_SNAPSHOT] = str(marker.open_snapshot_id)
         if marker:
             summary |= {"frazil.epoch": str(marker.at.epoch), "frazil.batch-id": str(marker.at.batch)}
-        change = part(table) if part else None
+        change = branch_change(table) if branch_change else None
         return update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
 
     return commit_snapshot(handle, propose, update.written, patience=tables.patience)

@@ -83,7 +83,7 @@ def _hold(tables: StreamTables, *, epoch: int) -> None:
         marker = check_fence(found, stream=tables.stream, epoch=epoch)
         return dataclasses.replace(marker, at=BatchKey(epoch, marker.at.batch + 1))
 
-    append(tables, tables.main, decide, files=(), summary={"frazil.operation": "settle"})
+    append(tables, tables.main, decide, summary={"frazil.operation": "settle"})
 
 
 def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:

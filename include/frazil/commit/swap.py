@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -157,6 +157,26 @@ def commit_snapshot(handle: TableHandle, propose: Propose[T], written: Iterable[
         return swap(handle, propose, patience=patience)
     finally:
         _clean(handle, written)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommit(Generic[T]):
+    """What a commit of several tables does to one of them: the arguments of `commit_snapshot`."""
+
+    handle: TableHandle
+    propose: Propose[T]
+    written: Iterable[Written]
+
+
+def commit_snapshots(commits: Sequence[TableCommit[T]], *, patience: Patience) -> T:
+    """Commit to several tables in their order, and answer what the last one answers, which decides.
+
+    Each table changes whole or not at all, and the last one only after all others. Callers rely on no more: after an
+    error or a crash any number of the others may have changed without the last one, so that each `propose` recognises
+    what an earlier try left in its table. A catalog that commits several tables at once may therefore take the changes
+    of all in one request, and propose anew for all where it refuses one. Raises what `swap` raises.
+    """
+    return [commit_snapshot(c.handle, c.propose, c.written, patience=patience) for c in commits][-1]
 
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:

@@ -248,7 +248,7 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
     for table in (live.load(), live.load_dead_letters()):
         assert BRANCH not in table.metadata.refs
         assert live.manifests(table) == live.used_manifests(table)
-    assert live.tables.journals.store.list_files(f"{live.tables.journals.state}/backfills") == []
+    assert live.tables.store.list_files(f"{live.tables.state}/backfills") == []
     with pytest.raises(Fenced, match="abandoned"):
         lane.staged()
     assert LaneCommitter.begin(live.tables, other).lane.id != lane.lane.id

@@ -343,7 +343,7 @@ def test_dead_letters_that_landed_are_counted_and_not_written_again(world):
     """The main table's commit was refused after the dead letters': the records are staged anew beside them."""
     first = world.begin()
     journal = world.stage(first, {0: (0, 4)}, rejected={0: [1]})
-    first._commit_dead_letters(journal)
+    world.commit_dead_letters(first, journal)
     second = world.begin()
 
     assert list(second.held_letters(world.marker())) == [("events", 0)]

@@ -34,7 +34,7 @@ def start(world: Any, committer: Any, *, on_gap: str, monkeypatch: pytest.Monkey
     """What a writer does between its take-over and its query."""
     monkeypatch.setattr("time.sleep", lambda _: None)
     spec = SimpleNamespace(name="events", source=SimpleNamespace(topics=("events",), on_gap=on_gap))
-    parts: Any = SimpleNamespace(spec=spec, kafka=StandInKafka(), tables=world.tables, store=world.store, emit=None)
+    parts: Any = SimpleNamespace(spec=spec, kafka=StandInKafka(), tables=world.tables, emit=None)
     epoch = Epoch(parts, goal=None, stopping=threading.Event())
 
     def go() -> Marker:

@@ -26,7 +26,7 @@ def fold(world: Any, **changes: int) -> int:
 
 
 def objects(world: Any, folder: str) -> list[str]:
-    return [f.path.rsplit("/", 1)[-1] for f in world.store.list_files(f"{world.tables.journals.state}/{folder}")]
+    return [f.path.rsplit("/", 1)[-1] for f in world.store.list_files(f"{world.tables.state}/{folder}")]
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ class CutStore(LocalStore):
 
 def test_a_fold_that_is_cut_short_anywhere_loses_nothing_and_goes_on(run):
     before, marker = seen(run), run.marker()
-    state = run.tables.journals.state
+    state = run.tables.state
     cut = 0
     for at in range(200):
         try:
@@ -126,7 +126,7 @@ def test_a_fold_that_is_cut_short_anywhere_loses_nothing_and_goes_on(run):
 
 def test_two_folds_at_once_lose_and_repeat_nothing(run):
     before, marker = seen(run), run.marker()
-    one, two = (JournalStore(run.store, run.tables.journals.state) for _ in range(2))
+    one, two = (JournalStore(run.store, run.tables.state) for _ in range(2))
     first, second = one.fold(marker, keep=2, most=4), two.fold(marker, keep=1, most=3)
     for _ in range(4):
         next(first, None)
@@ -169,7 +169,7 @@ def test_what_is_no_record_of_the_stream_is_left_alone(run):
 
 def test_records_that_were_damaged_count_as_missing_and_cost_no_file(run, caplog):
     fold(run)
-    rows, path = run.rows(), f"{run.tables.journals.state}/records/{objects(run, 'records')[0]}"
+    rows, path = run.rows(), f"{run.tables.state}/records/{objects(run, 'records')[0]}"
     Path(bare_path(path)).write_bytes(b"\x1f\x8bno")
     run.begin()
     assert run.rows() == rows
@@ -179,7 +179,7 @@ def test_records_that_were_damaged_count_as_missing_and_cost_no_file(run, caplog
 
 @pytest.mark.parametrize("read", [lambda j: j.get, lambda j: lambda key: j.read(j.path(key))])
 def test_a_record_that_was_folded_since_the_last_look_is_found(run, read: Callable[..., Any]):
-    reader = JournalStore(run.store, run.tables.journals.state)
+    reader = JournalStore(run.store, run.tables.state)
     assert isinstance(read(reader)(BatchKey(1, 1)), Journal)
     fold(run)
     assert isinstance(read(reader)(BatchKey(1, 1)), Journal)

@@ -95,7 +95,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: 
     """As after a journal that a paused writer wrote late, over the same records."""
     writer = world.begin()
     early = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
-    writer._commit_dead_letters(early)
+    world.commit_dead_letters(writer, early)
     for rejected in ([3], []):
         staged = world.stage(writer, {0: (0, 10)}, rejected={0: rejected})
         late = dataclasses.replace(staged, key=BatchKey(writer.epoch, 2), letters_seen=NO_LETTERS)
@@ -110,7 +110,7 @@ def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world
     world.run(writer, {0: (0, 5)}, rejected={0: [1]})
     journal = world.stage(writer, {0: (5, 10)}, rejected={0: [7]})
     assert world.tables.journals.put(journal)
-    writer._commit_dead_letters(journal)
+    world.commit_dead_letters(writer, journal)
     world.roll_back(1, world.load_dead_letters())
     with pytest.raises(RolledBack):
         world.take_over()

@@ -71,7 +71,7 @@ def test_a_reset_goes_through_beside_other_writers_of_the_table_and_leaves_no_wa
 def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_its_lost_attempt(world: Any):
     world.run(world.begin(), {0: (0, 10)})
     other = world.view()
-    state = world.tables.journals.state
+    state = world.tables.state
     world.catalog.next_meets(lambda: forget(other, state=state), "demo.events")
     forget(world.tables, state=state)
     assert world.manifests() == world.used_manifests()

@@ -62,7 +62,7 @@ def test_a_journal_that_landed_before_the_crash_is_not_committed_again(world):
 def test_a_crash_between_the_two_tables_commits_only_the_main_one(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 4)}, rejected={0: [1]})
-    first._commit_dead_letters(journal)
+    world.commit_dead_letters(first, journal)
     second = world.take_over()
     tried = len(world.catalog.attempts)
 
@@ -87,7 +87,7 @@ def test_a_stale_journal_is_discarded_with_its_files(world):
 def test_dead_letter_files_of_a_discarded_journal_are_kept_when_they_landed(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 4)}, rejected={0: [1]})
-    first._commit_dead_letters(journal)
+    world.commit_dead_letters(first, journal)
     with world.load().update_schema(allow_incompatible_changes=True) as update:
         update.add_column("must", StringType(), required=True)
 
@@ -329,7 +329,7 @@ def test_a_fenced_writer_gives_back_what_nobody_will_commit_any_more(world, clos
 def test_a_fenced_writer_keeps_its_dead_letters_that_landed(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 4)}, rejected={0: [1]})
-    first._commit_dead_letters(journal)
+    world.commit_dead_letters(first, journal)
     own = world.view()
     successor = world.take_over()
     world.run(successor, {0: (0, 1)})

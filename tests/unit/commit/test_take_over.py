@@ -50,7 +50,7 @@ def test_a_take_over_fences_the_dead_letter_table_too(world):
     before = world.load_dead_letters().metadata
 
     with pytest.raises(Fenced):
-        first._commit_dead_letters(journal)
+        world.commit_dead_letters(first, journal)
 
     assert world.load_dead_letters().metadata == before
     assert world.dead_letters() == []

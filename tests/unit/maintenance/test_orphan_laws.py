@@ -25,7 +25,6 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
 from tests.made_batches import MadeStream
 
 HOUR_MS = 3_600_000
@@ -111,7 +110,7 @@ class CleanedTable(RuleBasedStateMachine):
 
     def restart(self):
         committer = self.made.begin()
-        settle(self.made.tables, committer, LocalStore())
+        settle(self.made.tables, committer)
         return committer
 
     def compact(self) -> None:

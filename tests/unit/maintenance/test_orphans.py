@@ -271,7 +271,7 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
     assert before <= world.files()
 
     lane.commit(chunk, planned=3)
-    settle(gone.tables, gone.begin(), LocalStore())
+    settle(gone.tables, gone.begin())
     names = set(world.table().scan().to_arrow()["kafka_topic"].to_pylist())
     assert {"made", "gone"} <= names
     assert check_whole(world.table()) > 0

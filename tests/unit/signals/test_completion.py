@@ -447,7 +447,7 @@ def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_bef
     assert [key for key, *_ in minutes.signal()] == ["T12", "T13"]
     minutes.catalog.drop_table("demo.minutes")
     minutes.catalog.drop_table("demo.minutes_dead_letters")
-    shutil.rmtree(minutes.made.tables.journals.state.removeprefix("file://"))
+    shutil.rmtree(minutes.made.tables.state.removeprefix("file://"))
     again = Minutes(tmp_path)
     again.made.begin()
     again.send(0, 10)
@@ -490,7 +490,7 @@ def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_loo
             elif move.startswith("forget"):
                 stream = streams[move.removeprefix("forget ")]
                 tables = stream.made.tables
-                forget(tables, state=tables.journals.state)
+                forget(tables, state=tables.state)
                 stream.made.begin()
                 stream.read = 0
             else:

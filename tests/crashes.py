@@ -1,0 +1,22 @@
+"""Where a writer of a test kills itself: SIGKILL, as by a host that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from frazil.commit import committer
+
+
+def between_the_tables_of_a_batch() -> None:
+    """Die when a batch's dead letters are committed, and the batch itself is not."""
+    original = committer.commit_snapshots
+
+    def dying(commits: Any, **kwargs: Any) -> Any:
+        landed = original(commits[:1], **kwargs)
+        if len(commits) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return landed
+
+    committer.commit_snapshots = dying  # type: ignore[attr-defined]
