@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+import grimp
 import pytest
 
 
@@ -29,3 +31,33 @@ def test_the_readme_names_each_room_of_the_package_and_no_other():
     rooms = {folder.parent.name for folder in Path("include/frazil").glob("*/__init__.py")}
     named = re.findall(r"^  (\w+)/ +\S", Path("README.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(rooms)
+
+
+DECODING = ("frazil.ingest.decode", "frazil.ingest.decode_json")
+"""The one circle that is left."""
+
+
+def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions():
+    graph = grimp.build_graph("frazil", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert set(_circles(imports)) <= {DECODING}
+
+
+def _circles(imports: Mapping[str, Collection[str]]) -> Iterator[tuple[str, ...]]:
+    """Groups of modules each of which leads to all others of its group."""
+    left = {module: set(found) for module, found in imports.items()}
+    while ends := {m for m, found in left.items() if not found & left.keys()}:
+        left = {m: found for m, found in left.items() if m not in ends}
+    reach = {module: _reached(module, left) for module in left}
+    groups = {tuple(sorted(m for m in found if module in reach[m])) for module, found in reach.items()}
+    return (group for group in groups if group)
+
+
+def _reached(module: str, imports: Mapping[str, Collection[str]]) -> set[str]:
+    found: set[str] = set()
+    todo = [module]
+    while todo:
+        new = set(imports.get(todo.pop(), ())) & imports.keys() - found
+        found |= new
+        todo += new
+    return found

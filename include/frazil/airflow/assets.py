@@ -1,10 +1,12 @@
-"""Assets whose events say that a window of a table is complete. The partition key of an event is the window's key."""
+"""The assets of frazil's DAGs. The partition key of a window's event is the window's key."""
 
 from __future__ import annotations
 
 from airflow.sdk import Asset
 
 AGAIN = "frazil.again."
+HEALTH = Asset("frazil.health")
+"""Receives an event with each look at the tables' health, and keeps what one look tells the next."""
 
 
 def partition_asset(table: str) -> Asset:

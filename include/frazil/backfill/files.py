@@ -32,7 +32,8 @@ from frazil.offsets.spans import Spans, TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.table.file_bounds import COORDINATES
 from frazil.table.landed_offsets import by_partition
-from frazil.table.storage import FileInfo, open_store
+from frazil.table.object_store import FileInfo
+from frazil.table.storage import open_store
 
 FILES_NAMED = 3
 

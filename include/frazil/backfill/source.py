@@ -19,7 +19,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Span, Spans, TopicPartition, offsets
 from frazil.stream.plan import spread
-from frazil.table.storage import FileInfo
+from frazil.table.object_store import FileInfo
 
 PLACES = 8
 """How many places a sample is taken from, spread evenly over what is missing of each topic-partition."""

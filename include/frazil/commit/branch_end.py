@@ -6,7 +6,6 @@ now: Iceberg's incremental clean-up (until 1.9, of tables with one branch) delet
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,9 +16,8 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdat
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.commit.history import ancestors
+from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -59,14 +57,9 @@ class BranchEnd:
         """Nothing where a snapshot of the branch is still there: the end did not land, or somebody tagged one first."""
         if not may_delete_files(table.properties) or any(s.snapshot_id in self.gone for s in table.metadata.snapshots):
             return
-        for path in self.waste:
-            try:
-                table.io.delete(path)
-            except FileNotFoundError:
-                continue
-            except Exception as error:
-                log.warning("%s of the ended branch %s was left behind: %r", path, self.branch, error)
-        self.waste = frozenset()
+        waste, self.waste = sorted(self.waste), frozenset()
+        if waste:
+            open_store(waste[0], table.io.properties).delete(waste)
 
 
 def _written_for(snapshots: list[Snapshot], io: FileIO) -> set[str]:

@@ -23,7 +23,7 @@ from frazil.commit.marker import BatchKey, Fate, Marker, flat, nested
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.table.storage import ObjectStore
+from frazil.table.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import Target
-from frazil.table.storage import ObjectStore
+from frazil.table.object_store import ObjectStore
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)

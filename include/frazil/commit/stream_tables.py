@@ -12,7 +12,8 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import Target
 from frazil.partitions.open_windows import Alignment
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 

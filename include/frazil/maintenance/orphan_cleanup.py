@@ -44,7 +44,8 @@ from frazil.maintenance.orphans import (
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.table.catalogs import catalog_errors
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
@@ -99,14 +100,13 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Deleted:
-    """Counts files as they are handed out: that another one is asked for proves the last one gone."""
+    """What is gone."""
 
     paths: list[str] = field(default_factory=list)
     bytes: int = 0
 
-    def hand_out(self, files: Iterable[Listed]) -> Iterator[str]:
+    def add(self, files: Iterable[Listed]) -> None:
         for file in files:
-            yield file.info.path
             log.debug("deleted the orphan %s", file.info.path)
             self.paths.append(file.info.path)
             self.bytes += file.info.bytes
@@ -259,11 +259,19 @@ class _Cleanup:
                 try:
                     table = self._reload()
                     needed, undecided = new_references(table, references, self.place), _undecided(table)
-                    waste = (f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path))
-                    self._store(batch[0].info.path).delete(done.hand_out(waste))
+                    waste = [f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path)]
+                    left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise what their clients raise
-                    return done, f"{type(error).__name__.strip('_')}: {error}"
+                    return done, _reason(error)
+                done.add(file for file in waste if file.info.path not in left)
+                if left:
+                    others = f", and {len(left) - 1} more files" if len(left) > 1 else ""
+                    return done, f"{_reason(next(iter(left.values())))}{others}"
         return done, None
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__.strip('_')}: {error}"
 
 
 def _batches(files: Sequence[Listed]) -> Iterator[Sequence[Listed]]:

@@ -35,7 +35,7 @@ from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.file_paths import Place, below
 from frazil.maintenance.orphan_memory import Run, Standing
 from frazil.spec.maintenance import Orphans
-from frazil.table.storage import FileInfo
+from frazil.table.object_store import FileInfo
 
 AGAIN_AFTER_MS = 3_600_000
 NAMED = 3

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
@@ -23,7 +24,7 @@ from frazil.commit.history import ancestors
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, Done, Patience, TableHandle, commit_snapshot
 from frazil.commit.target import target_table
-from frazil.errors import MarkerUnreadable
+from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.partitions.completeness import Cursor
@@ -31,7 +32,10 @@ from frazil.partitions.window_rows import between
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
 from frazil.table.catalogs import catalog_errors
+from frazil.table.storage import open_store
 from frazil.table.tables import Declared, data_location, ensure_declared
+
+log = logging.getLogger(__name__)
 
 IDENTIFIER = "frazil.signals"
 PROPERTY_PREFIX = "frazil.signals."
@@ -123,9 +127,8 @@ def append_signals(
 
     landed = commit_snapshot(handle, propose, (writer,), patience=Patience(total_s=60))
     # Only if our manifests are proven waste: an append whose answer was lost may have landed.
-    if not landed and not writer.manifests:
-        for file in files:
-            handle.current().io.delete(file.path)
+    if not landed and files and not writer.manifests:
+        _discard(handle.current(), files)
     return landed
 
 
@@ -184,6 +187,14 @@ def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
         },
         separators=(",", ":"),
     )
+
+
+def _discard(table: Table, files: Sequence[StagedFile]) -> None:
+    """Best effort: what stays is an orphan, and must not hide that the append did not land."""
+    try:
+        open_store(table.location(), table.io.properties).delete(file.path for file in files)
+    except (OSError, FrazilError) as error:
+        log.warning("files of an append to %s that did not land were left behind: %s", IDENTIFIER, error)
 
 
 def _write(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:

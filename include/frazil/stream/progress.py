@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from frazil.table.storage import IoProperties, open_store
+from frazil.table.object_store import IoProperties
+from frazil.table.storage import open_store
 
 
 @dataclass(frozen=True, slots=True)

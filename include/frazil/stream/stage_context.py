@@ -11,7 +11,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
-from frazil.table.storage import file_io_properties
+from frazil.table.object_store import file_io_properties
 from frazil.table.tables import check_stageable
 
 

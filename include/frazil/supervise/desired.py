@@ -17,7 +17,8 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import open_store
 from frazil.table.tables import ensure_table, load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"

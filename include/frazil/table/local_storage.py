@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import uuid
@@ -9,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from frazil.errors import AccessDenied, EnvironmentUnusable
-from frazil.table.storage import FileInfo, ObjectStore
+from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError
+from frazil.table.object_store import FileInfo, ObjectStore
 
 _TEMPORARY = ".frazil-tmp"
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -64,16 +65,20 @@ class LocalStore(ObjectStore):
                 return []
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
-    def delete(self, paths: Iterable[str]) -> None:
+    def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
         """Deletes a folder with its last file: another process may be making a file there, and tries again."""
+        left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _local(path)
-            with _refusals(path):
-                target.unlink(missing_ok=True)
-                try:
-                    target.parent.rmdir()
-                except OSError:
-                    continue  # it holds more, or is gone
+            try:
+                with _refusals(path):
+                    target.unlink(missing_ok=True)
+            except (OSError, FrazilError) as error:
+                left[path] = error
+                continue
+            with contextlib.suppress(OSError):  # it holds more, or is gone
+                target.parent.rmdir()
+        return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
         folders: set[Path] = set()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -18,13 +19,19 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from pyiceberg.io.fsspec import FsspecFileIO
 
-from frazil.errors import AccessDenied, CommitUnavailable
+from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.expired import has_expired
-from frazil.table.storage import FileInfo, IoProperties, ObjectStore, file_io_properties
+from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
 
 _ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
 """S3's answer to a conditional put that met another one under way: it says nothing, ask again."""
+
+_ABSENT = frozenset({"NoSuchKey", "404"})
+_NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
+"""What S3-compatible stores answer that have no request for several objects, or ask for another checksum."""
+KEYS_AT_ONCE = 1_000
+"""S3's limit."""
 
 _PUT_ATTEMPTS = 5
 OPEN_MOST = 4
@@ -39,6 +46,8 @@ class FsspecStore(ObjectStore):
         self._scheme, self._host = parts.scheme, parts.hostname
         self._ask: Callable[[], Mapping[str, str]] = io_properties if callable(io_properties) else lambda: io_properties
         self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
+        self._batches = True
+        """Until the store refuses to delete several objects in one request."""
 
     @property
     def _files(self) -> Any:
@@ -109,16 +118,59 @@ class FsspecStore(ObjectStore):
         names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
-    def delete(self, paths: Iterable[str]) -> None:
+    def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
+        """S3 takes 1,000 keys in a request; other stores, and those that refuse such a request, one at a time."""
+        left: dict[str, OSError | FrazilError] = {}
+        waiting = iter(dict.fromkeys(paths))
+        while batch := list(itertools.islice(waiting, KEYS_AT_ONCE)):
+            try:
+                left |= self._delete_batch(batch)
+            except (OSError, FrazilError) as error:  # no key is to blame: the rest would meet the same
+                return left | dict.fromkeys([*batch, *waiting], error)
+        return left
+
+    def _delete_batch(self, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
+        files, many = self._files, len(paths) > 1
+        if many and self._batches and hasattr(files, "call_s3"):
+            try:
+                with _failures(paths[0]):
+                    return _delete_objects(files, paths)
+            except OSError as error:
+                if _error_code(error) not in _NO_BATCHES:
+                    raise
+                self._batches = False
+        left: dict[str, OSError | FrazilError] = {}
         for path in paths:
-            with _failures(path):
-                try:
-                    self._files.rm_file(path)
-                except FileNotFoundError:
-                    continue
+            try:
+                with _failures(path):
+                    files.rm_file(path)
+            except FileNotFoundError:
+                continue
+            except (OSError, AccessDenied) as error:
+                left[path] = error
+        return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
         """Nothing to do: a file that its writer could close is durable."""
+
+
+def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
+    """One request. Not by way of s3fs's own bulk deletion, which drops what S3 says of single keys."""
+    keys = {tuple(files.split_path(path)[:2]): path for path in paths}
+    left: dict[str, OSError | FrazilError] = {}
+    for bucket in dict.fromkeys(bucket for bucket, _ in keys):
+        objects = [{"Key": key} for of, key in keys if of == bucket]
+        answer = files.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+        for found in answer.get("Errors", ()):
+            path, code = keys[bucket, found["Key"]], found.get("Code")
+            if code in _ABSENT:
+                continue
+            said = f"{path}: {code}: {found.get('Message')}"
+            denied = code == "AccessDenied"
+            left[path] = (
+                AccessDenied(f"{said}; give these credentials the right to delete objects") if denied else OSError(said)
+            )
+    return left
 
 
 @lru_cache(maxsize=OPEN_MOST)

@@ -381,16 +381,15 @@ def test_a_batch_that_fails_ends_the_cleanup_which_says_what_it_did(world: World
     world.clean()
     world.hours += 1
     world.commit()
-    real = LocalStore.delete
+    real = LocalStore.delete_each
 
-    def refused(self: LocalStore, paths: Iterable[str]) -> None:
-        for path in paths:
-            if path.endswith("3.parquet"):
-                raise AccessDenied(f"{path}: no")
-            real(self, [path])
+    def refused(self: LocalStore, paths: Iterable[str]) -> dict[str, Any]:
+        of = list(paths)
+        no = {path: AccessDenied(f"{path}: no") for path in of if path.endswith("3.parquet")}
+        return no | real(self, [path for path in of if path not in no])
 
     monkeypatch.setattr(orphan_cleanup, "BATCH", 2)
-    monkeypatch.setattr(LocalStore, "delete", refused)
+    monkeypatch.setattr(LocalStore, "delete_each", refused)
     report = world.clean()
     assert (report.deleted, report.waiting) == (3, 3)
     assert "AccessDenied" in str(report.refused)

@@ -7,17 +7,19 @@ import multiprocessing
 import os
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.table.local_storage import LocalStore
-from frazil.table.object_storage import OPEN_MOST, _failures
-from frazil.table.storage import ObjectStore, file_io_properties, open_store
+from frazil.table.object_storage import KEYS_AT_ONCE, OPEN_MOST, FsspecStore, _failures
+from frazil.table.object_store import ObjectStore, file_io_properties
+from frazil.table.storage import open_store
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -71,6 +73,93 @@ def test_deleting_what_is_gone_is_fine(store: ObjectStore, folder: str) -> None:
     store.put(f"{folder}/x", b"")
     store.delete([f"{folder}/x", f"{folder}/x", f"{folder}/no/such"])
     assert store.get(f"{folder}/x") is None
+
+
+def test_a_file_that_cannot_be_deleted_is_told_and_all_others_go(store: ObjectStore, folder: str) -> None:
+    for name in ("a", "b/inside", "c", "d/inside"):
+        store.put(f"{folder}/{name}", b"")
+    with pytest.raises(OSError, match=r"/b.*; 1 more files could not be deleted, .*/d among them"):
+        store.delete(f"{folder}/{name}" for name in "abcd")
+    assert [file.path for file in store.list_files(folder)] == [f"{folder}/b/inside", f"{folder}/d/inside"]
+
+
+class FakeS3:
+    """As much of s3fs as deletion needs: what S3 answers to each request is scripted."""
+
+    def __init__(self, refused: dict[str, str] | None = None, *, batches: bool = True) -> None:
+        self.refused, self.batches = refused or {}, batches
+        self.requests: list[list[str]] = []
+
+    def split_path(self, path: str) -> tuple[str, str, None]:
+        bucket, _, key = path.removeprefix("s3://").partition("/")
+        return bucket, key, None
+
+    def call_s3(self, method: str, *, Bucket: str, Delete: dict[str, Any]) -> dict[str, Any]:  # noqa: N803 - boto's
+        assert (method, Bucket, Delete["Quiet"]) == ("delete_objects", "lake", True)
+        if not self.batches:
+            raise translate_boto_error(ClientError({"Error": {"Code": "NotImplemented", "Message": "no"}}, method))
+        keys = [each["Key"] for each in Delete["Objects"]]
+        assert len(keys) <= KEYS_AT_ONCE
+        self.requests.append(keys)
+        return {"Errors": [{"Key": k, "Code": self.refused[k], "Message": "no"} for k in keys if k in self.refused]}
+
+    def rm_file(self, path: str) -> None:
+        key = self.split_path(path)[1]
+        self.requests.append([key])
+        if key in self.refused:
+            raise translate_boto_error(
+                ClientError({"Error": {"Code": self.refused[key], "Message": "no"}}, "DeleteObject")
+            )
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeS3], ObjectStore]:
+    def on(files: FakeS3) -> ObjectStore:
+        monkeypatch.setattr(FsspecStore, "_files", property(lambda _: files))
+        return open_store("s3://lake/table", {})
+
+    return on
+
+
+def test_s3_is_asked_to_delete_a_thousand_keys_at_once_and_each_once(s3: Callable[[FakeS3], ObjectStore]) -> None:
+    files = FakeS3(refused={"7": "NoSuchKey"})
+    s3(files).delete(f"s3://lake/{n % 2_500}" for n in range(5_000))
+    assert [len(request) for request in files.requests] == [1_000, 1_000, 500]
+    assert {key for request in files.requests for key in request} == {str(n) for n in range(2_500)}
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_what_s3_says_of_single_keys_is_told(s3: Callable[[FakeS3], ObjectStore], batches: bool) -> None:
+    files = FakeS3(refused={"2": "AccessDenied", "4": "InternalError"}, batches=batches)
+    left = s3(files).delete_each(f"s3://lake/{n}" for n in range(6))
+    assert {path: type(error) for path, error in left.items()} == {"s3://lake/2": AccessDenied, "s3://lake/4": OSError}
+    with pytest.raises(AccessDenied, match=r"s3://lake/2.*1 more files"):
+        s3(files).delete(f"s3://lake/{n}" for n in range(6))
+
+
+def test_a_store_without_a_request_for_many_keys_is_asked_for_it_once(s3: Callable[[FakeS3], ObjectStore]) -> None:
+    files = FakeS3(batches=False)
+    store = s3(files)
+    store.delete(["s3://lake/1", "s3://lake/2"])
+    files.batches = True
+    store.delete(["s3://lake/3", "s3://lake/4"])
+    assert files.requests == [["1"], ["2"], ["3"], ["4"]]
+
+
+def test_an_object_store_that_is_down_has_deleted_nothing_of_what_it_is_still_to_be_asked_for(
+    s3: Callable[[FakeS3], ObjectStore],
+) -> None:
+    files = FakeS3()
+
+    def down(*_: Any, **__: Any) -> Any:
+        files.requests.append([])
+        raise EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+
+    files.call_s3 = down  # type: ignore[method-assign]
+    left = s3(files).delete_each(f"s3://lake/{n}" for n in range(3_000))
+    assert len(left) == 3_000
+    assert {type(error) for error in left.values()} == {CommitUnavailable}
+    assert len(files.requests) == 1
 
 
 def test_unfinished_files_are_nobodys(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Asset, get_current_context, task
+from airflow.sdk import DAG, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
-from frazil.airflow.assets import again_asset
+from frazil.airflow.assets import HEALTH, again_asset
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.untrusted import handed_on
 from frazil.airflow.writers.dag import START_DATE, OnFailure
@@ -28,7 +28,6 @@ from frazil.spec.last_sound import find_declared
 DAG_ID = "frazil_health"
 EVERY = timedelta(minutes=5)
 LATE_AFTER = timedelta(minutes=15)
-HEALTH = Asset("frazil.health")
 Measured = dict[str, Any]
 """`fired`, `resolved` and `active`: lists of alerts, each with table, rule, value, since and sentence."""
 MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)

@@ -20,9 +20,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import DAG, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
+from frazil.airflow.assets import HEALTH
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.health.dag import HEALTH
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.maintenance.due import Action
