@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from frazil.cli.main import frazil
+from frazil.cli.main import COMMANDS, frazil
 from frazil.spec.load import validate_stream
 
 PAGES = [
@@ -34,6 +34,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_command_and_option_exists(page: Path) -> None:
     wrong = [problem for name, rest in COMMAND.findall(_code(page)) if (problem := _wrong(name, rest))]
     assert wrong == []
+
+
+def test_the_reference_names_every_command() -> None:
+    page = Path("docs/reference/cli.md").read_text()
+    assert [name for name in COMMANDS if f"`frazil {name}" not in page and f"`{name}" not in page] == []
 
 
 def test_every_page_is_reached_from_the_index() -> None:
