@@ -132,7 +132,7 @@ class LaneCommitter:
     def _settle(self) -> None:
         """Commit the journal that an interrupted epoch left, unless its offsets were staged since; close the others."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
-            waiting = None if self.lane.has(key) else self._look(key)
+            waiting = None if self.lane.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
                 continue
             done = merged((p.topic_partition, (p.start, p.end)) for j in self.journals() for p in j.progress)
@@ -142,9 +142,9 @@ class LaneCommitter:
                 self._commit(waiting, planned=self.lane.planned)
         _sweep(self.own, self.lane)
 
-    def _look(self, key: BatchKey) -> Journal | Unusable:
+    def _entry(self, key: BatchKey) -> Journal | Unusable:
         uuid = str(self.tables.main.current().metadata.table_uuid)
-        return self.own.journals.look(key, table_uuid=uuid, stream=self.tables.stream)
+        return self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def _check_publishable(self, journals: list[Journal], audited_at: int) -> Callable[[Table], None]:
         def check(table: Table) -> None:

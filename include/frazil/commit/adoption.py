@@ -1,4 +1,4 @@
-"""What a stream finds in a table that others wrote to: rows that are nobody's, and other readers of its topics."""
+"""What a stream finds in a table that others wrote to: rows of no stream, and other streams that read its topics."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from frazil.table.branches import head_of
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
-    """A table is not taken without being asked for where it has rows that no stream wrote, or where another stream of
-    it read the same topics: renamed, the stream would read all of them again."""
+    """Refuse a table that others wrote to, unless a person asked for it with `frazil adopt`.
+
+    Raises AdoptionRequired for rows that no stream wrote, and for topics that another stream has read into the table:
+    a stream that was renamed would read all of them again.
+    """
     if others := readers_of(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
         raise AdoptionRequired(
@@ -63,7 +66,7 @@ def readers_of(
 def continued(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Where a stream begins: behind what others have read of its topics, else at its own start."""
+    """Where a stream begins: after what others have read of its topics, else at its own start."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
 

@@ -1,7 +1,7 @@
-"""The end of a branch of ours: its snapshots go with it, in the same update, and then the manifests that only they had.
+"""Removes a branch of ours together with its snapshots, in one update, and then the manifests that only they had.
 
-Left behind they would lie outside of every branch's history, and go on saying that they added files which main has by
-now: Iceberg's incremental clean-up (until 1.9, of tables with one branch) deletes those with them.
+Snapshots that stayed behind would be in no branch's history, and would still say that they added files that main has
+by now: Iceberg's incremental clean-up (until 1.9, for tables with one branch) deletes such files with them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BranchEnd:
         elsewhere = {s.snapshot_id for name in metadata.refs if name != self.branch for s in ancestors(metadata, name)}
         own |= {s.snapshot_id for s in metadata.snapshots if self.also(s)}
         gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
-        # Whoever branched off from it, or tagged it, may have its manifests: then they are nobody's to delete here.
+        # A branch that began here, or a tag, may use the same manifests: then none of them is deleted.
         if own.isdisjoint(elsewhere):
             self.gone = frozenset(s.snapshot_id for s in gone)
             self.waste = frozenset(_written_for(gone, table.io))
@@ -54,7 +54,7 @@ class BranchEnd:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Nothing where a snapshot of the branch is still there: the end did not land, or somebody tagged one first."""
+        """Nothing if a snapshot of the branch is still there: the end did not land, or somebody tagged one first."""
         if not may_delete_files(table.properties) or any(s.snapshot_id in self.gone for s in table.metadata.snapshots):
             return
         waste, self.waste = sorted(self.waste), frozenset()

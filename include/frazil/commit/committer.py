@@ -19,7 +19,7 @@ from frazil.commit.held_letters import held_letters, reach
 from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
-from frazil.commit.marker import BatchKey, Marker, first_marker, joined, of_same_topics, read_marker
+from frazil.commit.marker import BatchKey, Marker, first_marker, merged_identity, of_same_topics, read_marker
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.rules import (
     Verdict,
@@ -82,7 +82,7 @@ class Committer:
             _check_in_table(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)
             epoch = max(marker.at.epoch + 1, first_epoch)
-            return dataclasses.replace(marker.owned_by(epoch), source=joined(marker.source, source))
+            return dataclasses.replace(marker.owned_by(epoch), source=merged_identity(marker.source, source))
 
         tables.main.forget()
         taken = append(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
@@ -102,7 +102,7 @@ class Committer:
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = of_same_topics(marker.offsets, marker.source, source)
             return dataclasses.replace(
-                marker.owned_by(self.epoch), offsets=offsets, source=joined(marker.source, source)
+                marker.owned_by(self.epoch), offsets=offsets, source=merged_identity(marker.source, source)
             )
 
         self._tables.dead_letters.forget()
@@ -134,7 +134,7 @@ class Committer:
                 return aligned(table, marker, files, align)
             return None if marker.open_snapshot_id is None else released(table, marker.stream, files)
 
-        prospect = look(self._tables, main, decide)
+        prospect = preview(self._tables, main, decide)
         if isinstance(prospect, Done):
             return prospect.result
         summary = self._history(journal)
@@ -142,7 +142,7 @@ class Committer:
         return commit_snapshots((self._dead_letters_of(journal), batch), patience=self._tables.patience)
 
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
-        """Also a batch without dead letters asks the table: whether those that it leaves out are still all."""
+        """A batch without dead letters asks the table too: it left out those that landed before."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -163,7 +163,7 @@ class Committer:
             return dataclasses.replace(
                 marker.with_batch(journal.key),
                 offsets={**offsets, **ends},
-                source=joined(marker.source, journal.source),
+                source=merged_identity(marker.source, journal.source),
             )
 
         letters = self._tables.dead_letters
@@ -221,8 +221,8 @@ class Committer:
         }
 
 
-def look(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """What `decide` answers to the table as last seen; nothing is changed."""
+def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
+    """What `decide` answers for the table as last seen. Changes nothing."""
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
@@ -267,7 +267,7 @@ def commit_of(  # noqa: PLR0913 - what is committed, and where
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
-    """What the stream committed is where its last commit left it, in main and in its open branch."""
+    """Check that main and the open branch still have what the stream committed last. Raises `RolledBack`."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
@@ -288,7 +288,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     return dataclasses.replace(
         marker.with_batch(journal.key),
         offsets=offsets,
-        source=joined(marker.source, journal.source),
+        source=merged_identity(marker.source, journal.source),
         max_event_times_us=newest,
         idle=idle,
         leader_epochs={**marker.leader_epochs, **epochs},

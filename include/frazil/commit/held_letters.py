@@ -1,7 +1,7 @@
-"""What the dead-letter table holds of records that are read again: asked of the table, never assumed.
+"""Which records that are read again are dead letters already: read from the table, never assumed.
 
-A record is rejected by one reading and good in another, as the schema is at hand. What is a dead letter stays one:
-staging takes such records for neither table, whatever it thinks of them.
+Whether a record is rejected depends on the schema at hand. A dead letter stays one: staging writes such a record to
+neither table, even if the schema accepts it now.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[T
 
 
 def reach(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Offsets below which all dead letters of these topics lie: for a stream without a marker that tells.
+    """Offsets below which all dead letters of these topics lie, for a stream without a marker that says so.
 
     Reads the coordinates of the whole table.
     """
@@ -59,7 +59,7 @@ def _rewritten(marker: Marker, tp: TopicPartition) -> BitMap64:
 
 
 def _shared(table: Table, stream: str, topics: Collection[str]) -> bool:
-    """Whether a letter of these topics that says of no stream may be another one's."""
+    """Whether a dead letter of these topics that names no stream may be another stream's."""
     try:
         others = read_markers(table.metadata.properties)
     except MarkerUnreadable:

@@ -178,7 +178,7 @@ class JournalStore:
         """Close a key that holds a journal."""
         self.store.put(self.path(key), VOID)
 
-    def look(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
+    def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
         """The batch's journal, if a whole one of this stream, table and key stands there."""
         data = self._get(key)
         if data is None:
@@ -275,7 +275,7 @@ class JournalStore:
         for key in keys:
             if settled is not None and key <= settled:
                 continue
-            journal = self.look(key, table_uuid=table_uuid, stream=stream)
+            journal = self.entry(key, table_uuid=table_uuid, stream=stream)
             if isinstance(journal, Journal):
                 yield journal
 

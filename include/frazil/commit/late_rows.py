@@ -1,4 +1,4 @@
-"""Rows that came to windows after their signal: judged by the table's own signals, whoever wrote them and however.
+"""Counts rows that came to windows after their signal, whoever wrote them and however.
 
 A signal counts the rows of its window at one snapshot, and the table's cursor says up to which. So what a later commit
 adds to a window that was signalled is late: a straggler, another stream's record, a backfill, a record that is read

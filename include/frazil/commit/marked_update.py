@@ -1,5 +1,5 @@
-"""One update of a table that carries a marker: a snapshot of main, and where a stream aligns its commits a second one
-of its open branch, with requirements for both."""
+"""One update of a table that carries a marker: a snapshot of main, and a second one of the stream's open branch if the
+stream aligns its commits. The requirements cover both."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ M = TypeVar("M", Marker, Marker | None)
 
 ALIGN = "align"
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
-"""Of a commit's summary: the open branch's head with it. A rollback of main is followed there."""
+"""In a commit's summary: the head of the open branch as of that commit. After a rollback of main, a reset puts the
+branch back there."""
 
 
 @dataclass(slots=True)
 class MarkedUpdate:
-    """Prepares the update of each round of one swap, and knows what the rounds wrote."""
+    """Prepares the update of each round of one swap, and keeps what the rounds wrote."""
 
     stream: str
     files: Sequence[StagedFile] = ()
@@ -59,7 +60,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Anew in each round: what leaves the branch, and what it goes on from, may be different."""
+        """Prepared anew in each round: what leaves the branch, and what stays on it, may have changed."""
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
@@ -102,7 +103,7 @@ class MarkedUpdate:
         return prepared.snapshot, prepared.updates
 
     def _end(self) -> BranchEnd:
-        """With the snapshots that it had before it was put back."""
+        """The end of the open branch, with the snapshots that it had before a reset put it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
             told = snapshot.summary

@@ -226,7 +226,7 @@ def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, in
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
-def joined(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
+def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
     """What is known of topics that are not read now stays known, in the same cluster."""
     kept = known.topic_ids if known.cluster_id == found.cluster_id else {}
     return SourceIdentity(found.cluster_id, {**kept, **found.topic_ids})

@@ -16,7 +16,15 @@ from frazil.commit.adoption import rows_of
 from frazil.commit.held_letters import reach
 from frazil.commit.history import ancestors
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
-from frazil.commit.marker import Marker, first_marker, joined, of_same_topics, open_branch, property_name, read_marker
+from frazil.commit.marker import (
+    Marker,
+    first_marker,
+    merged_identity,
+    of_same_topics,
+    open_branch,
+    property_name,
+    read_marker,
+)
 from frazil.commit.open_branch import BranchChange, released
 from frazil.commit.open_branch_reset import after_reset
 from frazil.commit.reset import (
@@ -75,7 +83,7 @@ def reset(
 
 
 def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    """Files of an open branch that ended, whose rows are read again; what a rollback took from main may have them."""
+    """Delete the files of an open branch that ended: their rows are read again. A file that a snapshot needs stays."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
         needed = referenced(table)
@@ -105,7 +113,9 @@ def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, sou
         if is_rolled_back(table, before, name=tables.dead_letters.identifier):
             # What landed last did not, after all, and a batch that was staged since left out what is gone.
             before = dataclasses.replace(before, settled=None, batches={})
-        return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=joined(before.source, source))
+        return dataclasses.replace(
+            before.owned_by(epoch), offsets=offsets, source=merged_identity(before.source, source)
+        )
 
     change_marker(tables, tables.dead_letters, move, operation="reset")
 
@@ -171,7 +181,7 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """By every trace that an epoch leaves, for a marker that cannot be read tells none."""
+    """By every trace that an epoch leaves, because a marker that cannot be read names no epoch."""
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:

@@ -1,6 +1,7 @@
-"""The branch where rows of open windows wait, with `commit.align: watermark`: what stays, what joins, what leaves it.
+"""The branch where rows of open windows wait (`commit.align: watermark`): which files stay on it, join or leave it.
 
-Its manifests are of one value of the table's time partition each, so that a manifest list alone tells what leaves.
+Each of its manifests has files of one value of the table's time partition, so that the manifest list alone says which
+of them leave.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BranchChange:
-    """What one update does with a stream's open branch, and what main gets by it."""
+    """What one update does to a stream's open branch, and what main gets from it."""
 
     base: Snapshot | None
-    """What the branch goes on from: its head, unless it is put back."""
+    """The snapshot that the branch continues: its head, or an older one if a reset puts it back."""
     stays: tuple[ManifestFile, ...] = ()
     leaves: tuple[DataFile, ...] = ()
     joins: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False
-    """What leaves goes nowhere, instead of to main."""
+    """Files that leave go nowhere, instead of to main."""
     ends: bool = False
     """The branch is removed."""
     apart: Callable[[StagedFile], str] = lambda _: ""
@@ -144,7 +145,7 @@ def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Al
 
 
 def released(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Everything to main, because nothing waits any more."""
+    """Move everything to main: nothing waits any more."""
     head = head_of(table.metadata, open_branch(stream))
     leaves = files_of(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
@@ -157,6 +158,6 @@ def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, .
 
 
 def _parted(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Those of which something holds, and the others."""
+    """The items that `first` accepts, and the others."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

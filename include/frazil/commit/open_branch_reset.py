@@ -1,5 +1,5 @@
-"""What a reset does with rows of open windows: they stay where the stream does not read them again, and after a
-rollback of main, or where somebody moved their branch, they are put back."""
+"""What a reset does to rows of open windows. Those that the stream does not read again stay. After a rollback of main,
+or if somebody moved their branch, they are put back."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Whether all that these batches read comes again, as it lies at or after the new position in the same topics.
+    """Whether the stream will read everything of these batches again: it lies at or after the new position.
 
-    A batch that lies on both sides does not: its later rows come twice, as those do that are in main.
+    A batch that lies on both sides of the position does not count: its later rows come twice, as those in main do.
     """
     return bool(records) and all(
         record is not None

@@ -1,4 +1,4 @@
-"""A declared stream's tables, journals and Kafka, opened by all that is not its writer."""
+"""Opens a declared stream's tables, journals and Kafka, for everything but its writer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.spec.references import kafka_properties
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 PATIENCE_S = 60.0
-"""A person waits for a command less long than a writer waits for its catalog."""
+"""A person waits for a command for a shorter time than a writer waits for its catalog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,5 +45,5 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
 def open_kafka(spec: StreamSpec) -> KafkaOffsets:
     """What the stream reads from; raises SpecError where a reference cannot be resolved."""
-    # librdkafka tells standard error that it ends; people have not asked.
+    # At its own level librdkafka writes to standard error when it closes, which is no news to a person.
     return KafkaOffsets({"log_level": "4", **kafka_properties(spec, os.environ)}, spec.source.topics)

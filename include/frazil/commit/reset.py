@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pyiceberg.table import Table
 
 from frazil.commit.history import first_offsets, table_position
-from frazil.commit.marker import Marker, Span, first_marker, joined, of_same_topics, property_name, read_marker
+from frazil.commit.marker import Marker, Span, first_marker, merged_identity, of_same_topics, property_name, read_marker
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import MarkerUnreadable, RolledBack
@@ -158,7 +158,7 @@ def moved(  # noqa: PLR0913 - where it stands, where it goes, and what Kafka is 
     return dataclasses.replace(
         before.owned_by(epoch),
         offsets={**of_same_topics(before.offsets, before.source, source), **target},
-        source=joined(before.source, source),
+        source=merged_identity(before.source, source),
         max_event_times_us=of_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
         leader_epochs=_still_known(before, target, source),

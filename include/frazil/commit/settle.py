@@ -154,9 +154,9 @@ class _View:
     def oldest(self) -> BatchKey | None:
         return self.tables.journals.oldest(self.keys)
 
-    def look(self, key: BatchKey) -> Journal | Unusable:
+    def entry(self, key: BatchKey) -> Journal | Unusable:
         uuid = str(self.tables.main.current().metadata.table_uuid)
-        return self.tables.journals.look(key, table_uuid=uuid, stream=self.tables.stream)
+        return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def passed(self, key: BatchKey) -> bool:
         """A later batch is committed, so that nobody will ever commit this one."""
@@ -188,13 +188,13 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
         if key.epoch < below_epoch
         and view.passed(key)
         and view.marker.fate(key) is Fate.NEVER
-        and view.look(key) is not Unusable.FOREIGN
+        and view.entry(key) is not Unusable.FOREIGN
     ]
     view.tables.journals.delete(dead)
 
 
 def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the writer that committed a batch went on to the next one, and so had swept it; or many starts have."""
+    """Whether the batch's writer went on to the next batch, and so had swept this one, or many starts have swept it."""
     fate = view.marker.fate(key)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and view.marker.batches.get(key.epoch) != key.batch)
 
@@ -204,7 +204,7 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
     fate = view.marker.fate(key)
     if fate is Fate.NEVER:
         return _landed_alone(side, key) if _closed(view, key) else None
-    record = view.look(key)
+    record = view.entry(key)
     if isinstance(record, Journal):
         return _files_of(record)
     if fate is Fate.UNKNOWN and record is Unusable.FOREIGN:
@@ -221,14 +221,14 @@ def _closed(view: _View, key: BatchKey) -> bool:
         return True
     if not view.just_settled:
         return False
-    record = view.look(key)
+    record = view.entry(key)
     if record is Unusable.ABSENT:
         return view.tables.journals.void_if_absent(key)
     return isinstance(record, Unusable)
 
 
 def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
-    """What an uncommitted batch has in the table: nothing, or dead letters that landed before it was discarded."""
+    """What the table has of a batch that was not committed: nothing, or dead letters that landed before its discard."""
     if side.target == "main" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
         return frozenset()
     return side.referenced
@@ -254,7 +254,7 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
         return 0
     view = _View(tables, marker, just_settled=False, keys=(key,))
-    if not view.passed(key) and view.look(key) is not Unusable.VOID:
+    if not view.passed(key) and view.entry(key) is not Unusable.VOID:
         return 0
     _drop_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0

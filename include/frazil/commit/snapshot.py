@@ -78,15 +78,16 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a snapshot goes on from, where that is not all of its branch: manifests that stay, files that left.
+    """What a snapshot keeps of its branch, if that is not everything: the manifests that stay, and the files that left.
 
-    No entry says that those were deleted: main has them, and an expiry that trusts such entries would delete them.
+    No manifest marks those files as deleted, because main has them: an expiry that trusts such entries would delete
+    them.
     """
 
     stays: Sequence[ManifestFile]
     left: Sequence[DataFile]
     summary: Summary | None
-    """Of the snapshot that held all of it."""
+    """Of the snapshot before, which held all of it."""
 
 
 @dataclass(slots=True)
@@ -95,8 +96,8 @@ class SnapshotWriter:
 
     The first snapshot of a branch other than main has no parent: the branch holds what is committed to it, and no more.
 
-    The snapshot id stays the same over all attempts, since the manifests carry it. Without files each attempt has its
-    own: nothing of a snapshot that landed unnoticed stands in the way of the next.
+    All attempts have the same snapshot id, because the manifests carry it. Without files each attempt has its own id,
+    so that an attempt that landed unnoticed does not block the next one.
     """
 
     files: Sequence[StagedFile]
@@ -105,7 +106,7 @@ class SnapshotWriter:
     """Files that leave another branch of the table for this one."""
     base: Base | None = None
     apart: Callable[[StagedFile], str] = lambda _: ""
-    """Files whose answers differ are in manifests of their own."""
+    """Files for which it answers differently never share a manifest."""
     ahead: int = 0
     """Snapshots of the same update with a lower sequence number."""
     snapshot_id: int | None = None
@@ -161,7 +162,7 @@ class SnapshotWriter:
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Remove what attempts wrote for nothing, as freshly loaded metadata proves.
+        """Delete what attempts wrote for nothing, as metadata that was seen after them proves.
 
         An attempt that was reported failed may still land: its manifest list is waste only when its snapshot is
         absent and the table has used up its sequence number, after which every catalog refuses it, even where a
@@ -201,7 +202,8 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Files that share spec and schema; of moved ones any schema that has the spec's columns will do."""
+        """Files by spec and schema. Files that move from another branch may go with any schema that has the spec's
+        columns."""
 
         def key(file: StagedFile) -> tuple[int, int, str]:
             return (file.spec_id, file.schema_id, self.apart(file))
@@ -215,7 +217,7 @@ class SnapshotWriter:
 
 
 def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
-    """All but those that only say what a compaction took away: readers would open them to find nothing."""
+    """All manifests but those that list deleted files only: readers would open them and find nothing."""
     manifests = parent.manifests(table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 

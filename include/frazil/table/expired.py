@@ -1,4 +1,4 @@
-"""Tells credentials that have expired from credentials that are wrong: the next load of the table brings newer ones."""
+"""Tells expired credentials from wrong ones: the next load of the table brings newer ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 
 
 def has_expired(error: BaseException) -> bool:
-    """Whether a refusal, or what caused it, says that the credentials were good and are over.
+    """Whether an error, or one that caused it, says that the credentials have expired.
 
-    PyArrow has no code for it, only S3's own words.
+    PyArrow has no error code for that, only S3's own message.
     """
     return any(isinstance(each, AuthorizationExpiredError) or _names_a_code(each) for each in _causes(error))
 

@@ -1,7 +1,7 @@
-"""The few things frazil asks of the storage beneath a table, with the same guarantees on a disk and in S3.
+"""What frazil needs of the storage beneath a table, with the same guarantees on a disk and in S3.
 
-Journals and desired state are objects beside the table's data. What they rest on is `put_if_absent`: of any
-number of processes that put one path, one succeeds, and no reader ever sees half an object.
+Journals and desired state are objects beside the table's data. They rely on `put_if_absent`: of any number of
+processes that put one path, exactly one succeeds, and no reader ever sees half an object.
 """
 
 from __future__ import annotations
@@ -90,9 +90,10 @@ class ObjectStore(ABC):
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Of a loaded table's FileIO properties those that open files.
+    """Those of a loaded table's FileIO properties that are needed to open files.
 
-    On REST they hold the table's own properties too, the streams' markers among them, and the catalog's credentials.
+    From a REST catalog they include the table's own properties, with the streams' markers, and the catalog's
+    credentials.
     A FileIO of somebody's own (`py-io-impl`) may read any key: only the markers are kept from it.
     """
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):

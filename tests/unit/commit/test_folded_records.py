@@ -160,7 +160,7 @@ def test_what_is_no_record_of_the_stream_is_left_alone(run):
     run.store.put(journals.path(late.key), late.to_bytes())
     fold(run)
     assert set(journals.keys()) >= {(1, 2), (1, 3), (1, 9)}
-    assert journals.look(BatchKey(1, 2), table_uuid=str(run.load().metadata.table_uuid), stream="events") is (
+    assert journals.entry(BatchKey(1, 2), table_uuid=str(run.load().metadata.table_uuid), stream="events") is (
         Unusable.FOREIGN
     )
     run.begin()
