@@ -25,8 +25,8 @@ from frazil.kafka.truncation import check_not_cut
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.plan import Policy
-from frazil.stream.planner import Planner, PlannerSettings, check_no_gap, lost_ranges
+from frazil.stream.plan import BatchPolicy
+from frazil.stream.planner import BatchPlanner, PlannerSettings, check_no_gap, lost_ranges
 from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.source import PlannedTask, RangeReader
@@ -108,7 +108,7 @@ class Writer:
         self.topics = (TOPIC, OLD) if reads_old else (TOPIC,)
         self.kafka: Any = ProcessKafka(world.topic, self.faults, self.topics)
         self.committer: Committer | None = None
-        self.planner: Planner | None = None
+        self.planner: BatchPlanner | None = None
         self.runner: BatchRunner | None = None
         self.staged: Journal | None = None
         self.journaled = False
@@ -175,11 +175,13 @@ class Writer:
             progress=ProgressFolder(f"{self.world.folder}/progress", {}),
         )
 
-    def _plan_from(self, marker: Marker) -> Planner:
-        policy = Policy(interval_s=1.0, size_bytes=1, max_records=1, target_file_bytes=100, parallelism=2, drain=True)
+    def _plan_from(self, marker: Marker) -> BatchPlanner:
+        policy = BatchPolicy(
+            interval_s=1.0, size_bytes=1, max_records=1, target_file_bytes=100, parallelism=2, drain=True
+        )
         folder = Path(self.world.folder, f"run-{self.epoch}")
         folder.mkdir(exist_ok=True)
-        return Planner(
+        return BatchPlanner(
             settings=PlannerSettings(STREAM, self.topics, policy, IDLE_S, str(folder)),
             kafka=self.kafka,
             source=marker.source,

@@ -29,7 +29,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class BatchPolicy:
     """A stream's commit settings, in the planner's units."""
 
     interval_s: float
@@ -44,7 +44,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class BatchDecision:
     """A decision, with the reason that the log shows."""
 
     now: bool
@@ -55,28 +55,29 @@ def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
     return rates.overhead_s + records * rates.task_seconds_per_record / max(tasks, 1)
 
 
-def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: Policy) -> Due:
+def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
     """Whether to start a batch: by size, or so early that its oldest record is committed within the interval.
 
     `oldest_age_s` is how long ago the oldest unread record was first seen; None means that nobody knows (the writer
     has just started), and then there is nothing to wait for.
     """
     if unread <= 0:
-        return Due(False, "nothing is unread")
+        return BatchDecision(False, "nothing is unread")
     if policy.drain:
-        return Due(True, f"{unread} records are unread, and the writer is to catch up")
+        return BatchDecision(True, f"{unread} records are unread, and the writer is to catch up")
     if oldest_age_s is None:
-        return Due(True, f"{unread} records were waiting when the writer started")
+        return BatchDecision(True, f"{unread} records were waiting when the writer started")
     size = unread * rates.bytes_per_record
     if size >= policy.size_bytes:
-        return Due(True, f"about {size:.0f} bytes reach commit.size {policy.size_bytes}")
+        return BatchDecision(True, f"about {size:.0f} bytes reach commit.size {policy.size_bytes}")
     records = min(unread, policy.max_records)
     stage_s = predicted_stage_s(records, tasks=task_count(records, rates=rates, policy=policy), rates=rates)
     interval_s = max(policy.interval_s, min(policy.interval_s * rates.stretch, policy.longest_interval_s))
     deadline_s = max(interval_s - stage_s, 0.0)
+    oldest = f"the oldest record is {oldest_age_s:.1f} s old"
     if oldest_age_s >= deadline_s:
-        return Due(True, f"the oldest record is {oldest_age_s:.1f} s old, the batch will take about {stage_s:.1f} s")
-    return Due(False, f"the oldest record is {oldest_age_s:.1f} s old, due at {deadline_s:.1f} s")
+        return BatchDecision(True, f"{oldest}, the batch will take about {stage_s:.1f} s")
+    return BatchDecision(False, f"{oldest}, due at {deadline_s:.1f} s")
 
 
 def bounded_ends(
@@ -94,7 +95,7 @@ def bounded_ends(
     return {tp: start + min(lags[tp], math.ceil(lags[tp] * share)) for tp, start in position.items()}
 
 
-def task_count(records: int, *, rates: Rates, policy: Policy) -> int:
+def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
     """As many tasks as the bytes need files; more only where one core a file would miss the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))

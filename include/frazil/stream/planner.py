@@ -25,7 +25,7 @@ from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.plan import Policy, assign, batch_due, bounded_ends, task_count
+from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
 from frazil.stream.planner_exchange import PlannerReport, read_rates, write_report
 from frazil.stream.position import Position
 
@@ -43,7 +43,7 @@ class PlannerSettings:
 
     stream: str
     topics: tuple[str, ...]
-    policy: Policy
+    policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
     """Where the report goes and the rates are: a location for `frazil.host.exchange.open_exchange`."""
@@ -57,14 +57,14 @@ class PlannerSettings:
         return cls(
             stream=raw["stream"],
             topics=tuple(raw["topics"]),
-            policy=Policy(**raw["policy"]),
+            policy=BatchPolicy(**raw["policy"]),
             idle_timeout_s=raw["idle_timeout_s"],
             exchange=raw["exchange"],
         )
 
 
 @dataclass(slots=True)
-class Planner:
+class BatchPlanner:
     """Decides positions. `clock` is monotonic seconds; `clock_ms`, the wall's, only dates what it reports.
 
     The position has every topic-partition that the marker knows. Those of topics that are not declared any more stay
@@ -221,11 +221,11 @@ class Planner:
         )
 
 
-def start_planner(options: Mapping[str, str], environment: Mapping[str, str]) -> Planner:
+def start_planner(options: Mapping[str, str], environment: Mapping[str, str]) -> BatchPlanner:
     """The planner that the source's options describe; references are resolved in `environment`."""
     spec = StreamSpec.model_validate_json(options["spec"])
     source = json.loads(options["source"])
-    return Planner(
+    return BatchPlanner(
         settings=PlannerSettings.from_json(options["settings"]),
         kafka=KafkaOffsets(kafka_properties(spec, environment), spec.source.topics),
         source=SourceIdentity(source["cluster_id"], source["topic_ids"]),

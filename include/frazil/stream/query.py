@@ -21,7 +21,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine, Query, RunningQuery, Stage
-from frazil.stream.plan import Policy
+from frazil.stream.plan import BatchPolicy
 from frazil.stream.planner import PlannerSettings
 from frazil.stream.planner_exchange import clear_report, read_rates, read_report, write_rates
 from frazil.stream.position import Position
@@ -79,7 +79,7 @@ class RangeQuery:
         return PlannerSettings(
             stream=spec.name,
             topics=spec.source.topics,
-            policy=Policy(
+            policy=BatchPolicy(
                 interval_s=interval_s,
                 longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
                 size_bytes=spec.commit.size,

@@ -1,6 +1,6 @@
 """The heartbeat's thread: says where the writer stands every second, whatever the writer is busy with.
 
-It is also the one place that sees the marker, the batch at hand and the planner's report, so it looks for stalls.
+It is also the one place that sees the marker, the batch at hand and the planner's report, so it finds stalls.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
 from frazil.stream.planner_exchange import PlannerReport, read_report
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stall_history import BatchName, Limits, Look
+from frazil.stream.stall_history import BatchName, Limits, Sample
 from frazil.stream.stall_watch import StallWatch
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 LOG_LOOK_MS = 60_000
-"""Between two looks whether the log is full."""
+"""Between two checks whether the log is full."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 
 
@@ -129,9 +129,9 @@ class Reporter:
                 log.warning("the heartbeat could not be written: %r", error)
 
     def beat(self) -> None:
-        """Look once and write what is seen; the thread does so every second."""
+        """Take one sample and write the heartbeat; the thread does so every second."""
         self._count_records()
-        self._look()
+        self._judge()
         self._write()
         self._rotate_log()
 
@@ -142,7 +142,7 @@ class Reporter:
             if records > state.batch_records:
                 self._change(batch_records=records)
 
-    def _look(self) -> None:
+    def _judge(self) -> None:
         """Lag and stall, from the marker and from what the planner saw."""
         # Before the state: with a phase older than the report, a batch would be credited with what came after it.
         report = read_report(self._exchange)
@@ -150,10 +150,10 @@ class Reporter:
             state, marker, stretch = self._state, self._marker, self._stretch
         if marker is None or (report and report.error):
             return
-        look = _look_of(state, marker, report, at_ms=self._clock_ms())
-        lag = sum(look.unread.values()) if report else state.lag
+        sample = _sample(state, marker, report, at_ms=self._clock_ms())
+        lag = sum(sample.unread.values()) if report else state.lag
         self._watch.stretch(stretch)
-        stall = self._watch.look(look)
+        stall = self._watch.judge(sample)
         with self._lock:
             self._state = dataclasses.replace(self._state, lag=lag, stall=stall)
 
@@ -172,8 +172,8 @@ class Reporter:
             log.warning("the log cannot be rotated, and grows on: %s", error)
 
 
-def _look_of(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> Look:
-    return Look(
+def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> Sample:
+    return Sample(
         at_ms=at_ms,
         phase=state.phase,
         advanced_at_ms=state.advanced_at_ms,

@@ -18,7 +18,7 @@ from frazil.errors import FrazilError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from frazil.stream.planner import Planner
+    from frazil.stream.planner import BatchPlanner
 
 FORMAT = "frazil"
 SCHEMA = "plan string"
@@ -51,7 +51,7 @@ class RangeReader(DataSourceStreamReader):
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
-        self._planner: Planner | None = None
+        self._planner: BatchPlanner | None = None
         self._ended = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -80,12 +80,12 @@ class RangeReader(DataSourceStreamReader):
         if isinstance(partition, PlannedTask):
             yield (partition.plan,)
 
-    def _at_work(self) -> Planner:
+    def _at_work(self) -> BatchPlanner:
         self._planner = self._planner or _start_planner(self._options)
         return self._planner
 
 
-def _start_planner(options: dict[str, str]) -> Planner:
+def _start_planner(options: dict[str, str]) -> BatchPlanner:
     from frazil.stream.planner import start_planner  # noqa: PLC0415 - see the module
 
     return start_planner(options, os.environ)

@@ -1,4 +1,4 @@
-"""What look after look shows of a writer's offsets and watermark, folded into what a stall is judged by. Pure."""
+"""Samples of a writer's offsets and watermark, folded into the history by which a stall is judged. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STILL_LEAST_MS = 20_000
 """However short the commit interval is: on a busy host a batch takes many intervals of a second or two, and one Python
 worker of Spark alone up to 10 s to come up."""
 GAP_MS = 30_000
-"""A longer time between two looks proves nothing about the writer: the machine slept, or its clock was set."""
+"""A longer time between two samples proves nothing about the writer: the machine slept, or its clock was set."""
 FIRST_ANSWER_MS = 60_000
 """How long Spark may take to start the source's process, however short the commit interval is."""
 
@@ -61,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sample:
     """What the writer knows of itself at one moment; times are milliseconds since the epoch, UTC."""
 
     at_ms: int
@@ -98,44 +98,44 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All looks so far, as little as a judgement needs."""
+    """All samples so far, in as little as a judgement needs."""
 
     began_at_ms: int
-    looked_at_ms: int
+    sampled_at_ms: int
     offsets: Mapping[TopicPartition, int]
     watermark_us: int | None
     watermark_since_ms: int
     """Since when the watermark stands while the stream has something to read; a quiet topic begins it anew."""
     advances: int = 0
-    """Looks since then that found offsets moved on by a commit."""
+    """Samples since then that found offsets moved on by a commit."""
     read_up_since_ms: int | None = None
     """Since when nothing has been unread and no offset has moved."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
 
 
-def remember(before: History | None, look: Look, *, limits: Limits) -> History:
-    """History and one more look. Phases in which nothing is judged only pass the time; a gap forgets what was."""
-    if before is None or not 0 <= look.at_ms - before.looked_at_ms <= limits.gap_ms:
-        before = History(look.at_ms, look.at_ms, look.offsets, look.watermark_us, look.at_ms)
-    if look.phase not in WORKING:
-        since_ms = look.at_ms if _still_starts(before) else before.watermark_since_ms
-        return dataclasses.replace(before, looked_at_ms=look.at_ms, watermark_since_ms=since_ms)
-    moved = [tp for tp, offset in look.offsets.items() if before.offsets.get(tp) != offset]
-    read_up_since_ms = _read_up_since_ms(before, look, moved=bool(moved))
-    quiet = read_up_since_ms is not None and look.at_ms - read_up_since_ms >= limits.still_ms
-    starts = look.planned_at_ms is None and _still_starts(before)
-    anew = quiet or starts or look.watermark_us != before.watermark_us
+def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
+    """The history with one more sample. Phases without a judgement only pass the time; a gap forgets what was."""
+    if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
+        before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
+    if sample.phase not in WORKING:
+        since_ms = sample.at_ms if _still_starts(before) else before.watermark_since_ms
+        return dataclasses.replace(before, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
+    moved = [tp for tp, offset in sample.offsets.items() if before.offsets.get(tp) != offset]
+    read_up_since_ms = _read_up_since_ms(before, sample, moved=bool(moved))
+    quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.still_ms
+    starts = sample.planned_at_ms is None and _still_starts(before)
+    anew = quiet or starts or sample.watermark_us != before.watermark_us
     return History(
         began_at_ms=before.began_at_ms,
-        looked_at_ms=look.at_ms,
-        offsets=look.offsets,
-        watermark_us=look.watermark_us,
-        watermark_since_ms=look.at_ms if anew else before.watermark_since_ms,
+        sampled_at_ms=sample.at_ms,
+        offsets=sample.offsets,
+        watermark_us=sample.watermark_us,
+        watermark_since_ms=sample.at_ms if anew else before.watermark_since_ms,
         advances=0 if anew else before.advances + bool(moved),
         read_up_since_ms=read_up_since_ms,
-        moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, look.at_ms)},
-        waits={tp: _wait(before.waits.get(tp), tp, look) for tp in look.unread},
+        moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
+        waits={tp: _wait(before.waits.get(tp), tp, sample) for tp in sample.unread},
     )
 
 
@@ -144,17 +144,17 @@ def _still_starts(before: History) -> bool:
     return before.advances == 0
 
 
-def _read_up_since_ms(before: History, look: Look, *, moved: bool) -> int | None:
-    if look.unread:
+def _read_up_since_ms(before: History, sample: Sample, *, moved: bool) -> int | None:
+    if sample.unread:
         return None
-    return look.at_ms if moved or before.read_up_since_ms is None else before.read_up_since_ms
+    return sample.at_ms if moved or before.read_up_since_ms is None else before.read_up_since_ms
 
 
-def _wait(before: Wait | None, tp: TopicPartition, look: Look) -> Wait:
-    offset = look.offsets.get(tp)
+def _wait(before: Wait | None, tp: TopicPartition, sample: Sample) -> Wait:
+    offset = sample.offsets.get(tp)
     if before is None or before.offset != offset:
-        return Wait(offset, look.at_ms, look.batch)
-    tried = before.tried or look.batch
-    if look.batch is None or tried != look.batch:
+        return Wait(offset, sample.at_ms, sample.batch)
+    tried = before.tried or sample.batch
+    if sample.batch is None or tried != sample.batch:
         return dataclasses.replace(before, tried=tried)
-    return Wait(offset, max(before.nearer_at_ms, look.advanced_at_ms), tried)
+    return Wait(offset, max(before.nearer_at_ms, sample.advanced_at_ms), tried)

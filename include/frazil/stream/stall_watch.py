@@ -7,11 +7,11 @@ from collections.abc import Callable
 from frazil.events import Happening, StallBegan, StallEnded
 from frazil.host.heartbeat import Stall
 from frazil.stream.stall import find_stall
-from frazil.stream.stall_history import WORKING, History, Limits, Look, remember
+from frazil.stream.stall_history import WORKING, History, Limits, Sample, remember
 
 
 class StallWatch:
-    """Remembers what the heartbeat's thread looks at. Not for several threads at once."""
+    """Remembers the samples that the heartbeat's thread takes. Not for several threads at once."""
 
     def __init__(self, stream: str, limits: Limits, *, emit: Callable[[Happening], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
@@ -22,12 +22,12 @@ class StallWatch:
         """The commit interval is so many times longer than declared."""
         self._limits = self._declared.stretched(stretch)
 
-    def look(self, look: Look) -> Stall | None:
+    def judge(self, sample: Sample) -> Stall | None:
         """The stall at that moment. While the writer takes over or stops nothing new is judged: what was, stays."""
-        self._history = remember(self._history, look, limits=self._limits)
-        if look.phase in WORKING:
-            found = find_stall(self._history, look, limits=self._limits, stream=self._stream)
-            self._tell(found, now_ms=look.at_ms)
+        self._history = remember(self._history, sample, limits=self._limits)
+        if sample.phase in WORKING:
+            found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
+            self._tell(found, now_ms=sample.at_ms)
             self._stall = found
         return self._stall
 

@@ -20,6 +20,7 @@ from typing import Any
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.home import home, run_folder
+from frazil.host.environment import writer_environment
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import Launcher, LaunchRequest, LogPosition
 from frazil.host.launchers import open_launcher
@@ -29,7 +30,6 @@ from frazil.spec.references import connections
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.declared import Declaration
-from frazil.supervise.environment import writer_environment
 from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
 from frazil.supervise.policy import Policy
 from frazil.supervise.table_state import TableState
@@ -104,11 +104,11 @@ class Supervisor:
         self._one_at_a_time = threading.Lock()
 
     def step(self) -> Step:
-        """Look, decide and act once; it blocks for a second or so at most, and raises nothing that it expects."""
+        """Observe, decide and act once; it blocks for a second or so at most, and raises nothing that it expects."""
         return self._step(act=True)
 
-    def look(self) -> Step:
-        """Look and decide, and leave everything as it is."""
+    def preview(self) -> Step:
+        """Observe and decide, and leave everything as it is."""
         return self._step(act=False)
 
     def person_stopped(self, *, by: str, reason: str) -> Step:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.stream.plan import Policy, Rates, assign, batch_due, bounded_ends, learned, task_count
+from frazil.stream.plan import BatchPolicy, Rates, assign, batch_due, bounded_ends, learned, task_count
 
 RATES = Rates(bytes_per_record=40.0, task_seconds_per_record=2e-6, overhead_s=1.0)
-POLICY = Policy(
+POLICY = BatchPolicy(
     interval_s=60.0, size_bytes=128 * 2**20, max_records=20_000_000, target_file_bytes=512 * 2**20, parallelism=2
 )
 PARTITIONS = st.dictionaries(

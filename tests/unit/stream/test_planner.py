@@ -12,8 +12,8 @@ from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LOOKS, OUTDATED_LOOKS, LogEnd
-from frazil.stream.plan import Policy, Rates
-from frazil.stream.planner import UNREACHABLE_S, Planner, PlannerSettings
+from frazil.stream.plan import BatchPolicy, Rates
+from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
 from frazil.stream.planner_exchange import read_report, write_rates
 from frazil.stream.position import Position
 
@@ -69,7 +69,7 @@ class World:
         settings = PlannerSettings(
             stream="s",
             topics=("t",),
-            policy=Policy(
+            policy=BatchPolicy(
                 **{
                     "interval_s": 60.0,
                     "size_bytes": 2**30,
@@ -82,7 +82,7 @@ class World:
             idle_timeout_s=300.0,
             exchange=str(folder),
         )
-        self.planner = Planner(
+        self.planner = BatchPlanner(
             settings=settings,
             kafka=self.kafka,  # type: ignore[arg-type]
             source=self.kafka.identity,

@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 from frazil.errors import OffsetGap
-from frazil.stream.planner import Planner
+from frazil.stream.planner import BatchPlanner
 from frazil.stream.position import Position
 from frazil.stream.source import PlannedTask, RangeReader
 
@@ -32,7 +32,7 @@ class FakePlanner:
 
 def reader(*looks: Position | Exception) -> RangeReader:
     made = RangeReader({"position": json.dumps(AT.to_json())})
-    made._planner = cast(Planner, FakePlanner(*looks))
+    made._planner = cast(BatchPlanner, FakePlanner(*looks))
     return made
 
 

@@ -21,7 +21,7 @@ from frazil.stream.stall_history import (
     BatchName,
     History,
     Limits,
-    Look,
+    Sample,
     remember,
 )
 
@@ -36,7 +36,7 @@ TIME_US = 1_388_361_600_000_000  # 2013-12-30
 
 
 class Writer:
-    """A writer as its heartbeat sees it; set its fields to change the world. It looks once a second."""
+    """A writer as its heartbeat sees it; set its fields to change the world. It samples itself once a second."""
 
     def __init__(self, *, limits: Limits = LIMITS, **changes: Any) -> None:
         self.limits = limits
@@ -44,13 +44,13 @@ class Writer:
             "at_ms": START, "phase": Phase.WAITING, "advanced_at_ms": START, "offsets": {TP0: 100, TP1: 200},
             "planned_at_ms": START, "max_event_times_us": {TP0: TIME_US, TP1: TIME_US + 1}, "watermark_us": TIME_US,
         }  # fmt: skip
-        self.now = Look(**{**values, **changes})
+        self.now = Sample(**{**values, **changes})
         self.planner_runs = True
         self.history: History | None = None
         self.stall: Stall | None = None
-        self.look()
+        self.sample()
 
-    def look(self) -> Stall | None:
+    def sample(self) -> Stall | None:
         self.history = remember(self.history, self.now, limits=self.limits)
         self.stall = find_stall(self.history, self.now, limits=self.limits, stream="s")
         return self.stall
@@ -68,13 +68,13 @@ class Writer:
         self.set(offsets=moved, unread={}, watermark_us=watermark_us or self.now.watermark_us)
 
     def passes(self, ms: int) -> list[Stall]:
-        """The stalls that looks once a second see while some time passes."""
+        """The stalls that a sample each second shows while some time passes."""
         seen = []
         for _ in range(ms // PERIOD):
             self.set(at_ms=self.now.at_ms + PERIOD)
             if self.planner_runs and self.now.phase is Phase.WAITING:
                 self.set(planned_at_ms=self.now.at_ms)
-            if (stall := self.look()) is not None:
+            if (stall := self.sample()) is not None:
                 seen.append(stall)
         return seen
 
@@ -190,7 +190,7 @@ def test_a_partition_that_others_leave_behind_is_the_one_reported():
     for n in range(1, 4):
         writer.passes(INTERVAL)
         writer.set(offsets={TP0: 100 + n, TP1: 200}, watermark_us=TIME_US + n)
-        writer.look()
+        writer.sample()
     assert writer.stall is not None
     assert (writer.stall.kind, writer.stall.held_back_by) == (StallKind.OFFSETS, "t-1")
 
@@ -231,7 +231,7 @@ def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_
 def test_a_batch_that_ended_without_the_records_is_named():
     writer = Writer(unread={TP0: 5})
     writer.works(Phase.STAGING, BatchName(3, 1))
-    writer.look()
+    writer.sample()
     writer.works(Phase.WAITING, None)
     assert "batch 3-1 ended without them" in writer.passes(STILL + PERIOD)[-1].reason
 
@@ -281,13 +281,13 @@ def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it
 
 def test_a_planner_that_never_answers_is_given_the_time_that_spark_needs_to_start_it():
     quick = Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
-    look = Look(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
-    history = remember(None, look, limits=quick)
+    sample = Sample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
+    history = remember(None, sample, limits=quick)
     stalls = {}
     for after in range(SECOND, FIRST_ANSWER_MS + SECOND, SECOND):
-        look = dataclasses.replace(look, at_ms=START + after)
-        history = remember(history, look, limits=quick)
-        stalls[after] = find_stall(history, look, limits=quick, stream="s")
+        sample = dataclasses.replace(sample, at_ms=START + after)
+        history = remember(history, sample, limits=quick)
+        stalls[after] = find_stall(history, sample, limits=quick, stream="s")
     assert [after for after, stall in stalls.items() if stall] == [FIRST_ANSWER_MS]
 
 
@@ -379,7 +379,7 @@ def test_long_batches_that_leave_the_watermark_are_reported_with_their_second_co
             seen += writer.passes(INTERVAL)
         assert bool(seen) is (n > 2)
         writer.commits(tp0=1000 * n + 100)
-        writer.look()
+        writer.sample()
     assert seen[0].kind is StallKind.WATERMARK
 
 
@@ -399,7 +399,7 @@ def test_a_machine_that_slept_or_a_clock_that_was_set_begins_anew(jump: int):
     writer = Writer(unread={TP0: 5})
     writer.passes(STILL - PERIOD)
     writer.set(at_ms=writer.now.at_ms + jump)
-    assert writer.look() is None
+    assert writer.sample() is None
     assert writer.passes(STILL - PERIOD) == []
     assert writer.passes(PERIOD) != []
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from frazil.host.environment import writer_environment
 from frazil.host.lock import INHERITED_LOCK
 from frazil.spec.load import find_stream
 from frazil.supervise.declared import Declaration
-from frazil.supervise.environment import writer_environment
 from frazil.supervise.observed import Declared, Removed, Unreadable
 
 BASE = {

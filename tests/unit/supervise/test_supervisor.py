@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from frazil.host.given_up import confirm_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.supervise.decision import Action, Cause
 from frazil.supervise.desired import create_desired
-from frazil.supervise.given_up import confirm_given_up
 from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
 
 FAKE_WRITER = Path(__file__).with_name("fake_writer.py")
@@ -184,7 +184,7 @@ def test_a_fenced_writer_is_held_by_who_saw_it_and_started_by_who_comes_back_to_
     assert bench.supervisor(clock=clock).step().decision.action is Action.HOLD  # Airflow was restarted
     clock.ahead_ms += 3 * 24 * 60 * 60_000
     back = bench.supervisor(clock=clock)
-    assert back.look().decision.cause is Cause.RETURNED
+    assert back.preview().decision.cause is Cause.RETURNED
     bench.until(back, Action.START, Cause.RETURNED)
     bench.eventually(lambda: bench.at_hand.launcher.observe().process.is_alive)
 

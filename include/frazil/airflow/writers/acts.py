@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse, GetTaskStates, TaskStatesResult
 
-from frazil.supervise.claim import read_claim
+from frazil.host.claim import read_claim
 
 if TYPE_CHECKING:
     from frazil.supervise.supervisor import Step, Supervisor
@@ -88,4 +88,4 @@ def follow(act: Act, supervisor: Supervisor, *, run_id: str) -> Step:
         return supervisor.person_cleared(by=BY, reason=f"the run {run_id} was cleared")
     if act is not Act.TAKEN_OVER:
         supervisor.stop(f"{BY}: the run {run_id} was {act}")
-    return supervisor.look()
+    return supervisor.preview()

@@ -59,7 +59,7 @@ class WriterOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         """Hand over to the trigger."""
         from frazil.airflow.writers.trigger import WriterTrigger  # noqa: PLC0415 - a DAG file that is parsed needs no trigger
-        from frazil.supervise.claim import Claim, write_claim  # noqa: PLC0415
+        from frazil.host.claim import Claim, write_claim  # noqa: PLC0415
 
         instance = context["ti"]
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
@@ -77,7 +77,7 @@ class WriterOperator(BaseOperator):
 
         The failure is recorded here and not in the trigger, so that it is not lost if a process dies in between.
         """
-        from frazil.supervise.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
+        from frazil.host.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
 
         reason = str(event["reason"])
         confirm_given_up(self.stream, event["subject"], reason=reason, table_fingerprint=event["table_fingerprint"])

@@ -80,7 +80,7 @@ class WriterTrigger(BaseTrigger):
                 # If the run ended while its DAG still had a schedule, the next run would start at once.
                 await asyncio.sleep(REMOVED_SECONDS)
                 # The DAG is about to go with its declaration; then no worker could end the task.
-                if (await _in_thread(supervisor.look)).decision.action == "end":
+                if (await _in_thread(supervisor.preview)).decision.action == "end":
                     yield TaskSuccessEvent()
                     return
             await asyncio.sleep(self.poll_seconds)
