@@ -57,7 +57,7 @@ def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_w
     nothing: Any = None
     runner = Swept(
         spec=SimpleNamespace(name="rides"),  # type: ignore[arg-type]
-        kafka=nothing, kafka_properties={}, tables=tables, store=nothing, committer=committer, marker=stands_at(6),
+        kafka=nothing, kafka_properties={}, tables=tables, committer=committer, marker=stands_at(6),
         emit=lambda _: None, run_folder=nothing, progress=nothing,
     )  # fmt: skip
     with pytest.raises(ends_with):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from frazil.clock import now_ms
 from frazil.host.given_up import confirm_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
@@ -126,7 +127,7 @@ def test_a_changed_spec_restarts_it_and_a_broken_one_does_not(bench: Bench) -> N
 def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from frazil.supervise import supervisor as module  # noqa: PLC0415
 
-    clock = Clock(module._now_ms)
+    clock = Clock(now_ms)
     supervisor = bench.supervisor(clock=clock)
     pid = bench.runs(supervisor)
     # A supervisor that slept as long as the writer stood still may not judge it; this one goes on looking.
