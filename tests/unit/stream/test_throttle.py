@@ -221,7 +221,7 @@ class Writer:
         self.reporter = Reporter(events, fingerprint="f", folder=self.folder, limits=limits)
         rest: Any = None
         self.runner = BatchRunner(
-            self.spec, rest, {}, self.made.tables, rest, self.made.begin(), rest, events.emit, self.folder, rest
+            self.spec, rest, {}, self.made.tables, self.made.begin(), rest, events.emit, self.folder, rest
         )
 
     def land(self, commits: int) -> None:
