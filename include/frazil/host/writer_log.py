@@ -92,7 +92,8 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
     try:
         rest: tuple[str, ...] = ()
         if path.stat().st_size < start:  # it was emptied, and what was not read yet is in the file before
-            rest, _ = _lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
+            with suppress(FileNotFoundError):  # unless somebody else emptied it
+                rest, _ = _lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
             start = 0
         lines, end = _lines(path, start, limit_bytes)
     except FileNotFoundError:

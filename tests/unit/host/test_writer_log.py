@@ -131,3 +131,14 @@ def test_a_log_that_cannot_be_copied_stays_whole(tmp_path: Path, monkeypatch: py
         rotate_full(tmp_path, full_bytes=1)
     assert {path.name for path in tmp_path.iterdir()} == {LOG_FILE}
     assert text(tmp_path) == "one\n"
+
+
+def test_a_log_that_somebody_emptied_by_hand_is_read_from_its_beginning(tmp_path: Path):
+    say(tmp_path, "x" * 100)
+    first = read_lines(tmp_path / LOG_FILE, launch_id="a", since=None, limit_bytes=1_000)
+    assert first is not None
+    (tmp_path / LOG_FILE).write_text("after\n")  # and there is no log before it
+    chunk = read_lines(tmp_path / LOG_FILE, launch_id="a", since=first.position, limit_bytes=1_000)
+    assert chunk is not None
+    assert chunk.lines == ("after",)
+    assert chunk.position == LogPosition("a", len("after\n"))
