@@ -381,6 +381,31 @@ def test_few_bad_records_cost_few_parses(work: Counter[str]) -> None:
     assert work["single"] == 1
 
 
+PRICES = Schema(
+    t.NestedField(1, "id", t.StringType()),
+    t.NestedField(2, "price", t.DecimalType(38, 38)),
+    t.NestedField(3, "prices", t.ListType(4, t.DecimalType(38, 38))),
+)
+
+
+def test_strings_that_look_like_numbers_too_fine_for_arrow_cost_nothing(work: Counter[str]) -> None:
+    values = [b'{"id":"9c5b94b1-35ad-4%03d-b8e-4100-0000%08de-41","price":0.5}' % (i, i) for i in range(1_000)]
+    decoded = decoder("json", PRICES, {})(Chunk.of_values(values))
+    assert decoded.kept.tolist() == list(range(1_000))
+    assert (work["parses"], work["single"]) == (1, 0)
+
+
+@pytest.mark.parametrize("number", ["1e-39", "-1e-41", "1.5E-0041", "0.0001e-100", "1234567890123456789e-9"])
+@pytest.mark.parametrize(
+    "form", ['{"price":%s}', '{"price": %s}', '{"price":\t%s}', '{"prices":[%s]}', '{"prices":[0,%s]}']
+)
+def test_a_number_too_fine_for_arrow_is_read_by_itself_wherever_it_stands(
+    form: str, number: str, work: Counter[str]
+) -> None:
+    decoder("json", PRICES, {})(Chunk.of_values([(form % number).encode()]))
+    assert work["single"] == 1
+
+
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.5, 1])
 @pytest.mark.parametrize("kind", bench.BAD)
 def test_bad_records_of_any_kind_and_share_cost_a_bounded_amount_of_work(

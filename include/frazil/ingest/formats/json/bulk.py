@@ -54,7 +54,8 @@ _STRINGS = (
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 _MAYBE_TOO_BIG = r"[0-9][eE]\+?0*[1-9][0-9]|[0-9]{30}"
 """Fewer digits and a smaller exponent are at most 10^38, which any float holds."""
-_MAYBE_TOO_FINE = r"[eE]-0*(?:[2-9][0-9]|[0-9]{3})|[0-9]{19}[eE]-"
+_MAYBE_TOO_FINE = r"[:,\[\s]-?[0-9]+(?:\.[0-9]+)?[eE]-0*(?:[2-9][0-9]|[0-9]{3})|[0-9]{19}[eE]-"
+"""A number begins behind one of four; one UUID in ten has `e-41` or the like inside its string."""
 _MINUS, _E = b"-e"
 _SECONDS = pa.decimal128(26, 12)
 """Epoch seconds may have a fraction, and a double would lose microseconds."""
