@@ -57,8 +57,10 @@ class Launch:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Launch:
+        """What a later version adds is left out: its writers may run beside this supervisor during an upgrade."""
+        known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
         marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
-        return cls(**{**value, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
+        return cls(**{**known, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
 
 
 @dataclass(frozen=True, slots=True)
