@@ -138,7 +138,7 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     world.stop()
     if situation.red is not None:
         world.catch_up(code=situation.red)
-        world.check_red(situation.word)
+        world.check_red(situation.word, audited=situation.audited)
     world.mend()
     world.produce(2 * world.shape.partitions)
     if cell.runs_already:
