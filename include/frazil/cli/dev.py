@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def up(kafka_port: int | None, airflow: bool, airflow_port: int | None) -> None:
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
         click.echo(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
-    if kafka.port != DEFAULT_KAFKA_PORT:
+    if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         click.echo(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
         click.echo(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
 

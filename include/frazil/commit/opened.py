@@ -45,5 +45,5 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
 def open_kafka(spec: StreamSpec) -> KafkaOffsets:
     """What the stream reads from; raises SpecError where a reference cannot be resolved."""
-    # At its own level librdkafka writes to standard error when it closes, which is no news to a person.
-    return KafkaOffsets({"log_level": "4", **kafka_properties(spec, os.environ)}, spec.source.topics)
+    # At its own level librdkafka writes every lost connection to standard error; the error that is raised says it once.
+    return KafkaOffsets({"log_level": "2", **kafka_properties(spec, os.environ)}, spec.source.topics)

@@ -328,6 +328,12 @@ def test_what_does_not_fit_its_type_is_a_dead_letter(kind: t.IcebergType, text: 
     assert len(classes(column(kind, text))) == 1
 
 
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_number_is_named_as_it_was_sent_where_a_decimal_cannot_hold_it(text: str) -> None:
+    (rejection,) = column(t.DecimalType(5, 2), text.encode()).rejections
+    assert rejection.error == f"x: {text} does not fit decimal(5, 2)"
+
+
 def test_a_number_too_big_for_the_unit_is_a_dead_letter() -> None:
     assert len(classes(column(t.TimestamptzType(), b"9223372036854775807", unit="ms"))) == 1
 

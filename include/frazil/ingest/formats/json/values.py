@@ -23,7 +23,7 @@ MISSING = "required, and missing or null"
 INT64 = range(-(2**63), 2**63)
 
 NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
-"""What `json_record` writes for NaN, Infinity and -Infinity, which strict JSON has not."""
+"""What stands in for NaN, Infinity and -Infinity, which strict JSON does not have (`formats.json.text`)."""
 
 # Of each pattern here a text is matched in one way at most: what is sent may be long, and made to be slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
@@ -141,6 +141,14 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
     return sign, significant, power, text
 
 
+def _as_sent(text: bytes) -> str:
+    """The number as the record has it, for NaN and infinities stand in for others here."""
+    special = NOT_A_NUMBER.get(text.strip())
+    if special is None:
+        return text[:64].decode()
+    return "NaN" if math.isnan(special) else "Infinity" if special > 0 else "-Infinity"
+
+
 def usual_number(kind: iceberg.IcebergType) -> re.Pattern[bytes] | None:
     """Numbers as most are written that surely fit the type; None where no pattern says so."""
     match kind:
@@ -158,7 +166,7 @@ def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
             return Decimal(text.decode())
         sign, digits, power, text = _scientific(raw)
         if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
-            raise Wrong(f"{text[:64].decode()} does not fit decimal({precision}, {scale})")
+            raise Wrong(f"{_as_sent(text)} does not fit decimal({precision}, {scale})")
         return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
 
     return converted
