@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
     "what is no Parquet": (lambda w: w("a.json", []) and broken(w("a.json", [])), "b.parquet cannot be read"),
     "a record that is there twice": (
         lambda w: w("a.json", [1, 2]) and w("b.parquet", [2]),
-        "b.parquet: which is right",
+        "b.parquet: nothing tells which",
     ),
     "a record that the stream will read": (lambda w: w("a.json", [1], kafka_offset=LIVE), "stands at 1,000"),
     "a partition of another topic": (lambda w: w("a.json", [1], kafka_topic="x"), "reads no x-1"),

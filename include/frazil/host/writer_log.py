@@ -44,8 +44,8 @@ def _shift(folder: Path, newest: str) -> None:
 def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
     """Make a full log, which others are writing, `writer.log.1`, and empty it; whether there was one.
 
-    Killed anywhere, it loses no line: a line may be in both files. Raises OSError, for want of space as a rule, and
-    leaves the log as it is then.
+    Lines that are written in the microseconds before it is emptied are lost, or cut off; nothing else is, wherever this
+    is killed: then a line may be in both files. Raises OSError, usually for lack of space, and leaves the log as it is.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:
@@ -53,7 +53,7 @@ def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
             return False
     except FileNotFoundError:
         return False
-    with log.open("r+b", buffering=0) as full, copy.open("wb", buffering=0) as to:
+    with log.open("r+b", buffering=0) as full, copy.open("w+b", buffering=0) as to:
         try:
             _copy_rest(full, to)
         except OSError:
@@ -62,6 +62,9 @@ def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
         _shift(folder, copy.name)
         _copy_rest(full, to)
         full.truncate(0)
+        to.seek(max(to.tell() - 1, 0))
+        if to.read(1) not in (b"", b"\n"):  # what was being written just then is cut off, and must not run into another line
+            to.write(b"\n")
     with log.open("a") as emptied:
         emptied.write(f"{CONTINUES}\n")
     return True

@@ -66,19 +66,23 @@ def test_without_a_log_there_is_none_to_rotate(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_process_logs_meanwhile_is_in_one_file_or_the_other_in_order(tmp_path: Path):
-    many = "import sys\nfor n in range(20_000): sys.stdout.write(f'{n}\\n'); sys.stdout.flush()"
+def test_what_another_process_logs_meanwhile_is_in_order_and_never_twice(tmp_path: Path):
+    counting = (
+        "import select, sys\nn = 0\nwhile not select.select([sys.stdin], [], [], 0)[0]:\n"
+        "  print(f'{n:012}', flush=True)\n  n += 1\nprint(f'{n:012}', flush=True)\nprint(n, file=sys.stderr)"
+    )
     with (tmp_path / LOG_FILE).open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-c", many], stdout=log)
-    while process.poll() is None and not (tmp_path / f"{LOG_FILE}.{LOGS_KEPT}").exists():
+        process = subprocess.Popen(
+            [sys.executable, "-c", counting], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.PIPE
+        )
+    while not (tmp_path / f"{LOG_FILE}.{LOGS_KEPT}").exists():
         rotate_full(tmp_path, full_bytes=5_000)
-    process.wait()
+    _, last = process.communicate()
     names = [*(f"{LOG_FILE}.{n}" for n in range(LOGS_KEPT, 0, -1)), LOG_FILE]
     lines = "".join(text(tmp_path, name) for name in names if (tmp_path / name).exists()).splitlines()
-    numbers = [int(line) for line in lines if line != CONTINUES]
-    assert numbers == sorted(numbers)
-    assert numbers[0] == 0
-    assert numbers[-1] == 19_999
+    numbers = [int(line) for line in lines if len(line) == 12]
+    assert numbers == sorted(set(numbers))
+    assert (numbers[0], numbers[-1]) == (0, int(last))
 
 
 def test_a_reader_gets_every_line_across_rotations_once(tmp_path: Path):
