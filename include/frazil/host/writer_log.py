@@ -63,7 +63,7 @@ def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
         _copy_rest(full, to)
         full.truncate(0)
         to.seek(max(to.tell() - 1, 0))
-        if to.read(1) not in (b"", b"\n"):  # what was being written just then is cut off, and must not run into another line
+        if to.read(1) not in (b"", b"\n"):  # a line was cut off: it must not run into another
             to.write(b"\n")
     with log.open("a") as emptied:
         emptied.write(f"{CONTINUES}\n")
