@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -109,6 +112,28 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
     (_, first), (_, second) = lines.telling([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
     assert first == f"{3 * 36_000 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
     assert second == "the last"
+
+
+def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    triggers = importlib.import_module("frazil.airflow.writers.trigger")
+    trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
+    step = Step(Decision(Action.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11"), None, None, (), None)
+    slept: list[float] = []
+
+    async def supervisor() -> SimpleNamespace:
+        return SimpleNamespace(step=lambda: step)
+
+    async def nothing(seconds: float = 0) -> None:
+        slept.append(seconds)
+
+    async def first_event() -> Any:
+        return await anext(trigger.run())
+
+    monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
+    monkeypatch.setattr(trigger, "_ask_ahead", nothing)
+    monkeypatch.setattr(triggers.asyncio, "sleep", nothing)
+    assert asyncio.run(first_event()).payload["reason"] == "exit code 11"
+    assert triggers.SETTLED_SECONDS - 5 < max(slept) <= triggers.SETTLED_SECONDS
 
 
 def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,10 @@ CONNECTION_SECONDS = 30.0
 LOOK_UP_SECONDS = 20.0
 """Airflow allows 30 s for a kill in total."""
 
+SETTLED_SECONDS = 15.0
+"""If a trigger fires before the executor has reported the end of the task's first half, which takes some seconds,
+Airflow 3.3 takes that for the end of the second half, and retries a task that has failed for good."""
+
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
 """Threads of our own: with the event loop's few, one silent catalog would hold up every writer."""
 
@@ -70,10 +74,12 @@ class WriterTrigger(BaseTrigger):
         """Step, report, wait; until the task has something to do."""
         supervisor = await self._make_supervisor()
         self._asking_ahead = asyncio.create_task(self._ask_ahead())
+        settled_at_s = time.monotonic() + SETTLED_SECONDS
         while True:
             step = await _in_thread(supervisor.step)
             self._tell(step)
             if step.decision.action == "give up":
+                await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
