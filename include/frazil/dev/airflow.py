@@ -257,9 +257,17 @@ class EmbeddedAirflow:
     def _make_spark_pool(self) -> None:
         """Bounds batch Spark work to one application at a time, which has the machine's cores."""
         client = self.client()
-        if all(pool["name"] != SPARK_POOL for pool in client.call("GET", "/api/v2/pools")["pools"]):
-            pool = {"name": SPARK_POOL, "slots": 1, "description": "Spark applications of frazil that run at once"}
-            client.call("POST", "/api/v2/pools", json=pool)
+        pool = {"name": SPARK_POOL, "slots": 1, "description": "Spark applications of frazil that run at once"}
+        for last_attempt in (False, False, True):
+            try:
+                if all(found["name"] != SPARK_POOL for found in client.call("GET", "/api/v2/pools")["pools"]):
+                    client.call("POST", "/api/v2/pools", json=pool)
+            except EnvironmentUnusable:
+                # While its components start, Airflow may keep SQLite locked for longer than a request waits.
+                if last_attempt:
+                    raise
+            else:
+                return
 
     def _launch(self, component: Component) -> bool:
         """Whether it had to be started."""
