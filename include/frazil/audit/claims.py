@@ -36,7 +36,7 @@ class Claims:
     """Ranges that retention deleted before they were read, according to the period's snapshots."""
 
     def beside(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """These claims less a part of them."""
+        """The ranges of these claims without those of `mine`, which are among them."""
         return {
             tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()

@@ -35,7 +35,7 @@ def begin_light() -> None:
 
 
 def imported() -> None:
-    """The command's modules are there, and stay: they are no garbage to look through. Nothing but after a start."""
+    """Look for garbage again, but not among what was imported. Does nothing unless `begin_light` was called."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

@@ -33,9 +33,9 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Rows by window's start that came to signalled windows after the commit that the cursor has accounted for.
+    """Late rows of signalled windows since the commit that the cursor has counted, by the start of their window.
 
-    None came before anybody looked. `column` is the event time's.
+    Empty without a cursor: nothing was signalled yet. `column` is that of the event time.
     """
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:

@@ -89,10 +89,6 @@ class AirflowClient:
         body = {"logical_date": None, "conf": dict(conf or {}), "partition_key": partition_key}
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
-    def mark_run(self, dag_id: str, run_id: str, state: str) -> Json:
-        """What "mark success" and "mark failed" of a DAG run do in the UI."""
-        return self.call("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}", json={"state": state})
-
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:
         """The task instances of a run, as they stand now."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})

@@ -12,7 +12,7 @@ from frazil.host.writer_log import last_error
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """The heartbeat of that launch, or None before its first; one of another version is none that we can read."""
+    """The heartbeat of that launch; None before its first, or if it cannot be read, as of another version."""
     try:
         heartbeat = Heartbeat.read(open_exchange(folder))
     except (ValueError, TypeError, KeyError):

@@ -105,7 +105,7 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
 
 
 def _answers(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
-    """A line for each request; or as the last line an error."""
+    """The results, one line for each request. Raises the error that the last line names, if the process failed."""
     lines = done.stdout.splitlines()
     if done.returncode == 0:
         return tuple(map(GateResult.from_json, lines))

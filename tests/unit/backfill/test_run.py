@@ -12,23 +12,9 @@ from frazil.backfill.run import open_backfill
 from frazil.commit.marker import BatchKey
 from frazil.ingest import stage as stage_module
 from frazil.ingest.contract import OffsetRange, StageTask
-from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
-
-SPEC = StreamSpec.model_validate(
-    {
-        "name": "flights",
-        "source": {
-            "bootstrap-servers": "127.0.0.1:1",
-            "topics": "flights",
-            "properties": {"sasl.password": "${env:KAFKA_PASSWORD}"},
-        },
-        "table": "demo.flights",
-        "schema": {"at": "timestamptz", "n": "int"},
-        "event-time": "at",
-    }
-)
+from tests.unit.stream_with_secret import SPEC
 
 
 def test_the_closure_of_a_chunk_holds_references_that_tasks_resolve(

@@ -17,27 +17,13 @@ from frazil.commit.swap import TableHandle
 from frazil.errors import SchemaIncompatible
 from frazil.ingest import stage as stage_module
 from frazil.ingest.contract import OffsetRange, StageTask
-from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
-
-SPEC = StreamSpec.model_validate(
-    {
-        "name": "flights",
-        "source": {
-            "bootstrap-servers": "127.0.0.1:1",
-            "topics": "flights",
-            "properties": {"sasl.password": "${env:KAFKA_PASSWORD}"},
-        },
-        "table": "demo.flights",
-        "schema": {"at": "timestamptz", "n": "int"},
-        "event-time": "at",
-    }
-)
+from tests.unit.stream_with_secret import SPEC
 
 
 class OnRest(TableHandle):

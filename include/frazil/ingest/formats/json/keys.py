@@ -81,7 +81,7 @@ def _without_escapes(text: bytes) -> bytes | None:
 
 
 def _twice(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """The walk over what is written; missing and ignored parts are passed over."""
+    """Where a value of this type has a key twice, as a path; None if nowhere. Skips missing and ignored parts."""
     parts: Iterator[tuple[str, Any, iceberg.IcebergType]]
     match kind:
         case iceberg.StructType() if isinstance(value, _Pairs):
