@@ -10,13 +10,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from frazil.ingest.binary_column import BinaryColumn
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Columns of equal length: records of several ranges, as they came; within a range, in the order of offsets."""
 
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None]
+    values: BinaryColumn
+    keys: BinaryColumn
     range_index: NDArray[np.int32]
     """Which of the reader's ranges each record belongs to."""
     offsets: NDArray[np.int64]
@@ -28,8 +30,8 @@ class Chunk:
         """Values that came without a key or a place, as one range from offset 0."""
         count = len(values)
         return Chunk(
-            values,
-            [None] * count,
+            BinaryColumn.of(values),
+            BinaryColumn.nulls(count),
             np.zeros(count, np.int32),
             np.arange(count, dtype=np.int64),
             np.full(count, -1, np.int64),

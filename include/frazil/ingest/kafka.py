@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from numpy.typing import NDArray
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.kafka.client import DENIED, client_errors
@@ -244,8 +245,8 @@ class _Pending:
 
     def chunk(self) -> Chunk:
         return Chunk(
-            self._values,
-            self._keys,
+            BinaryColumn.of(self._values),
+            BinaryColumn.of(self._keys),
             np.concatenate(self._indexes),
             np.concatenate(self._offsets),
             np.concatenate(self._timestamps),

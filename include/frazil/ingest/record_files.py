@@ -22,6 +22,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from frazil.errors import SpecError
+from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, RecordFile
 from frazil.ingest.coordinates import NAMES
@@ -136,8 +137,8 @@ def _chunk(records: Records, kept: NDArray[np.int64], range_index: NDArray[np.in
     table = records.coordinates.take(kept)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
-    nothing: list[bytes | None] = [None] * len(kept)
-    values = nothing if records.lines is None else [records.lines[i] for i in kept.tolist()]
+    nothing = BinaryColumn.nulls(len(kept))
+    values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
     columns = (values, nothing, range_index, table["kafka_offset"].to_numpy(), stamps)
     return Chunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
 

@@ -27,6 +27,7 @@ from pyiceberg.table.sorting import SortOrder
 from frazil.errors import SpecError
 from frazil.ingest import parquet
 from frazil.ingest import stage as staging
+from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import (
     OffsetRange,
@@ -125,7 +126,9 @@ class World:
         n = len(records)
         stamps = np.array([r.stamp_ms for r in records], np.int64)
         values, keys = [r.value for r in records], [r.key for r in records]
-        return Chunk(values, keys, np.zeros(n, np.int32), np.arange(start, start + n), stamps)
+        return Chunk(
+            BinaryColumn.of(values), BinaryColumn.of(keys), np.zeros(n, np.int32), np.arange(start, start + n), stamps
+        )
 
     def files(self) -> set[str]:
         return {str(path) for path in self.folder.rglob("*.parquet")}

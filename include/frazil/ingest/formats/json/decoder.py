@@ -47,14 +47,14 @@ class JsonDecoder:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Each record is its value alone. Rows that were read singly are the last."""
-        values = chunk.values
+        values = [*chunk.values]
         refused = self._refused_of_sample(values)
         if self._bulk is None or (refused and all(refused)):
             return self._singly(values, range(len(values)))
         text = join_if_safe(values)
         places = np.arange(len(values))
         if text is not None:
-            return self._with_singles(values, *self._together(text, values, places, any(refused)))  # type: ignore[arg-type]  # no tombstone can be joined
+            return self._with_singles(values, *self._together(text, values, places, any(refused)))
         found = [joinable(value) for value in values]
         texts = [text for text in found if isinstance(text, bytes)]
         joinable_places = places[[isinstance(text, bytes) for text in found]]

@@ -1,0 +1,63 @@
+"""Many byte strings in one buffer: values and keys of records, without a Python object for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+NULL = -1
+"""The length of a value that is null, as on Kafka's wire."""
+_NEWLINE = b"\n"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BinaryColumn(Sequence[bytes | None]):
+    """A sequence of `bytes` or None; value i is `data[starts[i] : starts[i] + lengths[i]]`, or None of length `NULL`.
+
+    Each value is followed by a newline, also a null or an empty one, so that a parser of lines can read several without
+    a copy, and a loop over bytes finds an end without asking for the length. A slice shares the buffer.
+    """
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: Sequence[bytes | None]) -> Self:
+        lengths = np.fromiter((NULL if value is None else len(value) for value in values), np.int64, len(values))
+        text = _NEWLINE.join([*(value or b"" for value in values), b""])
+        ends = np.cumsum(np.maximum(lengths, 0) + 1)
+        return cls(np.frombuffer(text, np.uint8), ends - 1 - np.maximum(lengths, 0), lengths)
+
+    @classmethod
+    def nulls(cls, count: int) -> Self:
+        return cls.of([None] * count)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> bytes | Self | None:
+        if isinstance(index, slice):
+            return type(self)(self.data, self.starts[index], self.lengths[index])
+        start, length = int(self.starts[index]), int(self.lengths[index])
+        return None if length == NULL else self.data[start : start + length].tobytes()
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield None if length == NULL else self.data[start : start + length].tobytes()
+
+    def take(self, places: NDArray[np.int64]) -> Self:
+        """The values at these places, in their order; the buffer is shared."""
+        return type(self)(self.data, self.starts[places], self.lengths[places])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled without what the buffer holds of others."""
+        return type(self).of, ([*self],)
