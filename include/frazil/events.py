@@ -93,6 +93,17 @@ class StallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeGiven:
+    """Something that people should know of a writer that runs well, such as a slower way that it fell back to.
+
+    It holds until the process ends. Whoever emits it does so once.
+    """
+
+    sentence: str
+    """What is so, why, and what to do if it should be otherwise; it begins with a lower-case letter."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecordsFolded:
     records: int
 
@@ -106,6 +117,7 @@ Happening = (
     | ThrottleJudged
     | StallBegan
     | StallEnded
+    | NoticeGiven
     | CommitRecordsFolded
 )
 

@@ -64,11 +64,11 @@ def _show(streams: list[StreamStatus], *, now_ms: int, in_full: bool) -> None:
         echo_table(columns, [_row(one, now_ms=now_ms) for one in streams], numbers=frozenset({"lag", "rows"}))
     said: dict[str, list[str]] = {}
     for one in streams:
-        for problem in one.problems:
-            said.setdefault(problem, []).append(one.name)
-    for problem, names in said.items():  # an outage of the catalog is every stream's, and one line
+        for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
+            said.setdefault(sentence, []).append(one.name)
+    for sentence, names in said.items():  # an outage of the catalog is every stream's, and one line
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        click.echo(f"{', '.join(names[:NAMED])}{more}: {problem}")
+        click.echo(f"{', '.join(names[:NAMED])}{more}: {sentence}")
 
 
 def _row(one: StreamStatus, *, now_ms: int) -> tuple[str, ...]:

@@ -73,6 +73,8 @@ class Heartbeat:
     stall: Stall | None = None
     throttle: str | None = None
     """Why the commit interval is stretched, or would be (`commit.throttle`)."""
+    notices: tuple[str, ...] = ()
+    """Sentences that the writer wants people to see while it runs well, such as why it reads in a slower way."""
 
     def write(self, exchange: Exchange) -> None:
         exchange.write(NAME, dataclasses.asdict(self))
@@ -83,5 +85,8 @@ class Heartbeat:
         raw = exchange.read(NAME)
         if raw is None:
             return None
+        # What a later version adds is left out: its writers may run beside this reader during an upgrade.
+        known = {field.name: raw[field.name] for field in dataclasses.fields(cls) if field.name in raw}
         stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None
-        return cls(**{**raw, "phase": Phase(raw["phase"]), "stall": stall})
+        notices = tuple(raw.get("notices", ()))
+        return cls(**{**known, "phase": Phase(raw["phase"]), "stall": stall, "notices": notices})

@@ -73,6 +73,8 @@ class StreamStatus:
     """What holds the live writer back, as it reports; among the problems too."""
     throttle: str | None = None
     """Why it commits less often than declared, or should; among the problems too."""
+    notices: tuple[str, ...] = ()
+    """What the live writer wants people to know; no problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         problems=(*problems, *view.problems),
         stall=stall,
         throttle=throttle,
+        notices=beat_now.notices if beat_now else (),
     )
 
 

@@ -10,6 +10,7 @@ from frazil.events import (
     EpochBegan,
     Event,
     FutureEventTimes,
+    NoticeGiven,
     RecordsSkipped,
     StallBegan,
     StallEnded,
@@ -53,5 +54,7 @@ def log_event(event: Event) -> None:
             _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
         case StallEnded():
             _stalls.info("stream %s: the stall (%s) is over after %s", stream, what.kind, ago(what.lasted_ms))
+        case NoticeGiven():
+            _writer.warning("stream %s: %s", stream, what.sentence)
         case CommitRecordsFolded():
             _folding.info("stream %r: %d old commit records were folded", stream, what.records)

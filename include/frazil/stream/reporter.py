@@ -14,7 +14,16 @@ from types import TracebackType
 from typing import Self
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import BatchCommitted, EpochBegan, Event, Events, PhaseBegan, RecordsSkipped, ThrottleJudged
+from frazil.events import (
+    BatchCommitted,
+    EpochBegan,
+    Event,
+    Events,
+    NoticeGiven,
+    PhaseBegan,
+    RecordsSkipped,
+    ThrottleJudged,
+)
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
@@ -88,6 +97,8 @@ class Reporter:
                 self.committed(marker, at_ms=event.at_ms)
             case ThrottleJudged(reason, stretch):
                 self.throttled(reason, stretch=stretch)
+            case NoticeGiven(sentence):
+                self.notice(sentence)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         """The writer went on to another phase; `key` names the batch that it works on."""
@@ -113,6 +124,12 @@ class Reporter:
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
+
+    def notice(self, sentence: str) -> None:
+        """Show people a sentence from here on; a writer has few of them, and each once."""
+        with self._lock:
+            if sentence not in self._state.notices:
+                self._state = dataclasses.replace(self._state, notices=(*self._state.notices, sentence))
 
     def _change(self, **values: object) -> None:
         with self._lock:

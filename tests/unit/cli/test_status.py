@@ -210,3 +210,13 @@ def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
         )
         (found,) = status(streams)["streams"]
     assert (found["problems"], found["throttle"]) == (["the metadata grows"], "the metadata grows")
+
+
+def test_a_notice_of_a_writer_that_beats_is_shown_and_is_no_problem(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), written_at_ms=now_ms, notices=("reads in the slower way",)).write(ticks())
+        (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
+    assert (found["problems"], found["notices"]) == ([], ["reads in the slower way"])
+    assert "ticks: note: reads in the slower way\n" in people

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import Events
+from frazil.events import Events, NoticeGiven
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
@@ -41,8 +41,8 @@ class Bench:
         self.ends = {TP0: 10, TP1: 20}
         self.marker = MARKER
         limits = Limits(interval_ms=INTERVAL_S * 1000, idle_timeout_ms=300_000)
-        events = Events("s", log_event, clock_ms=lambda: self.now_ms)
-        self.reporter = Reporter(events, fingerprint="f", folder=folder, limits=limits)
+        self.events = Events("s", log_event, clock_ms=lambda: self.now_ms)
+        self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=limits)
 
     def waits(self) -> None:
         self.reporter.committed(self.marker, at_ms=None)
@@ -225,3 +225,17 @@ def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(benc
     bench.reporter.throttled(None, stretch=1.0)
     assert (again := bench.after(1)).stall is None
     assert again.throttle is None
+
+
+def test_a_notice_stays_in_the_heartbeat_and_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture):
+    bench.events.emit(NoticeGiven("reads in the slower way, because there is no compiler"))
+    assert bench.after(2).notices == ("reads in the slower way, because there is no compiler",)
+    assert warnings(caplog) == ["stream s: reads in the slower way, because there is no compiler"]
+
+
+def test_a_heartbeat_of_another_version_is_read(bench: Bench):
+    beat = bench.after(1)
+    older = {k: v for k, v in dataclasses.asdict(beat).items() if k not in {"notices", "throttle", "stall"}}
+    for raw in (older, {**dataclasses.asdict(beat), "of-a-later-version": 1}):
+        bench.exchange.write("status.json", raw)
+        assert Heartbeat.read(bench.exchange) == beat
