@@ -1,0 +1,227 @@
+"""Loops over records' bytes, compiled by Numba: the decorator, its cache, and what such loops need of raw memory.
+
+Numba compiles a function when it is first called, which takes seconds, and keeps the code in a folder that all worker
+processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the user's own
+in the system's temporary folder. The digest is of Numba's version and of all sources of `frazil.ingest`: code that one
+module compiled from another's function is never older than either. Where neither folder can be written, each process
+compiles in memory, and says so once.
+"""
+
+# ruff: noqa: ARG001 - an intrinsic declares its arguments, and generates code for what they are when it is called
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import logging
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from llvmlite import ir
+from numba.core import caching, cgutils, types
+from numba.extending import intrinsic
+
+from frazil.home import cache_folder
+
+log = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_saving = threading.Lock()
+_warned = False
+
+
+def compiled(function: Function) -> Function:
+    """Compile the function when it is first called with these argument types, or take the code from the cache.
+
+    It runs without the GIL, checks no index, and divides as NumPy does. Nothing happens when a module is imported.
+    Give an array always the same type: one that is read-only, or not contiguous, is another type, and compiled anew.
+    An address (`array.ctypes.data`) is an int64 whatever the array.
+    """
+    dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    dispatcher._cache = _Cache(function)  # what `cache=True` sets, to a cache that cannot fail
+    return dispatcher  # type: ignore[no-any-return]
+
+
+class _Cache(caching.NullCache):  # type: ignore[misc]
+    """Numba's cache of one function; whatever goes wrong with it, the function is compiled in memory."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._inner: Any = None
+
+    @property
+    def cache_path(self) -> str | None:
+        folder = code_folder()
+        return None if folder is None else str(folder)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return self._opened().load_overload(sig, target_context)
+        except Exception:  # a file is damaged, and is written anew
+            with suppress(Exception):
+                self._opened().flush()
+            return None
+
+    def save_overload(self, sig: Any, cres: Any) -> None:
+        try:
+            if (folder := code_folder()) is not None:
+                with _one_at_a_time(folder):
+                    self._opened().save_overload(sig, cres)
+        except Exception as error:
+            _cannot_be_kept(error)
+
+    def _opened(self) -> Any:
+        if self._inner is None:
+            self._inner = caching.NullCache() if code_folder() is None else _FunctionCache(self._function)
+        return self._inner
+
+
+class _Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
+    """Below the folder of these sources, which may be in an archive."""
+
+    def __init__(self, py_func: Any, py_file: str) -> None:
+        self._function = py_func
+        self._lineno = py_func.__code__.co_firstlineno
+        self._cache_path = str((code_folder() or Path()) / self.get_suitable_cache_subpath(py_file))
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _Locator:
+        return cls(py_func, py_file)
+
+    def get_source_stamp(self) -> str:
+        return inspect.getsource(self._function)
+
+
+class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Locator,)
+
+
+class _FunctionCache(caching.Cache):  # type: ignore[misc]
+    _impl_class = _CacheImpl
+
+
+@cache
+def code_folder() -> Path | None:
+    """Where this process finds and keeps compiled code; None if there is no place for it. Made here."""
+    digest = _digest()
+    tried = []
+    for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
+        folder = base / digest
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for owned in (base.parent, base, folder):
+                _check_own(owned)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            tried.append(str(error))
+        else:
+            return folder
+    _cannot_be_kept("; ".join(tried))
+    return None
+
+
+def _check_own(folder: Path) -> None:
+    """Code is loaded from it: no stranger may put any there."""
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{folder} can be written by others")
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in _sources(resources.files("frazil.ingest")):
+        digest.update(source)
+    return digest.hexdigest()[:16]
+
+
+def _sources(folder: Traversable) -> Iterator[bytes]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _sources(entry)
+        elif entry.name.endswith(".py"):
+            yield entry.read_bytes()
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Numba numbers a function's files by its index: two that save at once would take the same number."""
+    with _saving, (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _cannot_be_kept(reason: object) -> None:
+    global _warned  # noqa: PLW0603 - once a process
+    if not _warned:
+        log.warning("compiled code cannot be kept, and each process compiles its own for some seconds: %s", reason)
+    _warned = True
+
+
+_byte = ir.IntType(8).as_pointer()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load32(_: Any, address: types.Integer) -> Any:
+    """The int32 at an address, which need not be aligned."""
+    return types.int32(types.int64), _load(32)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load64(_: Any, address: types.Integer) -> Any:
+    """The int64 at an address, which need not be aligned."""
+    return types.int64(types.int64), _load(64)
+
+
+def _load(bits: int) -> Any:
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()), align=1)
+
+    return generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Integer) -> Any:
+    """Copy `count` bytes from one address to another; the two must not overlap."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        pointers = [builder.inttoptr(argument, _byte) for argument in arguments[:2]]
+        cgutils.raw_memcpy(builder, *pointers, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
+    """Call the C function `void f(void *)` at an address; an address as an argument leaves the caller cacheable."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()
+        builder.call(builder.inttoptr(arguments[0], pointer), [builder.inttoptr(arguments[1], _byte)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call64(_: Any, function: types.Integer, first: types.Integer, second: types.Integer) -> Any:
+    """Call the C function `int64_t f(void *, void *)` at an address."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        pointer = ir.FunctionType(ir.IntType(64), [_byte, _byte]).as_pointer()
+        given = [builder.inttoptr(argument, _byte) for argument in arguments[1:]]
+        return builder.call(builder.inttoptr(arguments[0], pointer), given)
+
+    return types.int64(types.int64, types.int64, types.int64), generate

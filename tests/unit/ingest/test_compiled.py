@@ -1,0 +1,115 @@
+"""Compiled loops: their code is shared by processes, and a cache that fails costs time and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frazil.ingest import compiled as compiled_module
+from frazil.ingest.compiled import compiled, load32, load64, memcpy
+
+PROGRAM = """
+import json, sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from loop import doubled
+print(json.dumps([int(doubled(3)), float(doubled(1.5)), sum(doubled.stats.cache_hits.values())]))
+"""
+LOOP = """
+from frazil.ingest.compiled import compiled
+
+@compiled
+def doubled(x):
+    return x * 2
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's cache of this test alone, with nothing in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(compiled_module, "_warned", False)
+    compiled_module.code_folder.cache_clear()
+    yield tmp_path / "cache"
+    compiled_module.code_folder.cache_clear()
+
+
+def start(tmp_path: Path) -> subprocess.Popen[str]:
+    (tmp_path / "loop.py").write_text(LOOP)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_memory_is_read_and_copied_where_it_lies() -> None:
+    data = np.arange(32, dtype=np.uint8)
+    to = np.zeros(8, np.uint8)
+
+    @compiled
+    def loop(address: int, to: int) -> tuple[int, int]:
+        memcpy(to, address + 3, 5)
+        return load32(address + 1), load64(address + 1)
+
+    assert loop(data.ctypes.data, to.ctypes.data) == (0x04030201, 0x0807060504030201)
+    assert to.tolist() == [3, 4, 5, 6, 7, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("cache")
+def test_processes_that_compile_at_once_share_what_they_made(tmp_path: Path) -> None:
+    for hits in (None, 2):
+        processes = [start(tmp_path) for _ in range(2)]
+        for process in processes:
+            out, err = process.communicate(timeout=120)
+            assert (process.returncode, err) == (0, "")
+            six, three, found = json.loads(out)
+            assert (six, three) == (6, 3.0)
+            assert hits in {None, found}
+
+
+def test_without_a_folder_code_is_compiled_in_memory_with_one_warning(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.write_text("not a folder")
+    (cache.parent / f"frazil-{compiled_module.os.getuid()}").write_text("nor is this one")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+
+            @compiled
+            def loop(x: int) -> int:
+                return x + 1
+
+            assert loop(1) == 2
+    assert [r.getMessage()[:29] for r in caplog.records] == ["compiled code cannot be kept,"]
+
+
+def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
+    (cache / "frazil" / "compiled").mkdir(parents=True)
+    (cache / "frazil" / "compiled").chmod(0o777)
+    folder = compiled_module.code_folder()
+    assert folder is not None
+    assert cache not in folder.parents
+
+
+def test_a_cache_that_is_damaged_is_mended(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def add(x: int) -> int:
+        return x + 1
+
+    def hits() -> int:
+        loop: Any = compiled(add)
+        assert loop(1) == 2
+        return sum(loop.stats.cache_hits.values())
+
+    assert (hits(), hits()) == (0, 1)
+    for damaged in cache.rglob("*.nb?"):
+        damaged.write_bytes(b"\x80")
+    assert (hits(), hits()) == (0, 1)
+    assert not caplog.records
