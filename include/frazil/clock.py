@@ -1,4 +1,4 @@
-"""The wall clock, in the one unit that frazil counts it in. Decisions take the time as an argument; edges ask here."""
+"""The wall clock, in milliseconds. Decisions take the time as an argument; only edges ask here."""
 
 from __future__ import annotations
 

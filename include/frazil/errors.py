@@ -1,34 +1,34 @@
-"""Every error frazil raises on purpose, as one shallow tree.
+"""All errors that frazil raises on purpose, as one shallow tree.
 
 FrazilError                  exit  restart?
 ├── WriterBusy                 9   no   another process of this host holds the writer's lock
 ├── SpecError                 10   no   a stream's YAML, or a reference in it, cannot be used
 ├── OffsetGap                 11   no   Kafka deleted records that were not yet read
-├── RolledBack                12   no   the table went back behind the stream's marker
+├── RolledBack                12   no   the table was rolled back behind the stream's marker
 ├── Fenced                    13   no   another writer of this stream took over
 ├── TopicRecreated            14   no   the topic's id is not the marker's
 ├── SchemaIncompatible        15   no   the declared schema does not fit the table's
 ├── AccessDenied              16   no   Kafka, the catalog or the storage refuses our credentials
 ├── AdoptionRequired          17   no   the table has rows that no stream wrote
 ├── MarkerUnreadable          18   no   the marker was written by a newer frazil, or edited by hand
-├── CommitRefused             19   no   the catalog refuses what we ask of it, and no waiting mends that
-├── StaleBatch                20   yes  the batch starts elsewhere than the marker: stage it anew
+├── CommitRefused             19   no   the catalog refuses a request, and waiting does not help
+├── StaleBatch                20   yes  the batch does not start at the marker's offsets: stage it again
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
-│   └── TopicMissing          24   yes  the brokers answer, and have no such topic (yet)
+│   └── TopicMissing          24   yes  the brokers answer, but have no such topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
 
-The exit code is what the writer's process ends with, and `RESTARTABLE` is what the supervisor asks.
-Any other exit code than these is a crash, and a crash is restarted with backoff.
+The writer's process ends with the exit code of the error, from which the supervisor decides whether to restart it.
+Any other exit code is a crash, which is restarted with backoff.
 """
 
 from __future__ import annotations
 
 
 class FrazilError(Exception):
-    """The root. The message says what happened, where, and what to do now."""
+    """The root. A message says what happened, where, and what to do."""
 
     exit_code: int = 1
     restartable: bool = False
@@ -107,7 +107,7 @@ class EnvironmentUnusable(FrazilError):
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """Also an ImportError: whoever tries whether `frazil.airflow` is there may catch that."""
+    """Also an ImportError, for code that tests whether `frazil.airflow` can be imported."""
 
 
 def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
@@ -116,4 +116,4 @@ def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
 
 
 NO_RESTART = frozenset(kind.exit_code for kind in kinds() if not kind.restartable and kind.exit_code > 1)
-"""Exit codes of a writer after which a restart would fail in the same way (a bare 1 is a crash)."""
+"""Exit codes after which a restarted writer would fail in the same way (1 is a crash)."""

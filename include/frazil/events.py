@@ -1,6 +1,6 @@
-"""What happens to a stream, one frozen type for each, and the sinks that are told of it: the log, the heartbeat.
+"""The events of a stream, each a frozen type, and the sinks that receive them, such as the log and the heartbeat.
 
-Whoever makes something happen emits it once, after it happened, and knows no sink.
+Code emits an event once, after it happened, and does not know the sinks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 class PhaseBegan:
     phase: Phase
     key: BatchKey | None = None
-    """The batch that the writer works on from here; None where that does not change."""
+    """The batch that the writer now works on; None if that does not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochBegan:
-    """A writer took the stream over, and settled what earlier epochs left."""
+    """A writer took over the stream and settled what earlier epochs left."""
 
     epoch: int
     marker: Marker
@@ -39,7 +39,7 @@ class RecordsSkipped:
     """The marker was moved past records that Kafka's retention deleted unread."""
 
     lost: str
-    """Their offsets, by topic-partition, in words."""
+    """The offsets, by topic-partition, as text."""
     marker: Marker
 
 
@@ -55,27 +55,27 @@ class BatchCommitted:
     files: int
     stage_s: float
     commit_s: float
-    """With the journal."""
+    """Including the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class FutureEventTimes:
-    """Rows of a batch landed with event times too far ahead to be believed."""
+    """Rows of a batch landed with event times too far in the future to be trusted."""
 
     key: BatchKey
     rows: int
     most: TopicPartition
-    """Where most of them come from."""
+    """The topic-partition that most of them come from."""
     max_future: str
-    """What is declared, as `10m`."""
+    """The declared limit, such as `10m`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThrottleJudged:
-    """The growth of the table's metadata was judged; told while there is, or was, something to say."""
+    """The growth of the table's metadata was judged: emitted while the table is, or just was, under pressure."""
 
     reason: str | None
-    """Why the commits are, or should be, stretched; None where they are as declared."""
+    """Why the commit interval is, or should be, stretched; None if it is as declared."""
     stretch: float
     """How many times longer than declared the commit interval is."""
     was_under_pressure: bool
@@ -131,15 +131,15 @@ class Event:
 
 
 Sink = Callable[[Event], None]
-"""Is told of every event, and passes over those that it does not know. It returns soon: the stream waits for it."""
+"""Receives every event and ignores those that it does not know. It returns fast, because the stream waits for it."""
 
 
 class Events:
-    """Tells every sink what happens to one stream, in the order in which the sinks were added.
+    """Passes the events of one stream to its sinks, in the order in which these were added.
 
-    `emit` may be called by any thread, also by one that a sink is told in. Sinks are called in the emitting thread, one
-    thread at a time, so all of them see the events in the same order. What a sink raises harms neither the stream nor
-    the other sinks: it is logged, once for each type of event.
+    Any thread may call `emit`, and a sink may too. Sinks are called in the emitting thread, one thread at a time, so
+    all see the events in the same order. An exception in a sink harms neither the stream nor the other sinks: it is
+    logged, once for each type of event.
     """
 
     def __init__(self, stream: str, *sinks: Sink, clock_ms: Callable[[], int]) -> None:
@@ -149,7 +149,7 @@ class Events:
         self._failures: set[tuple[int, type[Happening]]] = set()
 
     def add(self, sink: Sink) -> None:
-        """Tell one more sink from here on, after the others."""
+        """Add a sink, which is called after the others."""
         with self._one_at_a_time:
             self._sinks.append(sink)
 
@@ -167,6 +167,6 @@ class Events:
             return
         self._failures.add(failure)
         log.warning(
-            "stream %s: %r failed to take a %s, and is silent about the next ones: %r",
+            "stream %s: %r failed on the event %s; its next failures on such events are not logged: %r",
             self.stream, self._sinks[number], type(event.what).__name__, error,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which extra of the package brings a module that is missing: one sentence in place of a traceback."""
+"""Names the extra that installs a missing module, in one sentence instead of a traceback."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ EXTRAS = {
     "pyspark": "spark",
     "s3fs": "s3",
 }
-"""The extra that brings a module; pyproject.toml says what else is in it."""
+"""The extra that installs each module."""
 
 
 def require(module: str) -> None:
-    """Raise MissingExtra where the module of an extra is not installed; it is not imported."""
+    """Raise MissingExtra if the module of an extra is not installed, without importing it."""
     if find_spec(module) is None:
         raise _missing(module)
 
 
 @contextmanager
 def extras_named() -> Iterator[None]:
-    """Turn the failed import of an extra's module into MissingExtra; any other stays what it is."""
+    """Turn the failed import of an extra's module into MissingExtra; raise any other error unchanged."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Times and durations as people read them. One form for every message, table and page."""
+"""Times and durations as text, in one form for all messages, tables and pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 def ago(milliseconds: int) -> str:
-    """A duration as people say it: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`."""
+    """A duration: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`."""
     seconds = max(milliseconds, 0) / 1000
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -17,7 +17,7 @@ def ago(milliseconds: int) -> str:
 
 
 def utc(ms: int | None) -> str:
-    """Milliseconds since the epoch as people read them: `2013-12-30 04:00:00Z`; `unknown` for None."""
+    """A time in milliseconds since the epoch: `2013-12-30 04:00:00Z`; `unknown` for None."""
     if ms is None:
         return "unknown"
     try:

@@ -1,3 +1,3 @@
-"""A writer on its host: who launches it, and the lock, heartbeat, log and exit records that it leaves there."""
+"""A writer on its host: its launcher, lock, heartbeat, log and exit records."""
 
 from __future__ import annotations

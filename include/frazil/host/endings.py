@@ -1,4 +1,4 @@
-"""Writing down how a launch ended: by its parent as a rule, by an observer where the parent was killed as well."""
+"""Records how a launch ended: written by its parent, or by an observer if the parent was killed too."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from frazil.host.writer_log import last_error
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """The heartbeat of that launch; None before its first, or if it cannot be read, as of another version."""
+    """The last heartbeat that this launch sent.
+
+    None before its first, and if the file is malformed or from another version.
+    """
     try:
         heartbeat = Heartbeat.read(open_exchange(folder))
     except (ValueError, TypeError, KeyError):
         return None
-    if heartbeat is None or heartbeat.written_at_ms < launch.launched_at_ms:
-        return None
-    return heartbeat
+    is_of_launch = heartbeat is not None and heartbeat.written_at_ms >= launch.launched_at_ms
+    return heartbeat if is_of_launch else None
 
 
 def record_exit(folder: Path, launch: Launch, *, code: int, ended_at_ms: int) -> None:
-    """Write the exit of a launch that its parent saw end."""
+    """Record the exit of a launch whose parent waited for it."""
     heartbeat = read_heartbeat(folder, launch)
     error = None if code == 0 else (heartbeat and heartbeat.error) or last_error(folder)
     _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
-    """Write the exit of a launch that nobody saw end: a crash, unless the heartbeat says that it ended well."""
+    """Record the exit of a launch that nobody waited for: a crash, unless its heartbeat says that it ended well."""
     heartbeat = read_heartbeat(folder, launch)
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
@@ -40,7 +42,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
 
 
 def _append(folder: Path, exit_: ExitRecord) -> None:
-    """Add the exit, with what its end was asked for: the request is written before the signal is sent."""
+    """Add the exit with the cause of its stop request, which is recorded before the signal is sent."""
     asked = read_notes(folder).stop
     cause = asked.cause if asked is not None and asked.launch_id == exit_.launch_id else None
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))

@@ -1,4 +1,4 @@
-"""What of a supervisor's environment its writers get: their own settings, and none of Airflow's secrets."""
+"""The environment of a supervised writer: its own settings, and none of Airflow's secrets."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def writer_environment(
 ) -> dict[str, str]:
     """The whole environment of a stream's writer.
 
-    `base` is the supervisor's own, of which only known settings and the variables that the spec refers to pass;
-    `connections` are the Airflow connections that the spec refers to, as `AIRFLOW_CONN_<ID>` values by id; `home` is
-    the absolute FRAZIL_HOME, so that writer and supervisor share one run folder wherever each was started.
+    `base` is the supervisor's environment; only known settings and the variables that the spec refers to are passed on.
+    `connections` maps the ids of the Airflow connections that the spec refers to, to their `AIRFLOW_CONN_<ID>` values.
+    `home` is the absolute FRAZIL_HOME, so that writer and supervisor share one run folder.
     """
     referred = frozenset(_REFERENCE.findall(spec.model_dump_json()))
     passed = {
@@ -49,6 +49,6 @@ def writer_environment(
         if (name in NAMES or name in referred or name.startswith(PREFIXES)) and name != INHERITED_LOCK
     }
     exported = {f"AIRFLOW_CONN_{name.upper()}": value for name, value in connections.items()}
-    # Unbuffered, for the log is read while the writer runs.
+    # Unbuffered, because the log is read while the writer runs.
     fixed = {"FRAZIL_HOME": home, "PYTHONUNBUFFERED": "1"}
     return {"PYSPARK_PYTHON": python, **passed, **exported, **fixed}

@@ -1,7 +1,6 @@
-"""What a writer, its planner and its supervisor tell each other: small JSON documents, each replaced whole.
+"""Small JSON documents that a writer, its planner and its supervisor exchange, each replaced whole.
 
-Today they are files of the run folder. A host whose processes share no folder serves them from somewhere else, by
-another `Exchange` that `open_exchange` returns for its locations.
+They are files of the run folder. For processes that share no folder, `open_exchange` would return another `Exchange`.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from frazil.host.json_file import read_json, replace_json
 
 class Exchange(Protocol):
     def read(self, name: str) -> Any:
-        """The document as JSON; None where there is none. Raises ValueError for what is no JSON."""
+        """The parsed document, or None if there is none. Raises ValueError if it is not JSON."""
 
     def write(self, name: str, value: Any) -> None:
-        """Replace the document: a reader sees the old one or the new one."""
+        """Replace the document: a reader sees either the old one or the new one."""
 
     def clear(self, name: str) -> None:
-        """Remove the document, if it is there."""
+        """Remove the document, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderExchange:
-    """Documents as files of one folder, which is made when the first is written."""
+    """Documents as files of one folder, which the first write creates."""
 
     folder: Path
 
@@ -41,5 +40,5 @@ class FolderExchange:
 
 
 def open_exchange(location: str | Path) -> Exchange:
-    """The exchange at a location, which is a folder."""
+    """The exchange at a location: a folder."""
     return FolderExchange(Path(location))

@@ -1,4 +1,4 @@
-"""Giving up is said once: whoever has said it writes that down, and the same state is a hold from then on."""
+"""Records that the supervisor gave up, so that it does so once for each cause and holds from then on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frazil.host.records import GivenUp, read_notes, write_notes
 
 
 def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprint: str | None) -> None:
-    """Remember in the stream's run folder what was given up on, and how the table stood then."""
+    """Record in the stream's run folder what the supervisor gave up on, with the table's fingerprint at that time."""
     folder = run_folder(stream)
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     write_notes(folder, dataclasses.replace(read_notes(folder), given_up=given_up))

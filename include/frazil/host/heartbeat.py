@@ -1,4 +1,4 @@
-"""The writer's status: written by its own thread, readable by anything, without a JVM."""
+"""The writer's status: written by a thread of its own, and readable without a JVM."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Phase(StrEnum):
 
 class StallKind(StrEnum):
     OFFSETS = "offsets"
-    """Records are unread, and nothing comes nearer to committing them."""
+    """Records are unread, and no progress is made towards committing them."""
     WATERMARK = "watermark"
-    """Commits move the offsets on, and the watermark stays where it is, or unknown."""
+    """Commits advance the offsets, but the watermark stays, or stays unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A healthy process that gets nowhere; `frazil.stream.stall` says when it is one."""
+    """A healthy process that makes no progress; `frazil.stream.stall` decides when."""
 
     kind: StallKind
     since_ms: int
     held_back_by: str | None
-    """The topic-partition, as `flights-3`; None where the planner is silent and no partition is known to wait."""
+    """The topic-partition, such as `flights-3`; None if the planner is silent and no partition is known."""
     reason: str
-    """A sentence: what, where, since when, and what to do now."""
+    """A sentence: what, where, since when, and what to do."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Stall:
@@ -49,7 +49,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Where a writer stands. Times are milliseconds since the epoch, UTC."""
+    """A writer's status. Times are milliseconds since the epoch, UTC."""
 
     stream: str
     pid: int
@@ -57,18 +57,18 @@ class Heartbeat:
     phase: Phase
     written_at_ms: int
     advanced_at_ms: int
-    """When something last moved: the phase, the batch, or the records of the batch at hand."""
+    """When the phase, the batch, or the record count of the current batch last changed."""
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
-    """Records read so far by the batch at hand."""
+    """Records that the current batch has read so far."""
     lag: int | None = None
-    """Records in Kafka, up to the last stable offset, that are not committed."""
+    """Records in Kafka, up to the last stable offset, that are not committed to the table."""
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
     table_location: str | None = None
-    """Set once the table exists: desired state and journals stand beside it."""
+    """Set once the table exists; the desired state and the journals lie beside it."""
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None

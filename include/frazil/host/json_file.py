@@ -1,4 +1,4 @@
-"""Small JSON files that are replaced whole: a reader sees the old one or the new one."""
+"""Small JSON files that are replaced whole."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Replace a file whole, in a folder that is made if missing: a reader sees the old one or the new one."""
+    """Replace a file, creating its folder if missing. A reader sees either the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of the thread as well: a step that Airflow has cancelled goes on beside another supervisor's.
+    # Named by thread as well: a step that Airflow cancelled runs on beside the next supervisor's.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     temporary.write_text(json.dumps(value))
     temporary.replace(path)

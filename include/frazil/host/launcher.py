@@ -1,4 +1,4 @@
-"""The contract between the supervisor and whatever runs a writer: a process here, a cluster later."""
+"""The interface between the supervisor and whatever runs a writer: today a process of this host."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What to run, and what the launch shall be remembered by."""
+    """What to run, and what the record of the launch holds."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """The whole environment of the writer; it may hold secrets, and is never written down."""
+    """The whole environment of the writer. It may hold secrets, so it is never stored."""
     spec_fingerprint: str
     generation: int
     streams: tuple[str, ...] = ()
-    """What the application writes, by name."""
+    """The streams that the application writes, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at a writer."""
+    """A writer at one moment."""
 
     process: ProcessState
     launch: Launch | None
-    """The latest launch; None exactly where the state is NEVER."""
+    """The latest launch; None exactly when the state is NEVER."""
     heartbeat: Heartbeat | None
-    """Of the latest launch only."""
+    """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
-    """Oldest first. A launch in the foreground leaves none."""
+    """Oldest first. A foreground launch leaves none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +61,33 @@ class LogChunk:
 
 
 class Launcher(ABC):
-    """Runs one writer application where it outlives whoever launched it.
+    """Runs one writer application, which outlives the process that launched it.
 
-    A launcher holds no resource between calls: any process may make a second one for the same application, which sees,
-    stops and reads the same writer. Calls block, for a second at most, and may come from several processes at once.
+    A launcher holds no resource between calls: another process can open a second one for the same application, and
+    observe, stop and read the same writer. Calls block for a second at most; several processes may call at once.
     """
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer detached, and return once it runs.
 
-        Raises WriterBusy, with the running writer untouched, where one runs already; EnvironmentUnusable where the
-        command cannot be started at all.
+        Raises WriterBusy if one runs already, which is left alone; EnvironmentUnusable if the command cannot start.
         """
 
     @abstractmethod
     def observe(self) -> Observation:
-        """What there is to see now. It changes nothing but this: an end that nobody wrote down, it writes down."""
+        """The writer now. Its only side effect is to record an exit that nobody has recorded."""
 
     @abstractmethod
     def stop(self, *, force: bool) -> None:
-        """Ask the writer to end after the batch at hand; `force` ends it and all its processes at once.
+        """Ask the writer to end after its current batch; `force` kills it and all its processes.
 
-        Returns at once, is safe to repeat, and does nothing where no supervised writer runs.
+        Returns at once, is safe to repeat, and does nothing if no supervised writer runs.
         """
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Whole lines of the writer's log after a position, at most the last `limit_bytes` of them.
+        """Whole lines of the writer's log after a position: at most its last `limit_bytes`.
 
-        Without a position, or with one of an earlier launch, it starts at the beginning of the log; None where there
-        is no log.
+        Without a position, or with one of an earlier launch, reads from the beginning. None if there is no log.
         """

@@ -1,4 +1,4 @@
-"""The one place that knows what runs a writer application: a process of this host."""
+"""The one place that chooses how a writer application runs: as a process of this host."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str) -> Launcher:
-    """The launcher of one writer application, whoever launched it; it holds no resource."""
+    """The launcher of one writer application, whoever launched it."""
     return LocalLauncher(application)

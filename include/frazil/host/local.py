@@ -1,4 +1,4 @@
-"""Writers as detached processes of this host, each with a run folder: what there is to know stands in its files."""
+"""Writers as detached processes of this host, each with a run folder whose files hold all that is known of it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LAUNCH_TIMEOUT_S = 60
 class LocalLauncher(Launcher):
     """The launcher of one writer application on this host.
 
-    The writer belongs to a small parent (`frazil.host.parent`) in a session of its own, so it outlives whoever
-    launched it. Whether it runs is read from the lock file's pids and start times, never from a list of children.
+    A small parent process (`frazil.host.parent`) in its own session starts the writer, so the writer outlives whoever
+    launched it. The pids and start times in the lock file say whether it runs; no list of children does.
     """
 
     def __init__(self, application: str, *, folder: Path | None = None) -> None:
@@ -31,7 +31,7 @@ class LocalLauncher(Launcher):
         self.folder = folder or run_folder(application)
 
     def launch(self, request: LaunchRequest) -> Launch:
-        """Start the writer, and return once it runs; see `Launcher.launch` for the errors."""
+        """See `Launcher.launch`."""
         launch_id = uuid.uuid4().hex
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -48,21 +48,21 @@ class LocalLauncher(Launcher):
         except subprocess.TimeoutExpired:
             problem = f"the parent of the writer of {self.application} did not answer within {LAUNCH_TIMEOUT_S} s"
             raise EnvironmentUnusable(f"{problem}; see {self.folder / LOG_FILE}") from None
-        said = answer.stderr.strip()
+        problem = answer.stderr.strip()
         if answer.returncode == WriterBusy.exit_code:
-            raise WriterBusy(said)
+            raise WriterBusy(problem)
         launch = read_launch(self.folder)
         if answer.returncode != 0 or launch is None:
-            raise EnvironmentUnusable(f"the writer of {self.application} was not launched: {said}")
+            raise EnvironmentUnusable(f"the writer of {self.application} was not launched: {problem}")
         return launch
 
     def observe(self) -> Observation:
-        """What the run folder and the process table say; an end that nobody saw is written down."""
+        """What the run folder and the process table say; see `Launcher.observe`."""
         launch = read_launch(self.folder)
         if launch is None:
             return Observation(ProcessState.NEVER, None, None, ())
         state = _state(launch)
-        # Read after the state: the parent writes the exit first, and ends only then.
+        # Read after the state, because the parent records the exit before it ends.
         exits = read_exits(self.folder)
         if _nobody_saw(launch, state) and not any(e.launch_id == launch.id for e in exits):
             record_unseen_exit(self.folder, launch)
@@ -70,22 +70,22 @@ class LocalLauncher(Launcher):
         return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
 
     def stop(self, *, force: bool) -> None:
-        """SIGTERM to the writer itself, or SIGKILL to its process group; a writer in the foreground is left alone."""
+        """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone."""
         launch = read_launch(self.folder)
         if launch is None or launch.kind is LaunchKind.FOREGROUND:
             return
         if launch.writer is None:
-            # The parent has not come to start it; there is nothing that a graceful end would save.
+            # The parent has not started it yet, so there is nothing that a graceful end would save.
             if force and launch.parent is not None:
                 kill_group(launch.parent)
         elif force:
-            # Never the parent: it is about to write down how the writer ended.
+            # Never the parent, which is about to record how the writer ended.
             kill_group(launch.writer)
         else:
             terminate(launch.writer)
 
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Whole lines of writer.log since a position; see `Launcher.read_log`."""
+        """See `Launcher.read_log`."""
         launch = read_launch(self.folder)
         if launch is None or launch.kind is LaunchKind.FOREGROUND:
             return None

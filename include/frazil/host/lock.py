@@ -1,7 +1,7 @@
-"""One writer application of a name on one host: an advisory lock that lives exactly as long as its processes do.
+"""The lock that admits one writer application of a name on one host.
 
-The lock is `flock` on `<run folder>/lock`, so the kernel frees it however its holders die. The file also says who
-holds it, in JSON: the record stays when the holder is gone, and is then the record of the last launch.
+It is `flock` on `<run folder>/lock`, so the kernel frees it however its holders die. The file also names the holder,
+in JSON; when the holder is gone, that remains as the record of the last launch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from frazil.host.records import Launch, LaunchKind
 
 LOCK_FILE = "lock"
 INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
-"""Names the descriptor by which a supervised writer has the lock of its parent already."""
+"""The descriptor through which a supervised writer holds its parent's lock."""
 
 
 class WriterLock:
-    """The lock of one run folder, for the writer in the foreground and for the parent of a supervised one.
+    """The lock of one run folder, for a foreground writer and for the parent of a supervised one.
 
         with WriterLock(run_folder("flights"), streams=("flights",)):
             ...  # no other writer of this name runs on this host
 
-    A process that was started by the supervisor has inherited the lock; there `acquire` finds it held, and by us.
+    A supervised writer has inherited its parent's lock; its `acquire` returns the inherited descriptor.
     """
 
     def __init__(self, folder: Path, *, streams: tuple[str, ...] = ()) -> None:
@@ -39,9 +39,9 @@ class WriterLock:
         self._fd: int | None = None
 
     def acquire(self) -> int:
-        """Take the lock, or raise WriterBusy that says who holds it; returns its descriptor, not inheritable.
+        """Take the lock, or raise WriterBusy naming its holder. Returns the descriptor, which is not inheritable.
 
-        The holder is written down as a launch in the foreground; a supervisor's parent overwrites that by `record`.
+        Records the holder as a foreground launch; the parent of a supervised writer overwrites that with `record`.
         """
         if (inherited := self._inherited()) is not None:
             self._fd = inherited
@@ -58,7 +58,7 @@ class WriterLock:
         return fd
 
     def record(self, launch: Launch) -> None:
-        """Write down who holds the lock; only its holder may."""
+        """Write the holder's launch into the lock file; only the holder may."""
         if self._fd is None:
             raise RuntimeError("only the holder of the lock may write into it")
         text = json.dumps(launch.to_json()).encode()
@@ -66,9 +66,9 @@ class WriterLock:
         os.ftruncate(self._fd, len(text))
 
     def release(self) -> None:
-        """Let go, at the latest when the process ends; without effect where it is not held.
+        """Release the lock; no effect if it is not held.
 
-        A process that lives on must not be taken for the writer it no longer is, so it strikes its name out.
+        The process may live on and must not be taken for a writer, so its mark is removed from the record.
         """
         if self._fd is None:
             return
@@ -88,7 +88,7 @@ class WriterLock:
         self.release()
 
     def _inherited(self) -> int | None:
-        """The descriptor that the parent passed on, if it is of this very file; no child of ours inherits it."""
+        """The descriptor that the parent passed on, if it is of this file; our own children do not inherit it."""
         raw = os.environ.get(INHERITED_LOCK, "")
         if not raw.isdigit():
             return None
@@ -128,9 +128,9 @@ class WriterLock:
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """The last launch that a lock file tells of, or None where there was none.
+    """The last launch that a lock file records, or None.
 
-    A holder rewrites its record in place, for the lock belongs to the file: a half-written one is read again.
+    A holder rewrites its record in place, because the lock belongs to the file; a half-written record is read again.
     """
     for attempt in range(5):
         try:

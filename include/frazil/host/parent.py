@@ -1,11 +1,11 @@
 """The small parent of a supervised writer: `python -m frazil.host.parent --folder F ... -- COMMAND...`
 
-A detached child's exit code is lost unless somebody waits for it. This process takes the writer's lock, leaves the
-session of whoever called it, starts the command, passes SIGTERM on, waits, and writes down how it ended.
+A detached child's exit code is lost unless a process waits for it. This one takes the writer's lock, leaves the session
+of its caller, starts the command, passes SIGTERM on, waits, and records how the writer ended.
 
-It answers its caller once the command runs: exit 0, or WriterBusy's code with nothing touched where another writer
-holds the lock, or 1 where the command cannot be started. It may itself be killed: the writer goes on, and holds the
-lock by the descriptor it inherited.
+It answers its caller once the command runs: with exit code 0, with WriterBusy's if another writer holds the lock, or
+with 1 if the command cannot be started. If it is killed, the writer runs on and holds the lock through the inherited
+descriptor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, tell: int) -> int:
-    """In the background, in a session of its own: start, report, wait, write down."""
+    """In the background, in its own session: start the writer, report, wait, record the exit."""
     os.setsid()
     launch = Launch(
         id=options.launch_id,
@@ -84,23 +84,23 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     try:
         writer = _start(options.command, lock_fd)
     except OSError as error:
-        sentence = f"the writer's command {options.command[0]} cannot be started: {error.strerror}"
-        print(sentence, file=sys.stderr, flush=True)
+        problem = f"the writer's command {options.command[0]} cannot be started: {error.strerror}"
+        print(problem, file=sys.stderr, flush=True)
         record_exit(options.folder, launch, code=CANNOT_START, ended_at_ms=clock.now_ms())
-        os.write(tell, sentence.encode())
+        os.write(tell, problem.encode())
         return 1
     lock.record(dataclasses.replace(launch, writer=mark(writer.pid)))
     os.write(tell, STARTED)
     os.close(tell)
     code = writer.wait()
-    # Its JVM and Python workers, before the lock is free for the next writer.
+    # Its JVM and Python workers must end before the lock is free for the next writer.
     end_group(writer.pid, within_s=GROUP_ENDS_WITHIN_S, ask=True)
     record_exit(options.folder, launch, code=code if code >= 0 else 128 - code, ended_at_ms=clock.now_ms())
     return 0
 
 
 def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
-    """Start the writer as the leader of its own process group, with the lock; SIGTERM from now on is its own."""
+    """Start the writer with the lock, as the leader of its own process group; pass every SIGTERM on to it."""
     started: list[subprocess.Popen[bytes]] = []
     asked = False
 

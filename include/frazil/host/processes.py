@@ -1,4 +1,4 @@
-"""Which process is meant: a pid with its start time, so that a pid that was used again is never signalled."""
+"""Processes identified by pid and start time, so that a reused pid is never signalled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 from frazil.host.records import ProcessMark
 
 START_TOLERANCE_S = 2.0
-"""`create_time` is counted from the boot time, which moves a little when the clock is corrected."""
+"""`create_time` counts from the boot time, which shifts a little when the clock is corrected."""
 
 
 def mark(pid: int) -> ProcessMark:
@@ -20,7 +20,7 @@ def mark(pid: int) -> ProcessMark:
 
 
 def is_alive(process: ProcessMark | None) -> bool:
-    """Whether that very process still runs; a zombie does not."""
+    """Whether exactly this process still runs; a zombie does not."""
     if process is None:
         return False
     try:
@@ -31,7 +31,7 @@ def is_alive(process: ProcessMark | None) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """A zombie has, once its last thread is gone: until then a killed JVM may hold its ports, locks and files."""
+    """Whether it is gone, or a zombie without threads: until then a killed JVM may hold its ports, locks and files."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
@@ -39,13 +39,13 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def terminate(process: ProcessMark) -> None:
-    """Ask that very process to end; no error if it has ended."""
+    """Ask exactly this process to end; no error if it has ended."""
     if is_alive(process):
         _signal(process.pid, signal.SIGTERM)
 
 
 def kill_group(process: ProcessMark) -> None:
-    """End that very process and all of its group (a writer leads the group of its JVM and workers)."""
+    """Kill exactly this process and its whole group (a writer leads the group of its JVM and workers)."""
     if not is_alive(process):
         return
     try:
@@ -58,7 +58,7 @@ def kill_group(process: ProcessMark) -> None:
 
 
 def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
-    """Wait until nothing of a process group runs, asked to end with SIGTERM or not; what stays longer is killed."""
+    """Wait until no process of a group runs, and kill what still runs after `within_s`; `ask` sends SIGTERM first."""
     if ask:
         _signal_group(group, signal.SIGTERM)
     deadline = time.monotonic() + within_s
@@ -70,7 +70,7 @@ def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
 
 
 def _group_runs(group: int) -> bool:
-    """A zombie does not run: in a container nobody may ever reap an orphan, and it stays in its group."""
+    """Ignores zombies: in a container nobody may ever reap an orphan, which then stays in its group."""
     for process in psutil.process_iter():
         try:
             if os.getpgid(process.pid) == group and not has_ended(process):

@@ -1,7 +1,7 @@
-"""The writer's log: rotated when a launch begins and when it is full, read in whole lines, searched for the last error.
+"""The writer's log: rotated at each launch and when it is full, read in whole lines, searched for the last error.
 
-The writer, its JVM and Spark's workers hold the file open, so a full log is copied and emptied, as logrotate's
-`copytruncate` does: what is written between the last read and the emptying, some microseconds, is lost.
+The writer, its JVM and Spark's workers hold the file open, so a full log is copied and truncated, like logrotate's
+`copytruncate`: lines written in the microseconds between the last read and the truncation are lost.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ LOG_FILE = "writer.log"
 LOGS_KEPT = 5
 FULL_BYTES = 64 * 1024**2
 CONTINUES = f"... what was logged before this is in {LOG_FILE}.1"
-"""The first line of a log that was emptied."""
+"""The first line of a log that was truncated."""
 ERROR_LINES = 5
 ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 _LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
-"""Of our own lines and of Spark's: date, time, level."""
+"""Our lines and Spark's begin with date, time and level."""
 _COPIED_AT_ONCE = 1024**2
 
 
 def rotate(folder: Path) -> None:
-    """Move the last launch's log out of the way; the latest five are kept as `writer.log.1` and on."""
+    """Rename the last launch's log to `writer.log.1`, and the older ones accordingly; keep five."""
     _shift(folder, LOG_FILE)
 
 
@@ -42,10 +42,10 @@ def _shift(folder: Path, newest: str) -> None:
 
 
 def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
-    """Make a full log, which others are writing, `writer.log.1`, and empty it; whether there was one.
+    """Copy a full log that others write to `writer.log.1` and truncate it; returns whether it was full.
 
-    Lines that are written in the microseconds before it is emptied are lost, or cut off; nothing else is, wherever this
-    is killed: then a line may be in both files. Raises OSError, usually for lack of space, and leaves the log as it is.
+    Only lines written in the microseconds before the truncation are lost or cut off. If this is killed halfway, a line
+    may be in both files. Raises OSError, usually for lack of space, and then leaves the log unchanged.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:
@@ -63,7 +63,7 @@ def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
         _copy_rest(full, to)
         full.truncate(0)
         to.seek(max(to.tell() - 1, 0))
-        if to.read(1) not in (b"", b"\n"):  # a line was cut off: it must not run into another
+        if to.read(1) not in (b"", b"\n"):  # a line was cut off, and must not run into the next
             to.write(b"\n")
     with log.open("a") as emptied:
         emptied.write(f"{CONTINUES}\n")
@@ -76,7 +76,7 @@ def _copy_rest(source: FileIO, to: FileIO) -> None:
 
 
 def redirect(log: Path) -> None:
-    """All that this process and its children say goes to the log: a pipe would break when its reader dies."""
+    """Send the output of this process and its children to the log: a pipe would break when its reader dies."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -87,15 +87,15 @@ def redirect(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Whole lines after a position; where more than the limit is new, its end, and a line that says how much is not.
+    """Whole lines after a position; of more than the limit only the end, after a line that says how much is left out.
 
-    That a log was emptied shows by its being shorter than it was: a reader follows it more closely than it fills.
+    A log that is shorter than the position was truncated: readers follow it more closely than it fills.
     """
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
         rest: tuple[str, ...] = ()
-        if path.stat().st_size < start:  # it was emptied, and what was not read yet is in the file before
-            with suppress(FileNotFoundError):  # unless somebody else emptied it
+        if path.stat().st_size < start:  # it was truncated, and its unread rest is in writer.log.1
+            with suppress(FileNotFoundError):  # unless a person emptied it
                 rest, _ = _lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
             start = 0
         lines, end = _lines(path, start, limit_bytes)
@@ -105,7 +105,7 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
 
 
 def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
-    """Whole lines from an offset on, or the last of them, and the offset after them."""
+    """Whole lines from an offset on (the last ones, if there are more than the limit), and the offset after them."""
     with path.open("rb") as log:
         size = log.seek(0, 2)
         skipped = max(0, size - start - limit_bytes)
@@ -121,7 +121,7 @@ def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], i
 
 
 def leveled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Each line with its level as `logging` counts; one without a level, as of a trace, has that of the line before."""
+    """Each line with its `logging` level; a line without one, as in a traceback, has the level of the line before."""
     level = logging.INFO
     for line in lines:
         if found := _LEVEL.match(line):
@@ -130,11 +130,11 @@ def leveled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def last_error(folder: Path) -> str | None:
-    """The end of the log, which is where a process that died says why; None where it says nothing."""
-    said = _last_lines(folder / LOG_FILE)
-    if CONTINUES in said[:ERROR_LINES]:  # its own lines are few
-        said = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in said if line != CONTINUES)]
-    return "\n".join(said[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
+    """The end of the log, where a process that died usually says why; None if it is empty."""
+    lines = _last_lines(folder / LOG_FILE)
+    if CONTINUES in lines[:ERROR_LINES]:  # few lines since it was truncated
+        lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
+    return "\n".join(lines[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
 
 
 def _last_lines(log: Path) -> list[str]:

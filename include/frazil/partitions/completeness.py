@@ -1,7 +1,7 @@
-"""Which windows of a table are complete, and which were reopened: pure, from the feeding streams' watermarks.
+"""Which windows of a table are complete, and which are reopened. Pure.
 
-A window is complete when every stream that feeds the table has a watermark at or past its end and the stream's
-lateness. Unknown stays unknown: while one stream's watermark is, nothing completes.
+A window is complete when the watermark of every stream that feeds the table has reached the window's end plus that
+stream's lateness. While the watermark of one stream is unknown, no window completes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MOST_AT_ONCE = 500
-"""Windows of one decision; what is over comes with the next."""
+"""Windows in one decision; the rest comes with the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Feed:
     watermark_us: int | None
     lateness_us: int = 0
     holding_back: TopicPartition | None = None
-    """The topic-partition that the watermark waits for; None where all are idle."""
+    """The topic-partition that the watermark waits for; None if all are idle."""
     waiting_us: int | None = None
-    """Where the time begins of rows that no reader of main sees yet (`commit.align`)."""
+    """The start of the event time of rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why its watermark counts for nothing."""
+    """Why its watermark does not count."""
 
     @property
     def complete_to_us(self) -> int | None:
@@ -40,7 +40,7 @@ class Feed:
 
     def __str__(self) -> str:
         if self.problem:
-            return f"{self.stream} counts for nothing: {self.problem}"
+            return f"{self.stream} does not count: {self.problem}"
         held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
         late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
         stands = "unknown" if self.watermark_us is None else f"{moment(self.watermark_us)}{late}"
@@ -52,26 +52,26 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a table's windows were decided: those that begin in `[from, through)` have at least one signal."""
+    """How far a table's windows are decided: those that begin in `[from, through)` have at least one signal."""
 
     grain: Grain
     from_us: int
     through_us: int
     sequence_number: int
-    """Of the table's commit up to which late rows and dead letters are accounted for."""
+    """Late rows and dead letters are accounted for up to the table's commit with this sequence number."""
     held: frozenset[int] = frozenset()
-    """Starts of windows whose quality gate failed and that nobody released."""
+    """Starts of windows whose quality gate failed and that nobody has released."""
     table_uuid: str | None = None
-    """Of the table that was looked at; None where an earlier version wrote the cursor."""
+    """The table that was examined; None if an earlier version wrote the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a look at a table found: `complete` for the first time, `reopened` by late rows or held and touched."""
+    """Which windows to signal: `complete` for the first time, `again` for those that late rows reopened."""
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
-    """Windows that were decided before, and got so many late rows since."""
+    """Windows that were decided before, with the number of late rows that they got since."""
     from_us: int | None
     through_us: int | None
     reason: str
@@ -81,7 +81,7 @@ class Decision:
         return (*sorted(self.again), *self.complete)
 
 
-def decide(  # noqa: PLR0913 - what was seen, and what is declared
+def decide(  # noqa: PLR0913 - the observation and the declaration
     feeds: tuple[Feed, ...],
     cursor: Cursor | None,
     late: Mapping[int, int],
@@ -90,10 +90,10 @@ def decide(  # noqa: PLR0913 - what was seen, and what is declared
     complete_from_us: int | None = None,
     most: int = MOST_AT_ONCE,
 ) -> Decision:
-    """What is complete now that was not at the cursor. `late` are rows by window start since the cursor's commit.
+    """What completed since the cursor. `late` maps window starts to the rows that came since the cursor's commit.
 
-    Without a cursor the first window is `complete_from_us`'s, or the one that is open now: what was complete before
-    anybody looked is history. A cursor of another grain is begun anew behind what it covered.
+    Without a cursor the first window is that of `complete_from_us`, or the one that is open now: earlier windows get no
+    signal. After a change of grain, decisions continue behind the windows that the old cursor covered.
     """
     bound = complete_to(feeds)
     if bound is None:
@@ -115,18 +115,18 @@ def complete_to(feeds: tuple[Feed, ...]) -> int | None:
 
 
 def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """The streams whose watermark is short of what a window needs."""
+    """The streams whose watermark has not reached what a window needs."""
     return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
 
 
 def moment(us: int) -> str:
-    """Microseconds since 1970 as people and other tools read them."""
+    """Microseconds since 1970 as ISO 8601."""
     return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
 
 
 def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: int | None) -> int:
     if cursor is not None:
-        # Half a window of another grain is not signalled a second time.
+        # Round up: part of a larger window was signalled in the old grain.
         return cursor.from_us if cursor.grain is grain else -(-cursor.through_us // grain.us) * grain.us
     return grain.floor(bound if complete_from_us is None else complete_from_us)
 
@@ -134,5 +134,5 @@ def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: in
 def _reason(feeds: tuple[Feed, ...], following: Window) -> str:
     waiting = "; ".join(map(str, waits_for(feeds, following)))
     return (
-        f"{following} ends at {moment(following.end_us)}: {waiting or 'it is complete, and comes with the next look'}"
+        f"{following} ends at {moment(following.end_us)}: {waiting or 'it is complete, and comes with the next check'}"
     )

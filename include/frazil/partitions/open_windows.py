@@ -1,4 +1,4 @@
-"""Which windows of event time a stream with `commit.align: watermark` still keeps from the readers of main. Pure."""
+"""Which windows a stream with `commit.align: watermark` still hides from readers of main. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 
 FURTHEST_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""A window that begins so far after the newest event time that is believed has rows of bad clocks alone."""
+"""A window that begins so far after the newest trusted event time has rows from wrong clocks only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Whose windows are shown whole: of the event time in `column`, `grain` long, complete after `lateness_us`."""
+    """The windows that a stream shows only whole: `grain` long, of `column`, complete after `lateness_us`."""
 
     column: str
     grain: Grain
@@ -22,16 +22,16 @@ class Alignment:
 
     @classmethod
     def of(cls, spec: StreamSpec) -> Alignment | None:
-        """As declared; None for a stream that shows every row at once."""
+        """The declared alignment; None for a stream that shows every row at once."""
         if spec.commit.align == "none" or spec.window is None:
             return None
         lateness_us = spec.lateness // timedelta(microseconds=1)
         return cls(spec.event_time.column, Grain(spec.window), lateness_us)
 
     def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
-        """Whether rows of `[start, start + length)` belong to a window that is open, or has not begun.
+        """Whether rows of `[start, start + length)` belong to a window that is open or has not begun.
 
-        `newest_us` is the newest event time that is believed; what is unknown lets everything wait.
+        `newest_us` is the newest trusted event time. While it and the watermark are unknown, all rows wait.
         """
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:

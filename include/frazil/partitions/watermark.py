@@ -1,4 +1,4 @@
-"""How far event time has certainly come: the minimum over a stream's topic-partitions. Pure."""
+"""The watermark: the smallest of the newest event times of a stream's topic-partitions. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def watermark_us(
 ) -> int | None:
     """The stream's watermark in microseconds since the epoch, or None while it is unknown.
 
-    A partition that never had a record keeps it unknown unless it is idle; idle partitions hold nothing back. Where
-    all are idle, the newest event time seen is the answer: nothing is unread that could be older. It never goes back.
+    Idle partitions are left out. An active partition without a record keeps it unknown. If all are idle, it is the
+    newest event time seen, because nothing older is unread. It never goes back.
     """
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
@@ -37,9 +37,9 @@ def holding_back(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """The topic-partition that the watermark waits for: one without a record first, else the one that is furthest back.
+    """The topic-partition that the watermark waits for: one without a record, else the one that is furthest behind.
 
-    None where all are idle: then nothing but new records moves it.
+    None if all are idle: then only new records move it.
     """
     active = sorted(tp for tp in partitions if tp not in idle)
     silent = [tp for tp in active if tp not in max_event_times_us]

@@ -1,7 +1,7 @@
-"""How many rows a snapshot holds in given windows of event time: what a reader of that snapshot would count.
+"""How many rows a reader of a snapshot would count in given windows.
 
-A file that lies in one window is counted by its manifest entry. Only a file that spans windows, or has rows deleted
-from it, is read, and of it the event time alone.
+A file within one window is counted from its manifest entry. Only a file that spans windows, or has deleted rows, is
+read, and only its event time column.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.partitions.windows import Grain, Window
 
 
 def window_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
-    """Rows by window, 0 for an empty one. `column` is the event time's; the windows are all of one grain."""
+    """Rows by window, 0 for an empty one. `column` has the event time; all windows have the same grain."""
     counts: Counter[int] = Counter()
     for first, last in _runs(sorted(windows)):
         counts.update(_count(table, first, last, column=column, snapshot_id=snapshot_id))
@@ -32,7 +32,7 @@ def window_rows(table: Table, windows: Collection[Window], *, column: str, snaps
 
 
 def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
-    """Rows by window's start that a snapshot's own files bring to the windows that the cursor covers."""
+    """Rows by window start that the files added by a snapshot bring to the windows covered by the cursor."""
     field, within = table.schema().find_field(column), between(column, cursor.from_us, cursor.through_us)
     counts: Counter[int] = Counter()
     unclear = []
@@ -62,7 +62,7 @@ def between(column: str, from_us: int, to_us: int) -> BooleanExpression:
 
 
 def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
-    """The first and the last of windows that follow each other."""
+    """The first and last window of each run of adjacent windows."""
     start = 0
     for i, window in enumerate(windows):
         if i + 1 == len(windows) or windows[i + 1].start_us != window.end_us:
@@ -95,7 +95,7 @@ def _read_by_window(
 
 
 def _by_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
-    """What the manifest says of a file, if it says enough."""
+    """A file's rows by window start, from its manifest entry; None if that does not tell."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
     bounds = _bounds(file, field)

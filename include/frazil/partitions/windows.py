@@ -1,4 +1,4 @@
-"""Windows of event time, the hours or days that become complete. Pure; times are microseconds since 1970, UTC."""
+"""Windows: the hours or days of event time that become complete. Pure; times are microseconds since 1970, UTC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
 
 
 class Grain(StrEnum):
-    """How long a window is."""
+    """The length of a window."""
 
     HOUR = "hour"
     DAY = "day"
@@ -23,11 +23,11 @@ class Grain(StrEnum):
 
     @property
     def key_format(self) -> str:
-        """Of a window's key, in strftime's terms."""
+        """The `strftime` format of a window's key."""
         return _FORMATS[self]
 
     def floor(self, us: int) -> int:
-        """The start of the window that a moment lies in; before 1970 as well."""
+        """The start of the window that contains a moment, also before 1970."""
         return us - us % self.us
 
 
@@ -40,12 +40,12 @@ class Window:
 
     @classmethod
     def of(cls, us: int, grain: Grain) -> Window:
-        """The window that a moment lies in."""
+        """The window that contains a moment."""
         return cls(grain.floor(us), grain)
 
     @classmethod
     def parse(cls, key: str) -> Window:
-        """From a key such as `2013-01-01T05` or `2013-01-01`; raises ValueError, a half sentence, for another text."""
+        """The window of a key such as `2013-01-01T05` or `2013-01-01`; raises ValueError for any other text."""
         for grain in Grain:
             try:
                 moment = datetime.strptime(key, grain.key_format).replace(tzinfo=UTC)
@@ -61,7 +61,7 @@ class Window:
     @property
     def key(self) -> str:
         """The partition key: `2013-01-01T05` for an hour, `2013-01-01` for a day."""
-        # Years have four digits here as everywhere in ISO 8601, which strftime does not promise below 1000.
+        # isoformat() writes years with four digits; strftime may not below 1000.
         text = (EPOCH + timedelta(microseconds=self.start_us)).isoformat()
         return text[:13] if self.grain is Grain.HOUR else text[:10]
 
@@ -70,11 +70,11 @@ class Window:
 
 
 def microseconds(moment: datetime) -> int:
-    """Since 1970, of a moment with a zone."""
+    """A zoned datetime as microseconds since 1970."""
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:
-    """The windows that begin at or after the start of `from_us`'s own, and end at or before `to_us`; in order."""
+    """The windows from the one that contains `from_us` to the last that ends by `to_us`, in order."""
     for start in range(grain.floor(from_us), to_us - grain.us + 1, grain.us):
         yield Window(start, grain)

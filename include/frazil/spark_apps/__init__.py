@@ -1,7 +1,7 @@
-"""The mains that Spark, or the supervisor, starts by path: Python files with nothing beside them but each other.
+"""The programs that Spark or the supervisor starts by path.
 
-They stand apart because Python puts a program's folder first on its path, where a room's module of a common name
-(`types.py`, `kafka.py`) would hide another package's.
+They have a folder of their own because Python puts a program's folder first on its path, where a module with a common
+name (`types.py`, `kafka.py`) would hide another package's.
 """
 
 from __future__ import annotations

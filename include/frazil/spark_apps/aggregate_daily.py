@@ -1,7 +1,7 @@
-"""One day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
+"""Aggregates one day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
 
-Started by Airflow's SparkSubmitOperator with the snapshot that its first task chose; without one it asks the day's
-signals itself. The exit codes are listed in `frazil.errors`.
+Airflow's SparkSubmitOperator starts it with the snapshot that the first task chose; without one, it reads the day's
+signals itself. `frazil.errors` lists the exit codes.
 """
 
 from __future__ import annotations

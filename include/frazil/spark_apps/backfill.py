@@ -1,7 +1,7 @@
 """Stages a backfill of one declared stream: `spark-submit backfill.py NAME --streams DIR --request JSON`.
 
-The request is a JSON object, as the form of the DAG `frazil_backfill` has it. Run again after any end of it, it goes on
-where it was; the audit and the publication follow without Spark. Exit codes are those of `frazil.errors`.
+The request is a JSON object with the fields of the form of the DAG `frazil_backfill`. Started again, it continues where
+it ended. The audit and the publication follow without Spark. `frazil.errors` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def main() -> int:
     from frazil.backfill.stage import stage  # noqa: PLC0415
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
-    parser = argparse.ArgumentParser(description="Stage what a declared stream's table lacks of its topics.")
+    parser = argparse.ArgumentParser(description="Stage the records of a stream's topics that its table lacks.")
     parser.add_argument("name", help="the stream's name")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
-    parser.add_argument("--request", type=json.loads, required=True, help="what is asked for, as JSON")
+    parser.add_argument("--request", type=json.loads, required=True, help="the request, as JSON")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)

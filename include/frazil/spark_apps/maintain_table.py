@@ -1,7 +1,7 @@
 """Maintains tables of declared streams: `spark-submit maintain_table.py TABLE [TABLE…] --streams DIR`.
 
-Small files, small manifests and old snapshots go, as far as it is worth the work; writers run meanwhile. Started by
-Airflow's SparkSubmitOperator. The exit codes are listed in `frazil.errors`.
+It removes small files, small manifests and old snapshots where that is worth the work; writers keep running. Airflow's
+SparkSubmitOperator starts it. `frazil.errors` lists the exit codes.
 """
 
 from __future__ import annotations

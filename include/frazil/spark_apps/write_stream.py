@@ -1,7 +1,7 @@
 """The writer of one declared stream: `python write_stream.py NAME --streams DIR [--until-caught-up]`.
 
-Started by the supervisor's launcher (or by `frazil run`), which holds the writer's lock for it. SIGTERM lets the
-batch at hand commit and ends with exit code 0; the other codes are listed in `frazil.errors`.
+The supervisor's launcher (or `frazil run`) starts it and holds the writer's lock for it. After SIGTERM it commits the
+current batch and ends with exit code 0; `frazil.errors` lists the other codes.
 """
 
 from __future__ import annotations

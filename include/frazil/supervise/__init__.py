@@ -1,3 +1,3 @@
-"""Desired against observed gives an action; launchers carry it out."""
+"""Compares the desired state of a stream with the observed one, and starts or stops its writer."""
 
 from __future__ import annotations

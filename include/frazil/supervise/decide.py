@@ -1,21 +1,21 @@
-"""What to do about one writer now: a pure function of what was observed, the time and the policy.
+"""Decides what to do about one writer now: a pure function of the observation, the time and the policy.
 
-The order, first match wins. While a process lives:
-  1. a writer in the foreground is its person's: keep;
-  2. a stop that was asked for goes on: keep, and kill when it advances in nothing;
-  3. removed, or wanted paused: stop;  wanted anew (a restart was asked for, the spec changed): restart;
-  4. hung, by its phase's limit or its heartbeat's: restart;  else keep.
-While none lives:
+The first rule that matches decides. While a writer process is alive:
+  1. a person runs it in the foreground: keep;
+  2. a requested stop is under way: keep, or kill if the writer makes no progress;
+  3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
+  4. the writer is hung, by its phase's limit or its heartbeat's: restart;  otherwise keep.
+While none is alive:
   5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
-  6. never launched, or ended in the foreground: start;
-  7. a person acted since it ended (spec, desired state, or table), or it ended because it was asked to: start;
-  8. fenced or refused access before supervision came back to this host: start, for that may be over;
-  9. refused access after it had been granted: start again, after a long backoff;
- 10. an exit code after which a restart fails in the same way, or too many crashes without a commit: give up;
- 11. else start again, after the backoff.
+  6. never launched, or the last one ran in the foreground: start;
+  7. a person acted since it ended (spec, desired state or table), or it ended on request: start;
+  8. it was fenced or denied access before supervision returned to this host: start, the cause may be gone;
+  9. it was denied access that it once had: start again after a long backoff;
+ 10. its exit code means that a restart fails in the same way, or it crashed too often without a commit: give up;
+ 11. otherwise start again after the backoff.
 
-"Give up" is said once; after that the same state is a hold, for Airflow starts the next run at once, and a loop of
-failing runs helps nobody. A start can never make two writers: the lock decides that, not this function.
+It gives up once for each cause and then holds: Airflow starts the next run at once, and a loop of failing runs helps
+nobody. Two starts never make two writers, because the writer's lock admits one.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ TABLE_WAYS_OUT = frozenset(
     error.exit_code
     for error in (OffsetGap, RolledBack, TopicRecreated, SchemaIncompatible, AdoptionRequired, MarkerUnreadable)
 )
-"""Exit codes whose way out writes the table. `Fenced` is not one: the other writer writes the table as well."""
+"""Exit codes that a person mends by changing the table. Not `Fenced`: the other writer changes the table as well."""
 
 MAY_BE_OVER = frozenset({Fenced.exit_code, AccessDenied.exit_code})
-"""Exit codes for what others do, and may have undone since: who writes elsewhere, and who may read and write."""
+"""Exit codes with a cause outside this host that may have gone since: another writer, or missing rights."""
 
 RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
-"""Exit codes of a writer that lacks something it cannot mend (brokers, catalog): tried for ever, never given up on."""
+"""Exit codes of a writer that misses a service (brokers, catalog): it is restarted for ever."""
 
 
 def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """The one action that the observed state calls for; see the module for the order."""
+    """The action that the observation calls for; the module's docstring lists the rules."""
     launch = observed.launch
     if observed.process.is_alive and launch is not None:
         return _alive(observed, launch, now_ms=now_ms, policy=policy)
@@ -78,7 +78,7 @@ def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -
 
 
 def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Why a running writer shall not run on as it is, by what people declared or asked for."""
+    """Stop or restart a running writer that people no longer want as it is; None if they do."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago"
@@ -95,7 +95,7 @@ def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy
 
 
 def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Why no writer shall be started, whatever became of the last one."""
+    """The decision not to start a writer, whatever happened to the last one; None if one is wanted."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed):
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers run"
@@ -116,15 +116,15 @@ def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision 
 
 
 def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """What follows the last end, where a writer is wanted."""
+    """What to do after the last end when a writer is wanted."""
     exit_ = observed.exit
     if exit_ is None:
-        last = "the one in the foreground ended" if observed.launch else "0 were launched before"
+        last = "the one in the foreground ended" if observed.launch else "none was launched before"
         return Decision(Action.START, Cause.FIRST_START, f"0 writers run; {last}")
     if (act := _act_since(observed, exit_)) is not None:
-        return Decision(Action.START, Cause.ASKED, f"{act} since the end with {_code(exit_)}")
+        return Decision(Action.START, Cause.ASKED, f"{act} since it ended with {_code(exit_)}")
     if _was_asked(exit_) and exit_.code not in NO_RESTART:
-        reason = f"it ended with {_code(exit_)}, as it was asked to ({exit_.stopped_for}), and is wanted"
+        reason = f"it ended with {_code(exit_)} on request ({exit_.stopped_for}), and is wanted again"
         return Decision(Action.START, Cause.STOPPED, reason)
     if (again := _may_be_over(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
         return again
@@ -139,7 +139,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
 
 
 def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Start again after the backoff, or give up where start after start commits nothing."""
+    """Start again after the backoff, or give up when start after start commits nothing."""
     row = _fruitless_row(observed.writer.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     said = f"; its last words: {exit_.error}" if exit_.error else ""
@@ -159,13 +159,13 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
 
 
 def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Why an end that others caused is no reason to give up; None where it is one, or no such end."""
+    """Start again after an end whose cause lies elsewhere and may be gone; None after any other."""
     if exit_.code not in MAY_BE_OVER:
         return None
     if _ended_while_away(observed, exit_, policy=policy):
         reason = (
             f"it ended with {_code(exit_)} ({error_name(exit_.code or 0)}) {ago(now_ms - exit_.ended_at_ms)} ago, and "
-            f"supervision came back to this host {ago(now_ms - observed.returned_at_ms)} ago: that may be over"
+            f"supervision returned to this host {ago(now_ms - observed.returned_at_ms)} ago: the cause may be gone"
         )
         return Decision(Action.START, Cause.RETURNED, reason)
     if exit_.code == AccessDenied.exit_code and _worked(observed, exit_):
@@ -174,7 +174,7 @@ def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: 
 
 
 def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
-    """Whether nobody here saw that end, or supervision was elsewhere for long since."""
+    """Whether no supervisor of this host saw that end, or supervision was elsewhere for long since."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
@@ -183,7 +183,7 @@ def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) 
 
 
 def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """The same credentials were good before: rights come back, and no writer harms anything by asking for them."""
+    """Try again: these credentials once worked, rights are often restored, and asking does no harm."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.writer.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
@@ -202,12 +202,12 @@ def _worked(observed: Observed, exit_: ExitRecord) -> bool:
 
 
 def _as_now(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """Whether an end was under the same declaration, and no person has acted since."""
+    """A test for ends under the same declaration, with no person's act in between."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
 def _fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """The latest ends in a row, newest first, that committed nothing, were not asked for, and no person's act parts."""
+    """The latest consecutive ends, newest first, without a commit, a request to stop or a person's act in between."""
     last = exits[-1]
     same = _as_now(last)
 
@@ -223,14 +223,14 @@ def _fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exi
 
 
 def _act_since(observed: Observed, exit_: ExitRecord) -> str | None:
-    """What a person did since that end, and may have mended; None where nothing is seen."""
+    """What a person did since that end, which may have mended the cause; None if nothing is known."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         return f"a person acted (generation {desired.generation}, before {exit_.generation})"
     if isinstance(declared, Declared) and declared.fingerprint != exit_.spec_fingerprint:
         return f"the spec changed (from {exit_.spec_fingerprint} to {declared.fingerprint})"
     if observed.notes.cleared == exit_.launch_id:
-        return "1 person asked for a fresh start"
+        return "a person asked for a fresh start"
     if exit_.code not in TABLE_WAYS_OUT or given_up is None or given_up.subject != exit_.launch_id:
         return None
     before, now = given_up.table_fingerprint, observed.table_fingerprint
@@ -238,17 +238,17 @@ def _act_since(observed: Observed, exit_: ExitRecord) -> str | None:
 
 
 def _was_asked(exit_: ExitRecord) -> bool:
-    """Whether people wanted that end; a hung writer's was wanted by the supervisor, and is as bad as a crash."""
+    """Whether a person asked for that end. When the supervisor ends a hung writer, that counts as a crash."""
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 
 
 def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> Decision:
-    """Give up aloud, once; then hold, naming the ways out."""
+    """Give up once; from then on hold, and say how to go on."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(Action.GIVE_UP, cause, reason, subject=subject)
     return Decision(
-        Action.HOLD, cause, f"given up: {reason}; when that is mended, `frazil resume` starts it", subject=subject
+        Action.HOLD, cause, f"given up: {reason}; when that is mended, start it with `frazil resume`", subject=subject
     )
 
 
@@ -259,7 +259,7 @@ def _said(what: str, desired: Desired, *, now_ms: int) -> str:
 
 def _code(exit_: ExitRecord) -> str:
     if exit_.code is None:
-        return "an end that 0 processes were left to see"
+        return "an end that no process recorded"
     if exit_.code > 128:
         return f"signal {exit_.code - 128}"
     return f"exit code {exit_.code}"

@@ -1,4 +1,4 @@
-"""The words of a decision: what to do, for what cause, and the sentence that says so in the log."""
+"""A decision about a writer: the action, its cause, and the sentence for the log."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import StrEnum
 
 class Action(StrEnum):
     KEEP = "keep"
-    """A writer runs, and shall."""
+    """A writer runs, as it should."""
     START = "start"
     STOP = "stop"
-    """Gracefully: the batch at hand commits."""
+    """Gracefully: the current batch commits."""
     RESTART = "restart"
-    """Stop gracefully; once it has ended, a later decision starts it."""
+    """Stop gracefully; a later decision starts the next writer."""
     KILL = "kill"
-    """A stop that goes nowhere is ended by force."""
+    """End by force a writer that makes no progress towards a requested stop."""
     HOLD = "hold"
-    """No writer runs, and none shall yet."""
+    """No writer runs, and none may start yet."""
     GIVE_UP = "give up"
-    """No writer runs, and a person is needed: said once, aloud."""
+    """No writer runs, and a person is needed: the Airflow task fails, once."""
     END = "end"
-    """Nothing is left to supervise."""
+    """The stream was removed and nothing is left to supervise."""
 
 
 class Cause(StrEnum):
@@ -52,8 +52,8 @@ class Decision:
     action: Action
     cause: Cause
     reason: str
-    """A sentence for the log, with the numbers that it rests on."""
+    """A sentence for the log, with the numbers behind the decision."""
     until_ms: int | None = None
-    """When a hold ends by itself; None where only a person, or something else's return, ends it."""
+    """When a hold ends by itself; None if it waits for a person or for a service to return."""
     subject: str = ""
-    """What a GIVE_UP is about: the same subject is given up on once."""
+    """What a GIVE_UP is about; it happens once for each subject."""

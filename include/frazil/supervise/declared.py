@@ -1,4 +1,4 @@
-"""What is declared of one stream now: a spec, a file that cannot be read, or nothing any more."""
+"""The current declaration of one stream: a spec, an unreadable file, or a removed stream."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from frazil.supervise.observed import Declared, Removed, Unreadable
 
 
 class Declaration:
-    """Reads one stream's declaration again and again, and remembers the last that was sound."""
+    """Reads one stream's declaration repeatedly, and remembers the last sound one."""
 
     def __init__(self, stream: str, folder: Path, *, clock: Callable[[], int]) -> None:
         self.spec: StreamSpec | None = None
-        """The last sound declaration; None until there was one."""
+        """The last sound declaration; None before the first."""
         self._stream, self._folder, self._clock = stream, folder, clock
         self._missing_since_ms: int | None = None
 
     def read(self) -> Declared | Unreadable | Removed:
-        """What the folder says now. A folder or a file that cannot be read is not a removed stream."""
+        """The current declaration. A folder or file that cannot be read does not count as a removed stream."""
         try:
-            os.listdir(self._folder)  # noqa: PTH208 - glob() answers with nothing for a folder that cannot be read
+            os.listdir(self._folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         except OSError as error:
             return Unreadable(f"{self._folder} cannot be read: {error.strerror}")
         try:
@@ -38,14 +38,14 @@ class Declaration:
             now_ms = self._clock()
             self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
             if not stream_files(self._folder) and now_ms - self._missing_since_ms < EMPTY_MS:
-                said = f"all streams are taken for removed after {EMPTY_MS // 1000} s"
-                return Unreadable(f"{self._folder} is empty, as a volume that is not mounted; {said}")
+                removed = f"its streams count as removed after {EMPTY_MS // 1000} s"
+                return Unreadable(f"{self._folder} is empty, perhaps an unmounted volume; {removed}")
             return Removed(self._missing_since_ms)
         self._missing_since_ms = None
         return Declared(self.spec.fingerprint())
 
     def _is_missing(self) -> bool:
-        """Whether no file declares the stream, and none is so broken that it might."""
+        """Whether no file declares the stream; False while an unreadable file might."""
         try:
             return all(read_mapping(path).get("name") != self._stream for path in stream_files(self._folder))
         except SpecError:

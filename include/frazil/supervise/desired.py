@@ -1,7 +1,7 @@
-"""What people want of a stream: running or paused, as one small object beside its journals.
+"""The desired state of a stream, running or paused: one small object beside its journals.
 
-It stands with the table and not with a host, so the command line and Airflow speak of the same thing wherever they
-run. A missing object means running. Pausing Airflow's DAG is not pausing the stream: only this is.
+It is stored with the table and not on a host, so the command line and Airflow see the same state wherever they run. A
+missing object means running. Pausing Airflow's DAG does not pause the stream.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DESIRED_FILE = "desired.json"
 
 
 class DesiredStore:
-    """The desired state of one stream; the last of two people who act at once is obeyed."""
+    """Reads and writes the desired state of one stream. Of two concurrent writes, the last wins."""
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store, self._path = store, f"{folder}/{DESIRED_FILE}"
 
     def read(self) -> Desired:
-        """What is wanted. Raises SpecError where the object was edited into something else, AccessDenied."""
+        """The desired state. Raises AccessDenied, and SpecError if the object was edited and is malformed."""
         raw = self._store.get(self._path)
         if raw is None:
             return Desired()
@@ -40,19 +40,19 @@ class DesiredStore:
             return Desired(**{**value, "mode": DesiredMode(value["mode"])})
         except (ValueError, TypeError, KeyError) as error:
             raise SpecError(
-                f"{self._path} is no desired state ({error}); `frazil pause` or `frazil resume` writes it anew"
+                f"{self._path} is no desired state ({error}); replace it with `frazil pause` or `frazil resume`"
             ) from error
 
     def pause(self, *, by: str, reason: str) -> Desired:
-        """The writer stops after the batch at hand, and stays stopped."""
+        """Stop the writer after its current batch, and keep it stopped."""
         return self._act(DesiredMode.PAUSED, by=by, reason=reason)
 
     def resume(self, *, by: str, reason: str) -> Desired:
-        """The writer runs; one that was given up on is started again."""
+        """Let the writer run, and start again one that the supervisor gave up on."""
         return self._act(DesiredMode.RUNNING, by=by, reason=reason)
 
     def restart(self, *, by: str, reason: str) -> Desired:
-        """A running writer is replaced by a new one after the batch at hand; else as `resume`."""
+        """Replace a running writer after its current batch; if none runs, the same as `resume`."""
         return self._act(DesiredMode.RUNNING, by=by, reason=reason, restart=True)
 
     def _act(self, mode: DesiredMode, *, by: str, reason: str, restart: bool = False) -> Desired:
@@ -60,7 +60,7 @@ class DesiredStore:
         try:
             before = self.read()
         except SpecError:
-            # Whatever generations there were, they were counted from 0: the clock is past them.
+            # The lost generations were counted up from 0, so the clock exceeds them.
             before = Desired(generation=now_ms)
         generation = before.generation + 1
         desired = Desired(
@@ -76,18 +76,18 @@ class DesiredStore:
 
 
 def open_desired(spec: StreamSpec) -> DesiredStore | None:
-    """The desired state of a stream whose table exists, else None. Raises as `load_catalog` does."""
+    """The desired state of a stream; None while its table does not exist. Raises as `load_catalog` does."""
     table = load_stream_table(spec)
     return _store(table, spec) if table is not None else None
 
 
 def create_desired(spec: StreamSpec) -> DesiredStore:
-    """The same, and the table is made if missing: a stream may be paused before it ever ran."""
+    """The same, creating a missing table: a stream can be paused before its first run."""
     return _store(ensure_table(load_catalog(spec.table.catalog), spec), spec)
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """What `frazil reset`, `adopt` and a schema change, or its acceptance, alter; other streams' commits do not."""
+    """Changes with `frazil reset`, `adopt`, and a schema change or its acceptance, not with other streams' commits."""
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"

@@ -1,4 +1,4 @@
-"""Whether a running writer gets anywhere: limits per phase, as predicates over one heartbeat and the time."""
+"""Whether a running writer makes progress: predicates over one heartbeat, the time and the limits of each phase."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 STALE_AFTER_MS = 10_000
-"""A writer beats every second: ten missed beats are no hiccup."""
+"""Ten missed heartbeats."""
 
 
 def beating(writer: Observation, *, now_ms: int) -> Heartbeat | None:
-    """The heartbeat of a writer that lives and beats; None where what it says is not of now."""
+    """The heartbeat of a live writer; None if it is stale or the writer has ended."""
     beat = writer.heartbeat
     fresh = beat is not None and now_ms - beat.written_at_ms <= STALE_AFTER_MS
     return beat if fresh and writer.process.is_alive else None
 
 
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
-    """Where a writer stands, in one line."""
+    """The writer's progress, in one line."""
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
-        return f"{_pid(launch)} was launched {since} ago and has not beaten yet"
+        return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
     lag = "unknown" if heartbeat.lag is None else f"{heartbeat.lag:,} records"
     commit = heartbeat.last_commit_at_ms
     committed = f"{ago(now_ms - commit)} ago" if commit else "none yet"
-    at_hand = f" ({heartbeat.batch_records:,} records of it read)" if heartbeat.batch_records else ""
+    so_far = f" ({heartbeat.batch_records:,} records of it read)" if heartbeat.batch_records else ""
     return (
-        f"{_pid(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch {heartbeat.batch}{at_hand}, "
+        f"{_pid(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}, "
         f"lag {lag}, last commit {committed}"
     )
 
 
 def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """A restart, where nothing advanced within the limit of the phase, or the heartbeat stopped; else None.
+    """Restart a writer that made no progress within its phase's limit, or whose heartbeat stopped; else None.
 
-    A long backlog that advances is not hung, nor is a writer that waits with nothing to do.
+    A writer that works on a long backlog is not hung, nor is one that waits with nothing to do.
     """
     heartbeat = observed.heartbeat
     if heartbeat is not None:
@@ -49,7 +49,7 @@ def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> 
             return Decision(
                 Action.RESTART,
                 Cause.SILENT,
-                f"{_pid(launch)} lives, but has not beaten for {ago(silent_ms)} (limit {limit})",
+                f"{_pid(launch)} is alive, but has sent no heartbeat for {ago(silent_ms)} (limit {limit})",
             )
     phase = _phase(heartbeat)
     if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
@@ -58,12 +58,12 @@ def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> 
     limit_ms = policy.advance_limits_ms[phase]
     if still_ms <= limit_ms:
         return None
-    reason = f"{_pid(launch)} advanced in nothing for {ago(still_ms)} while {phase} (limit {ago(limit_ms)})"
+    reason = f"{_pid(launch)} made no progress for {ago(still_ms)} while {phase} (limit {ago(limit_ms)})"
     return Decision(Action.RESTART, Cause.HUNG, reason)
 
 
 def stopping(observed: Observed, launch: Launch, asked: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
-    """A graceful stop under way: kept while the batch at hand advances, killed when it does not."""
+    """Keep a writer that stops gracefully while its current batch makes progress; else kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = asked.cause in {Cause.HUNG, Cause.SILENT}
@@ -77,13 +77,13 @@ def stopping(observed: Observed, launch: Launch, asked: StopRequest, *, now_ms: 
         return Decision(
             Action.KILL,
             Cause.STOPPING,
-            f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}) and advanced in nothing for "
+            f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}) and made no progress for "
             f"{ago(max(still_ms, silent_ms))} while {phase} (limit {ago(limit_ms)})",
         )
     return Decision(
         Action.KEEP,
         Cause.STOPPING,
-        f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}): the batch at hand, {phase}, may commit",
+        f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}): its current batch, {phase}, may commit",
     )
 
 
@@ -97,4 +97,4 @@ def _advanced_at_ms(heartbeat: Heartbeat | None, launch: Launch) -> int:
 
 def _pid(launch: Launch) -> str:
     process = launch.writer or launch.parent
-    return f"pid {process.pid}" if process else "the writer of launch 0"
+    return f"pid {process.pid}" if process else "the writer"

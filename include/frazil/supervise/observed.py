@@ -1,4 +1,4 @@
-"""All that a decision rests on, seen at one moment: no decision reads a clock, a file or a process itself."""
+"""Everything that a decision uses, observed at one moment: a decision reads no clock, file or process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What should be read could not be: never a ground to touch a writer that runs."""
+    """Something that cannot be read. It is never a reason to stop a running writer."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Nobody declares the stream any more."""
+    """No file declares the stream any more."""
 
     since_ms: int
 
@@ -56,14 +56,13 @@ class Observed:
     desired: Desired | Unreadable
     notes: Notes = field(default_factory=Notes)
     table_fingerprint: str | None = None
-    """What a person's command may change in the table; None where it was not looked at."""
+    """See `table_fingerprint` in `frazil.supervise.desired`; None if it was not read."""
     watched_since_ms: int = 0
-    """Since when somebody has watched without a gap: silence before that proves nothing (the machine slept)."""
-
+    """Supervised without a gap since then; silence before that proves nothing, the machine may have slept."""
     away_since_ms: int = 0
-    """The last look on this host before nobody looked here; 0 where none is known."""
+    """When supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0
-    """When somebody looked again, after `away_since_ms`."""
+    """When it returned, after `away_since_ms`."""
 
     @property
     def process(self) -> ProcessState:
@@ -79,23 +78,23 @@ class Observed:
 
     @property
     def stall(self) -> Stall | None:
-        """What holds a writer back that lives; of one that ended, how it ended says more."""
+        """What holds a live writer back; for an ended one, its exit says more."""
         return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
     def exit(self) -> ExitRecord | None:
-        """How the latest launch ended; None while it runs, and after one in the foreground."""
+        """How the latest launch ended; None while it runs, and after a foreground launch."""
         last = self.writer.exits[-1] if self.writer.exits else None
         return last if last and self.launch and last.launch_id == self.launch.id else None
 
     @property
     def stop_request(self) -> StopRequest | None:
-        """The stop that was asked of the latest launch."""
+        """The stop requested of the latest launch."""
         asked = self.notes.stop
         return asked if asked and self.launch and asked.launch_id == self.launch.id else None
 
 
 def error_name(code: int) -> str:
-    """The error class that a writer ends with that code for, or an empty string."""
+    """The name of the error class with that exit code, or an empty string."""
     names = [cls.__name__ for cls in kinds() if cls.exit_code == code and code > 1]
     return names[0] if names else ""

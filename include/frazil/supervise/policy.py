@@ -1,4 +1,4 @@
-"""How patient the supervisor is: limits a person may argue about, in one place, all in milliseconds."""
+"""The supervisor's limits, all in milliseconds."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Each is well above what the phase waits for on its own (brokers and the catalog have limits of two minutes, and end
-the writer with a restartable code): a hung writer is one that no other limit has caught."""
+"""Each is well above the phase's own timeouts (two minutes for brokers and the catalog, after which the writer ends
+with a restartable code): a hung writer is one that no other limit has caught."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When to wait, when to act, and when to leave it to a person."""
+    """When the supervisor waits, acts, and gives up."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """A writer that advanced in nothing for longer than its phase's limit is hung; WAITING only while there is lag."""
+    """A writer without progress for longer than its phase's limit is hung; in WAITING only while there is lag."""
     heartbeat_limit_ms: int = MINUTE_MS
-    """A living writer beats every second or so."""
+    """A live writer renews its heartbeat about every second."""
     hung_grace_ms: int = 30 * SECOND_MS
-    """From the graceful stop of a hung writer to its end by force."""
+    """From the request to a hung writer to stop until it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
     """A declaration may be missing for a moment while files are replaced."""
     first_backoff_ms: int = SECOND_MS
     longest_backoff_ms: int = MINUTE_MS
     longest_denied_backoff_ms: int = 15 * MINUTE_MS
-    """Refused access comes back in the time that people take, and a catalog may lock out who asks too often."""
+    """People restore access, which takes them a while, and a catalog may lock out a client that asks too often."""
     moved_ms: int = 5 * MINUTE_MS
-    """Supervision that was away from this host for longer was elsewhere; a shorter gap is a restart of Airflow."""
+    """A longer gap in supervision means that another host supervised; a shorter one is a restart of Airflow."""
     crash_limit: int = 5
-    """Crashes without a commit between them, within the window, after which the supervisor gives up."""
+    """The supervisor gives up after so many crashes within `crash_window_ms` without a commit between them."""
     crash_window_ms: int = 60 * MINUTE_MS
 
     def backoff_ms(self, crashes: int) -> int:
@@ -60,7 +60,7 @@ class Policy:
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:
-        """A stream may wait for its commit interval, stretched or not, with records unread, and is not hung."""
+        """Allow a writer to wait for its longest commit interval while records are unread."""
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
         return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

@@ -1,8 +1,7 @@
-"""One stream's supervisor: look, decide, act, and say so; again and again, by whoever calls `step`.
+"""One stream's supervisor: each call of `step` observes, decides, acts and reports.
 
-It holds nothing that a second one could not read from the run folder and the table, so Airflow may end it and make
-another at any moment, and two at once do no harm: the lock lets one launch through, and the rest is safe to repeat.
-It knows nothing of Airflow.
+All of its state is in the run folder and the table, so Airflow may replace it at any moment. Two at once do no harm:
+the lock admits one launch, and the other actions are safe to repeat. It does not depend on Airflow.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ from frazil.supervise.table_state import TableState
 log = logging.getLogger(__name__)
 
 GAP_MS = 30_000
-"""A longer time between two looks proves nothing about the writer: this process, or the machine, slept."""
+"""After a longer pause between two steps the writer's silence proves nothing: this process or the machine slept."""
 WATCH_EVERY_MS = 10_000
-"""How often it is written down that somebody looks; well below `GAP_MS`."""
+"""How often a supervisor records that it watches; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
-FIRST_LOOK_BYTES = 4 * 1024
-"""Of the log of a writer that ran before: what it said earlier was told by the supervisor before this one."""
+FIRST_READ_BYTES = 4 * 1024
+"""How much a new supervisor repeats of a running writer's log; the supervisor before it has shown the rest."""
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]
-"""From Airflow connection ids to the connections as JSON or URI; it may block."""
+"""Returns Airflow connections, as JSON or URI, by their ids; it may block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step decided, and what there is to tell."""
+    """What one step decided, and what it has to report."""
 
     decision: Decision
     table_fingerprint: str | None
     problem: str | None
-    """What went wrong while acting; the next step sees the consequences, and decides anew."""
+    """What went wrong while acting; the next step observes the result and decides again."""
     writer_log: tuple[str, ...]
     """Lines that the writer logged since the last step."""
     stall: Stall | None = None
-    """What a writer that lives says it is held back by; it is told, and never acted upon."""
+    """What a live writer says it is held back by: reported, never acted upon."""
 
 
 def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
@@ -68,14 +67,14 @@ def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class WriterProgram:
-    """Which writer: the stream's name, the folder that declares it, and the writer's Python file."""
+    """Which writer to run: the stream's name, the folder that declares it, and the writer's Python file."""
 
     stream: str
     streams: Path
     main: Path
 
     def command(self) -> tuple[str, ...]:
-        """`python <main> NAME --streams FOLDER`, by this process's Python."""
+        """`python <main> NAME --streams FOLDER`, with this process's Python."""
         return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
 
 
@@ -100,21 +99,21 @@ class Supervisor:
         self._last_step_ms, self._watched_since_ms = 0, 0
         self._watch, self._watch_written_ms = read_watch(self._folder), 0
         self._log_position: LogPosition | None = None
-        # A step that Airflow has cancelled goes on in its thread while another begins.
+        # A step that Airflow cancelled continues in its thread while another begins.
         self._one_at_a_time = threading.Lock()
 
     def step(self) -> Step:
-        """Observe, decide and act once; it blocks for a second or so at most, and raises nothing that it expects."""
+        """Observe, decide and act once. It blocks for about a second at most; expected errors become `Step.problem`."""
         return self._step(act=True)
 
     def preview(self) -> Step:
-        """Observe and decide, and leave everything as it is."""
+        """Observe and decide without acting."""
         return self._step(act=False)
 
     def person_stopped(self, *, by: str, reason: str) -> Step:
-        """A person wants the writer stopped, and to stay so until it is resumed. Raises what the catalog raises.
+        """Pause the stream for a person, and ask its writer to stop. Raises what the catalog raises.
 
-        Whether or not that can be written beside the table, the writer is asked to stop.
+        The writer is asked to stop even if the pause cannot be stored.
         """
         try:
             spec = self._sound_spec()
@@ -125,9 +124,9 @@ class Supervisor:
         return self.step()
 
     def person_cleared(self, *, by: str, reason: str) -> Step:
-        """A person wants a fresh start: a running writer is replaced, one that was given up on is tried again.
+        """Replace a running writer for a person, or try again one that the supervisor gave up on.
 
-        It takes back a stop that came from the same place (`by`), and no other.
+        It undoes a pause by the same `by`, and no other.
         """
         with self._one_at_a_time:
             launch = self._launcher.observe().launch
@@ -140,7 +139,7 @@ class Supervisor:
         return self.step()
 
     def stop(self, reason: str) -> None:
-        """Ask a running writer to end after the batch at hand; what is wanted stays as it is."""
+        """Ask a running writer to end after its current batch; the desired state stays."""
         with self._one_at_a_time:
             seen = self._launcher.observe()
             if seen.process.is_alive and seen.launch is not None:
@@ -161,13 +160,13 @@ class Supervisor:
             return Step(decision, observed.table_fingerprint, problem, self._read_log(), observed.stall)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
-        """Airflow ends a supervisor and begins another without a gap: the folder remembers, as this object cannot."""
-        self._watch = self._watch.looked(now_ms, gap_ms=GAP_MS)
+        """Record in the run folder that the host is supervised: Airflow may replace this object at any moment."""
+        self._watch = self._watch.renewed(now_ms, gap_ms=GAP_MS)
         if write and (abs(now_ms - self._watch_written_ms) >= WATCH_EVERY_MS or self._watch.returned_at_ms == now_ms):
             try:
                 write_watch(self._folder, self._watch)
-            except OSError as error:  # a disk that is full: a writer that runs is supervised all the same
-                log.warning("that somebody looks at %s cannot be written down: %s", self._program.stream, error)
+            except OSError as error:  # a full disk must not end the supervision of a running writer
+                log.warning("stream %s: cannot record that it is supervised: %s", self._program.stream, error)
             self._watch_written_ms = now_ms
 
     def _observe(self) -> Observed:
@@ -189,7 +188,7 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._table.fingerprint(spec))
 
     def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
-        """Carry a decision out; returns what went wrong."""
+        """Carry out a decision; returns what went wrong, if anything."""
         launch = observed.launch
         if decision.action is Action.START:
             return self._launch(observed)
@@ -223,7 +222,7 @@ class Supervisor:
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
-        """The request is written before the signal is sent, so that the end is known to have been asked for."""
+        """Record the request before sending the signal, so that the writer's end counts as requested."""
         self._note(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 
@@ -234,13 +233,11 @@ class Supervisor:
         if self._declaration.spec is None:
             self._declaration.read()
         if self._declaration.spec is None:
-            raise SpecError(
-                f"stream {self._program.stream}: there is no sound declaration of it in {self._program.streams}"
-            )
+            raise SpecError(f"stream {self._program.stream}: {self._program.streams} has no sound declaration of it")
         return self._declaration.spec
 
     def _read_log(self) -> tuple[str, ...]:
-        limit_bytes = LOG_LIMIT_BYTES if self._log_position else FIRST_LOOK_BYTES
+        limit_bytes = LOG_LIMIT_BYTES if self._log_position else FIRST_READ_BYTES
         chunk = self._launcher.read_log(self._log_position, limit_bytes=limit_bytes)
         if chunk is None:
             return ()

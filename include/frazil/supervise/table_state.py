@@ -1,4 +1,4 @@
-"""What stands with the table, as a supervisor sees it: read often, so opened seldom, and never an exception."""
+"""The state beside the table as a supervisor sees it: read often, opened seldom, and never raising."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from frazil.supervise.desired import DesiredStore, create_desired, open_desired,
 from frazil.supervise.observed import Desired, Unreadable
 from frazil.table.tables import load_stream_table
 
-LOOK_AGAIN_MS = 10_000
-"""Between two loads of a table that does not exist yet, or that a person is to mend."""
+RELOAD_AFTER_MS = 10_000
+"""Between two loads of a table that does not exist yet, or that a person has to mend."""
 
 
 class TableState:
-    """Desired state and table of one stream. What fails is told as Unreadable, and tried again."""
+    """Desired state and table of one stream. What fails is returned as Unreadable, and tried again."""
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._store: DesiredStore | None = None
         self._problem: str | None = None
-        self._look_at_ms = 0
+        self._reload_at_ms = 0
         self._fingerprint: tuple[int, str | None] = (0, None)
 
     def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
-        """What people want now; running, where the table does not exist yet."""
+        """The desired state; running while the table does not exist."""
         if spec is None:
             return Unreadable("without a spec its table is unknown")
         try:
@@ -38,33 +38,33 @@ class TableState:
             return Unreadable(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """What a person's command may change in the table; None where it cannot be read, or is not there."""
+        """See `table_fingerprint`; None if the table is missing or cannot be read."""
         read_at_ms, known = self._fingerprint
-        if self._clock() - read_at_ms < LOOK_AGAIN_MS:
+        if self._clock() - read_at_ms < RELOAD_AFTER_MS:
             return known
         try:
             table = load_stream_table(spec)
             known = table_fingerprint(table, spec.name) if table is not None else None
-        except Exception:  # looked at again soon; until then nothing is known to have changed
+        except Exception:  # read again soon; until then nothing counts as changed
             known = None
         self._fingerprint = (self._clock(), known)
         return known
 
     def create(self, spec: StreamSpec) -> DesiredStore:
-        """The store to write a person's act to. Raises as `create_desired` does."""
+        """The store for a person's act. Raises as `create_desired` does."""
         self._store = self._store or create_desired(spec)
         return self._store
 
     def forget(self) -> None:
-        """Look anew where the table is: it may have been made, or made again elsewhere."""
-        self._store, self._look_at_ms = None, 0
+        """Load the table again next time: it may have been created, or created again elsewhere."""
+        self._store, self._reload_at_ms = None, 0
 
     def _open(self, spec: StreamSpec) -> DesiredStore | None:
-        if self._store is None and self._clock() >= self._look_at_ms:
-            self._look_at_ms = self._clock() + LOOK_AGAIN_MS
+        if self._store is None and self._clock() >= self._reload_at_ms:
+            self._reload_at_ms = self._clock() + RELOAD_AFTER_MS
             self._problem = None
             try:
                 self._store = open_desired(spec)
-            except Exception as error:  # as in `desired`; remembered until the next look
+            except Exception as error:  # as in `desired`; kept until the next load
                 self._problem = f"{type(error).__name__}: {error}"
         return self._store

@@ -281,7 +281,7 @@ def test_a_marker_that_no_sound_file_declares_keeps_every_window_open(minutes, t
     other.send(0, 70)
     seen = minutes.assess()
     assert seen.decision.through_us is None
-    assert "others counts for nothing: no sound file declares it" in seen.decision.reason
+    assert "others does not count: no sound file declares it" in seen.decision.reason
     (tmp_path / "others.yaml").write_text("name: others\ntable: demo.minutes\n")
     with pytest.raises(SpecError, match=r"others\.yaml"):
         streams_of(tmp_path, "demo.minutes")
