@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,21 +16,36 @@ MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
 MILLISECONDS = (MICROSECONDS[0] // 1000, MICROSECONDS[1] // 1000)
 OUT_OF_RANGE = "OutOfRange"
 """The error class of a record with such a value."""
+_OUTSIDE = "outside the years 1 to 9999"
 
 
-def out_of_range(rows: pa.Table) -> dict[int, str]:
+class Beyond(NamedTuple):
+    """A moment out of range."""
+
+    path: tuple[str, ...]
+    """The names that lead to it; an entry of a list is `element`, of a map `key` or `value`."""
+    number: int
+    unit: str
+
+    def text(self, sent: str | None) -> str:
+        """What a person is told; `sent` is the value as the record has it, where that is known."""
+        name = ".".join(self.path)
+        return said(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
+
+
+def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
     """Rows with a timestamp or date outside the years 1 to 9999 in UTC, nested ones included, and which it is."""
-    found: dict[int, str] = {}
+    found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
-            for row, text in _entries(chunk, field.name).items():
-                found.setdefault(row, text)
+            for row, beyond in _entries(chunk, (field.name,)).items():
+                found.setdefault(row, beyond)
     return found
 
 
 def said(name: str, value: int, unit: str) -> str:
     """What a person is told of such a value."""
-    return f"{name}: {value} {unit} since 1970 is outside the years 1 to 9999"
+    return f"{name}: {value} {unit} since 1970 is {_OUTSIDE}"
 
 
 def _has_moments(kind: pa.DataType) -> bool:
@@ -61,7 +77,7 @@ def _parts(array: pa.Array) -> list[pa.Array]:
     return [array.values] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
 
 
-def _entries(array: pa.Array, name: str) -> dict[int, str]:
+def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
     kind = array.type
     if not _has_moments(kind):
         return {}
@@ -70,19 +86,19 @@ def _entries(array: pa.Array, name: str) -> dict[int, str]:
         bad = pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1])).fill_null(False)
         places = np.flatnonzero(bad.to_numpy(zero_copy_only=False))
         unit = "days" if limits is DAYS else "microseconds"
-        return {int(i): said(name, numbers[i].as_py(), unit) for i in places.tolist()}
-    found: dict[int, str] = {}
+        return {int(i): Beyond(path, numbers[i].as_py(), unit) for i in places.tolist()}
+    found: dict[int, Beyond] = {}
     if pa.types.is_struct(kind):
         for i, part in enumerate(array.flatten()):
-            for place, text in _entries(part, f"{name}.{kind.field(i).name}").items():
-                found.setdefault(place, text)
+            for place, beyond in _entries(part, (*path, kind.field(i).name)).items():
+                found.setdefault(place, beyond)
         return found
     places = _enclosing(array)
     names = ("key", "value") if pa.types.is_map(kind) else ("element",)
     for part, called in zip(_parts(array), names, strict=True):
-        for place, text in _entries(part, f"{name}.{called}").items():
+        for place, beyond in _entries(part, (*path, called)).items():
             if (row := int(places[place])) >= 0:
-                found.setdefault(row, text)
+                found.setdefault(row, beyond)
     return found
 
 

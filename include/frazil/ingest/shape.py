@@ -17,7 +17,8 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates
 from frazil.ingest.decode import Decoded, Decoder, Rejection
-from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
+from frazil.ingest.formats import QUOTERS
+from frazil.ingest.ranges import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.split import column_of
 
@@ -34,6 +35,8 @@ class Shaper:
         self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
+        self._format = context.format
+        self._units = {} if context.event_time_unit == "iso" else {context.event_time_column: context.event_time_unit}
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Rows of the table's schema. What a backfill does not want is neither row nor rejection."""
@@ -47,9 +50,16 @@ class Shaper:
         wrong = {
             **self._coordinates.out_of_range(chunk, shaped.kept),
             **self._untruncatable(shaped.rows),
-            **out_of_range(shaped.rows),
+            **self._out_of_range(chunk, shaped),
         }
         return _without(shaped, wrong) if wrong else shaped
+
+    def _out_of_range(self, chunk: Chunk, shaped: Decoded) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for row, moment in out_of_range(shaped.rows).items():
+            record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
+            found[row] = told(moment, record, format_name=self._format, units=self._units)
+        return found
 
     def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -64,6 +74,16 @@ class Shaper:
     def event_times(self, rows: pa.Table) -> pa.Array:
         """Microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
+
+
+def told(moment: Beyond, record: bytes | None, *, format_name: str, units: Mapping[str, str]) -> str:
+    """What a person is told of a moment out of range: what the record says there, if it has bytes that can be quoted.
+
+    `units` are those of the columns that arrive as numbers.
+    """
+    words = None if record is None else QUOTERS[format_name](record, moment.path)
+    unit = units.get(".".join(moment.path))
+    return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
 def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, Decimal]]:

@@ -463,3 +463,16 @@ def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
     schema = Schema(*(t.NestedField(i, name, kind) for i, (name, kind) in enumerate(columns, 1)))
     [rejection] = json_decoder.JsonDecoder(schema, {})(Chunk.of_values([value])).rejections
     assert rejection.error_class == error_class
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ['{"n": 1}', '{"n": 1}\n'])
+def test_utf_16_is_named_with_and_without_a_byte_order_mark(encoding: str, text: str) -> None:
+    (rejection,) = decoder("json", SCHEMA, {})(Chunk.of_values([text.encode(encoding)])).rejections
+    assert (rejection.error_class, rejection.error) == ("NotAnObject", "the value is UTF-16: write UTF-8")
+
+
+@pytest.mark.parametrize("value", [b"\x00", b"\x00\x00\x00\x00\x07", b"\x1f", b"\xff", b"}", b'"{"'])
+def test_bytes_that_are_like_nothing_known_are_no_object(value: bytes) -> None:
+    (rejection,) = decoder("json", SCHEMA, {})(Chunk.of_values([value])).rejections
+    assert rejection.error.startswith("a JSON object is needed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from datetime import date, time
@@ -13,6 +14,7 @@ import pytest
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
 from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
+from frazil.ingest.shape import told
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
@@ -27,6 +29,9 @@ NOT_PRINTABLE = {
     "*white space only*": b" \n",
     "*a byte that is not UTF-8*": b'{"x": 1, "y": "\xff"}',
     "*a byte order mark, then an object*": b'\xef\xbb\xbf{"x": 1}',
+    "*an object in UTF-16*": '{"x": 1}'.encode("utf-16"),
+    "*an object that gzip compressed*": gzip.compress(b'{"x": 1}'),
+    "*an object in Confluent's wire format*": b'\x00\x00\x00\x00\x07{"x": 1}',
     "*arrays nested 501 deep*": b'{"x": 1, "y": ' + b"[" * 501 + b"]" * 501 + b"}",
 }
 
@@ -61,7 +66,8 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
     if beyond := out_of_range(decoded.rows):
-        return f"dead letter `{OUT_OF_RANGE}`: `{beyond[0]}`"
+        words = told(beyond[0], record, format_name="json", units={"x": unit} if unit else {})
+        return f"dead letter `{OUT_OF_RANGE}`: `{words}`"
     return f"`{_shown(decoded.rows['x'].to_pylist()[0])}`"
 
 

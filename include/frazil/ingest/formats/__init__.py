@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats.json.decoder import JsonDecoder
+from frazil.ingest.formats.json.record import quoted as quoted_json
 
 DecoderMaker = Callable[[Schema, Mapping[int, str]], Decoder]
 """Of an Iceberg schema and of units, as `decoder` takes them. Raises SpecError for a column that it cannot fill."""
 
 FORMATS: Mapping[str, DecoderMaker] = {"json": JsonDecoder}
+
+Quoter = Callable[[bytes, Sequence[str]], str | None]
+"""Of a record that was decoded and a path of fields: the value there as it was sent, in words, or None."""
+
+QUOTERS: Mapping[str, Quoter] = {"json": quoted_json}
 
 
 def decoder(format_name: str, schema: Schema, units: Mapping[int, str]) -> Decoder:

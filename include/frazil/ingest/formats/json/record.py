@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, Optional, cast
 
 import msgspec
@@ -84,7 +85,6 @@ class RecordReader:
         self._special = _Parser(schema, units, raw_floats=True)
         self._twice = KeysGivenTwice(schema)
         self._said: dict[str, _Said] = {}
-        self._parts: dict[str | int, Callable[[bytes], Any]] = {}
         self._floats = [i for i, field in enumerate(schema.fields) if isinstance(field.field_type, _FLOATS)]
         self._has_floats = any(isinstance(kind, _FLOATS) for kind in inner(schema))
         self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
@@ -160,7 +160,7 @@ class RecordReader:
                 self._said[message] = said
         if said.error_class == "MissingRequired":
             return Refused(said.error_class, said.before)
-        value = self._value_at(text, said.keys)
+        value = quoted(text, said.keys)
         return Refused(said.error_class, said.before + (said.otherwise if value is None else value) + said.after)
 
     def _understood(self, message: str) -> _Said:
@@ -200,24 +200,24 @@ class RecordReader:
                 keys.append(-1 if step == "..." else int(step))
         return kind, unit and f"time in {unit}", keys
 
-    def _value_at(self, text: bytes, keys: list[str | int]) -> str | None:
-        """The value that a path leads to, in words; None where it cannot be said."""
-        if (part := self._parts.get(keys[0])) is None:
-            part = self._parts[keys[0]] = _part_decoder(str(keys[0]))
+
+def quoted(text: bytes, keys: Sequence[str | int]) -> str | None:
+    """The value that a path of a record leads to, in words; None where it cannot be said."""
+    part = _part_decoder(str(keys[0]))
+    try:
         try:
-            try:
-                raw = part(text).part
-            except msgspec.DecodeError:
-                raw = part(without_specials(text)).part
-            value = _untyped(raw)
-            for key in keys[1:]:
-                value = value[key]
-        except (msgspec.DecodeError, LookupError, TypeError):  # also: a whole number of thousands of digits
-            return None
-        if isinstance(value, _Number):
-            special = NOT_A_NUMBER.get(value.encode())
-            return f"the number {value[:64] if special is None else special}"
-        return named(value)
+            raw = part(text).part
+        except msgspec.DecodeError:
+            raw = part(without_specials(text)).part
+        value = _untyped(raw)
+        for key in keys[1:]:
+            value = value[key]
+    except (msgspec.DecodeError, LookupError, TypeError):  # also: a whole number of thousands of digits
+        return None
+    if isinstance(value, _Number):
+        special = NOT_A_NUMBER.get(value.encode())
+        return f"the number {value[:64] if special is None else special}"
+    return named(value)
 
 
 def _stripped(value: bytes | None) -> bytes | Refused:
@@ -231,6 +231,7 @@ def _given_twice(path: str) -> Refused:
     return Refused(TYPE_MISMATCH, f"{path}: given twice")
 
 
+@lru_cache(maxsize=4096)
 def _part_decoder(name: str) -> Callable[[bytes], Any]:
     """A parser that looks at one field alone."""
     part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
