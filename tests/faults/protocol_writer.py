@@ -29,7 +29,7 @@ from frazil.stream.plan import BatchPolicy
 from frazil.stream.planner import BatchPlanner, PlannerSettings, check_no_gap, lost_ranges
 from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.source import PlannedTask, RangeReader
+from frazil.stream.source import PlannedTask, PlanReader
 from frazil.stream.stage_rows import StageRows
 
 from .protocol_faults import Faults
@@ -208,7 +208,7 @@ class Writer:
             assert not position.idle & pending, "idle, with records in an open transaction"
         if position == start and self.started:
             return False
-        reader = RangeReader({})
+        reader = PlanReader({})
         reader._planner = planner
         partitions = reader.partitions(start.to_json(), position.to_json())
         stage = ModelStage(self.world, cast(Any, partitions), leftover)

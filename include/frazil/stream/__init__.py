@@ -1,3 +1,3 @@
-"""On the driver: the planner source, the batch, and the writer that runs them under Spark."""
+"""The writer of a stream on the Spark driver: its planner, its batches and its heartbeat."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One batch: stage, journal, commit. What stages its tasks is the engine's."""
+"""One batch: stage, journal, commit. The engine stages its tasks."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class BatchRunner:
     throttle: Throttle | None = None
 
     def run(self, stage: Stage) -> bool:
-        """Stage, journal and commit one batch; whether there was anything. Raises what ends the epoch.
+        """Stage, journal and commit one batch; returns whether it had a task. Raises what ends the epoch.
 
-        A query that starts with nothing unread begins with a batch that names nothing: it leaves no trace.
+        A query that starts with nothing unread begins with a batch without tasks, which leaves no trace.
         """
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
@@ -98,11 +98,11 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
 
     def _journal_and_commit(self, journal: Journal) -> float:
-        """How many seconds the commit took."""
+        """Returns how many seconds the commit took."""
         self.emit(PhaseBegan(Phase.JOURNALING))
         if not self.tables.journals.put(journal):
             raise Fenced(
-                f"batch {journal.key} of stream {self.spec.name!r} is journaled, or closed, already: another writer "
+                f"batch {journal.key} of stream {self.spec.name!r} is already journaled or closed: another writer "
                 "took over"
             )
         self.emit(PhaseBegan(Phase.COMMITTING))
@@ -111,7 +111,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _check_not_replaced(self, error: Exception) -> None:
-        """Raise `Fenced` in place of an error where another writer took over: it swept what this one had staged."""
+        """Raise `Fenced` instead of an error if another writer took over and so swept the files staged here."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -125,20 +125,20 @@ class BatchRunner:
             raise fenced from error
 
     def _give_back(self, key: BatchKey) -> None:
-        """What a fenced writer staged and nobody will commit goes at once; the rest is the next start's to decide."""
+        """Delete what a fenced writer staged and nobody will commit; the next start decides about the rest."""
         try:
             give_back(self.tables, key)
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
     def staged(self, stage: Stage, key: BatchKey) -> tuple[tuple[TaskAnswer, ...], Journal] | None:
-        """What the tasks answer, and the journal of it; None for a batch without a task."""
+        """The tasks' answers and the batch's journal; None for a batch without a task."""
         context = self._context(key)
         answers = stage(StageRows(context, dataclasses.replace(self.progress, io=context.io)))
         return (answers, self._journal(context, answers)) if answers else None
 
     def _discard(self, key: BatchKey) -> None:
-        """Give back what a failed batch took from the storage; the next start sweeps whatever stays."""
+        """Delete the files of a failed batch; the next start sweeps what remains."""
         try:
             discard_batch(self.tables, key)
         except Exception as error:
@@ -153,7 +153,7 @@ class BatchRunner:
         return dataclasses.replace(context, dead_letters_held=held, window_us=window_us)
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer]) -> Journal:
-        """Kafka is asked once more which topics these are: a topic made again while it was read is refused."""
+        """Asks Kafka once more for the topics' ids, to refuse a topic that was recreated while it was read."""
         source = self.kafka.describe().identity
         check_same_source(self.marker.source, source, stream=self.spec.name)
         results, position = [a.result for a in answers], answers[0].position
@@ -165,7 +165,7 @@ class BatchRunner:
             table_uuid=str(self.tables.main.current().metadata.table_uuid),
             created_at_ms=self.tables.clock_ms(),
             source=source,
-            progress=joined(p for result in results for p in result.progress),
+            progress=join_ranges(p for result in results for p in result.progress),
             files=tuple(f for result in results for f in result.files),
             letters_seen=self.committer.letters_seen(),
             idle=position.idle,
@@ -175,13 +175,13 @@ class BatchRunner:
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
-        """What the next batches go by. Never fails a batch that landed: without it they go by what was known."""
+        """Record what the next batches are planned with. A failure is only logged, because the batch has landed."""
         try:
             self._learn(journal, answers, batch_s=batch_s)
             if self.spec.commit.throttle != "off":
-                self._look_at_metadata(commit_s)
-        except Exception as error:  # whatever a storage or a full disk raises
-            log.warning("the planner was not told what batch %s taught: %r", journal.key, error)
+                self._measure_metadata(commit_s)
+        except Exception as error:  # storages and full disks raise anything
+            log.warning("the planner did not get the rates of batch %s: %r", journal.key, error)
 
     def _learn(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
         exchange, task_s = open_exchange(self.run_folder), [a.seconds for a in answers]
@@ -194,10 +194,10 @@ class BatchRunner:
         )
         write_rates(exchange, rates)
 
-    def _look_at_metadata(self, commit_s: float) -> None:
-        """Tell the planner how far to stretch the interval, and everybody why.
+    def _measure_metadata(self, commit_s: float) -> None:
+        """Tell the planner how far to stretch the commit interval, and emit why.
 
-        Main alone is looked at, as maintenance does: an open branch has a snapshot beside each of its own.
+        Counts main's snapshots only, like maintenance: an open branch has one of its own beside each.
         """
         table = self.tables.main.current()
         main = list(ancestors(table.metadata))
@@ -213,7 +213,7 @@ class BatchRunner:
 
 
 def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """None where one task did not count."""
+    """The sums by key; None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:
@@ -222,10 +222,10 @@ def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None
     return dict(total)
 
 
-def joined(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """One range per topic-partition: pieces that several tasks read are put together; a hole between them is a bug.
+def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
+    """Join the pieces that several tasks read into one range per topic-partition.
 
-    Raises `StaleBatch`, so that a batch with a hole is never journaled.
+    Raises `StaleBatch` for a hole between two pieces, which is a bug, so that such a batch is never journaled.
     """
     whole = []
     for (topic, partition), group in groupby(sorted(pieces, key=_by_offset), key=lambda p: p.topic_partition):

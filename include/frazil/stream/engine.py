@@ -1,7 +1,7 @@
-"""What carries out the batches of a stream: Spark for users, this process alone for most tests.
+"""The interface of what runs a stream's batches: Spark for users, this process alone for most tests.
 
-An engine does two things, and decides nothing. It maps a function over the tasks of a batch (`Stage`), and it runs a
-query: it asks the source (`frazil.stream.source`) where the next batch ends, and calls back with the batch's tasks.
+An engine decides nothing. It maps a function over the tasks of a batch (`Stage`). And it runs a query: it asks the
+source (`frazil.stream.source`) where the next batch ends, and calls back with the batch's tasks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from frazil.stream.stage_rows import StageRows
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """What one task of a batch answers."""
+    """The answer of one task of a batch."""
 
     result: StageResult
     position: Position | None
-    """Where the whole batch ends, the same in each answer; None in a backfill."""
+    """Where the whole batch ends, the same in every answer; None in a backfill."""
     seconds: float
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
-"""Runs the function on every task of the batch at hand. No answer means that the batch has no task.
+"""Runs the function on every task of the current batch. Without answers the batch has no task.
 
-Raises the error of ours that a task ended with (`read_answers`), or whatever the engine raises.
+Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
 """
 
 
@@ -50,17 +50,17 @@ class Query:
 
 class RunningQuery(Protocol):
     def wait(self, timeout_s: float) -> bool:
-        """Whether the query has ended, after at most so many seconds; raises what ended it.
+        """Wait at most so many seconds; returns whether the query has ended. Raises what ended it.
 
-        `PythonStartTimeout` where the engine's host is too busy; other errors of the source may come as text only.
+        That is `PythonStartTimeout` if the engine's host is too busy; other errors of the source may be text only.
         """
 
     def stop(self) -> None:
-        """End the query once the batch at hand is over, or give up on that batch after a while."""
+        """End the query after its current batch, or abandon that batch after a while."""
 
 
 class Engine(Protocol):
-    """Starts when it is entered, in the background; ends when it is left."""
+    """A context manager: entering it starts the engine in the background, leaving it ends the engine."""
 
     @property
     def parallelism(self) -> int:
@@ -70,10 +70,10 @@ class Engine(Protocol):
         """Prepare for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over tasks that no query planned; `plans` are as `RangeSource` has them."""
+        """Map `work` over tasks that no query planned; `plans` have the form of `RangeSource`'s."""
 
     def start(self, query: Query, on_batch: Callable[[Stage], None]) -> RunningQuery:
-        """Start a query; `on_batch` is called for one batch after the other, in a thread of the engine's."""
+        """Start a query. It calls `on_batch` for each batch in turn, in a thread of the engine."""
 
     def __enter__(self) -> Self: ...
 
@@ -83,7 +83,7 @@ class Engine(Protocol):
 
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """What `StageRows` answered; raises the error of ours that a task ended with."""
+    """Parse the answers of `StageRows`; raises the FrazilError that a task ended with."""
     return tuple(_read_answer(json.loads(answer)) for answer in answers)
 
 

@@ -1,4 +1,4 @@
-"""The sentences of a writer's log, one for each event that has one."""
+"""The log as a sink of events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _batch = logging.getLogger("frazil.stream.batch")
 _writer = logging.getLogger("frazil.stream.writer")
 _stalls = logging.getLogger("frazil.stream.stall_watch")
 _folding = logging.getLogger("frazil.stream.record_folding")
-"""By the names that people search their logs for."""
+"""People search their logs for these names."""
 
 
 def log_event(event: Event) -> None:
-    """The log as a sink of events."""
+    """Log one event."""
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():
@@ -43,13 +43,13 @@ def log_event(event: Event) -> None:
         case FutureEventTimes():
             _batch.warning(
                 "batch %s: %d rows have event times more than %s ahead of their Kafka timestamps, most of them in "
-                "%s-%d: they landed, and do not push the watermark. Look at the producers' clocks",
+                "%s-%d: they landed without moving the watermark. Check the producers' clocks",
                 what.key, what.rows, what.max_future, *what.most,
             )  # fmt: skip
         case ThrottleJudged(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)
         case ThrottleJudged(reason=None) if what.was_under_pressure:
-            _batch.info("stream %s: the table's metadata grows no more, commits are as declared", stream)
+            _batch.info("stream %s: the table's metadata no longer grows; commits follow the declared interval", stream)
         case StallBegan():
             _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
         case StallEnded():

@@ -1,4 +1,4 @@
-"""The writer's process: one stream, the signals that end it, and the exit code that its supervisor reads."""
+"""The writer's process: its signal handlers, and the exit code that the supervisor reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("frazil")
 
 
 def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
-    """Write; the process's exit code, of `frazil.errors`. An unexpected exception is a crash, and is raised."""
+    """Write, and return the process's exit code (see `frazil.errors`). An unexpected exception is raised: a crash."""
     try:
         write(spec, until_caught_up=until_caught_up)
     except FrazilError as error:
@@ -28,9 +28,9 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Write until SIGTERM or SIGINT (the batch at hand commits) or the end; whether it was asked to stop.
+    """Write until SIGTERM or SIGINT, then commit the current batch; returns whether a signal ended it.
 
-    `sinks` are told what happens. The log goes to standard error. Raises what `Writer.run` raises.
+    `sinks` receive the events. The log goes to standard error. Raises what `Writer.run` raises.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("py4j", "pyiceberg", "botocore"):
@@ -38,12 +38,12 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     writer = Writer(spec, until_caught_up=until_caught_up, sinks=sinks)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        log.info("%s: the batch at hand commits, then the writer ends", signal.Signals(signum).name)
+        log.info("%s: the writer commits its current batch, then ends", signal.Signals(signum).name)
         writer.stop()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    # Before the take-over: a host without Java or PySpark must fence nobody.
+    # Before the take-over, so that a host without Java or PySpark fences nobody.
     require_pyspark()
     find_java(os.environ)
     writer.run()

@@ -1,6 +1,6 @@
-"""When a batch is due, how far it reads, and how it is spread over tasks: pure decisions of the planner.
+"""The planner's decisions: when a batch is due, how far it reads, and how its ranges are spread over tasks. Pure.
 
-Seconds are of a monotonic clock; producers' timestamps play no part.
+Seconds are those of a monotonic clock; producers' timestamps play no part.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What earlier batches taught: the defaults are those of small JSON records on a slow core."""
+    """Rates measured on earlier batches. The defaults are for small JSON records on a slow core."""
 
     bytes_per_record: float = 40.0
-    """Parquet bytes that one record becomes."""
+    """Parquet bytes per record."""
     task_seconds_per_record: float = 6e-6
-    """Wall time: what else runs on the host's cores counts, as it does for freshness."""
+    """Wall time, because a busy host delays commits too."""
     overhead_s: float = 1.0
-    """What a batch costs whatever its size: scheduling, journal, commit."""
+    """The fixed cost of a batch: scheduling, journal, commit."""
     stretch: float = 1.0
     """How many times longer than declared the commit interval is (`frazil.stream.throttle`)."""
 
@@ -38,14 +38,14 @@ class BatchPolicy:
     target_file_bytes: int
     parallelism: int
     longest_interval_s: float = 0.0
-    """What the interval is stretched to at most; below it, it never is."""
+    """The longest interval that throttling may stretch to."""
     drain: bool = False
-    """Whatever is unread is due at once: the writer is to catch up and end."""
+    """Everything unread is due at once: the writer shall catch up and end."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """A decision, with the reason that the log shows."""
+    """Whether to start a batch, with the reason for the log."""
 
     now: bool
     reason: str
@@ -56,15 +56,15 @@ def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
 
 
 def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Whether to start a batch: by size, or so early that its oldest record is committed within the interval.
+    """Start a batch when it is large enough, or early enough to commit its oldest record within the interval.
 
-    `oldest_age_s` is how long ago the oldest unread record was first seen; None means that nobody knows (the writer
-    has just started), and then there is nothing to wait for.
+    `oldest_age_s` is how long ago the oldest unread record was first seen. None means unknown, because the writer has
+    just started: then a batch is due at once.
     """
     if unread <= 0:
         return BatchDecision(False, "nothing is unread")
     if policy.drain:
-        return BatchDecision(True, f"{unread} records are unread, and the writer is to catch up")
+        return BatchDecision(True, f"{unread} records are unread, and the writer has to catch up")
     if oldest_age_s is None:
         return BatchDecision(True, f"{unread} records were waiting when the writer started")
     size = unread * rates.bytes_per_record
@@ -83,9 +83,10 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
 def bounded_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
-    """How far a batch reads: everything, or each partition's share of `max_records` by its lag.
+    """How far a batch reads: to the ends, or by each partition's share of `max_records` in proportion to its lag.
 
-    Shares by lag keep partitions of a backlog abreast, so that the watermark moves with it. Ends never go back.
+    Proportional shares let all partitions of a backlog progress together, so that the watermark moves. Ends never go
+    back.
     """
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
@@ -96,7 +97,7 @@ def bounded_ends(
 
 
 def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """As many tasks as the bytes need files; more only where one core a file would miss the interval."""
+    """One task for each file of the target size; more only if that would miss the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -105,10 +106,9 @@ def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
 def assign(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """The unread ranges, laid end to end and cut into `tasks` lengths that differ by one record at most.
+    """The unread ranges as tasks of equal size, however the lag is distributed; see `spread`.
 
-    So no task is slower than another however the lag is spread, and a topic-partition is in one task at most once:
-    a consumer can read only one position of it.
+    A task has at most one range of a topic-partition, because a consumer can read it at one position only.
     """
     return spread(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
@@ -117,15 +117,15 @@ def assign(
 
 
 def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Ranges laid end to end and cut into `tasks` lengths that differ by one offset at most."""
+    """Lay ranges end to end and cut them into `tasks` pieces whose lengths differ by one offset at most."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
-    lengths = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]
-    return tuple(StageTask(index, tuple(held)) for index, held in enumerate(filter(None, lengths)))
+    pieces = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]
+    return tuple(StageTask(index, tuple(piece)) for index, piece in enumerate(filter(None, pieces)))
 
 
 def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    """What lies in `[low, high)` of the ranges laid end to end."""
+    """The part `[low, high)` of the ranges laid end to end."""
     at = 0
     for r in ranges:
         length = r.end - r.start
@@ -136,7 +136,7 @@ def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[Off
 
 
 def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
-    """Rates after one more batch: a moving average in which a large batch weighs more than a small one."""
+    """The rates after one more batch: a moving average in which a large batch weighs more."""
     if records <= 0:
         return old
     weight = min(0.5, records / 100_000 + 0.1)

@@ -1,7 +1,7 @@
-"""The planner: looks at Kafka once a second and decides where the next batch ends.
+"""The planner: asks Kafka once a second where its logs end, and decides where the next batch ends.
 
-It lives in the Python process that Spark keeps for the source, and tells the driver's main process what it sees, or
-why it cannot go on, through one small document, since Spark passes neither on.
+It runs in the Python process that Spark keeps for the source. What it observes, or why it had to end, it reports to the
+driver's main process in one small document, because Spark passes on neither.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 DESCRIBE_S = 10.0
 UNREACHABLE_S = 120.0
-"""How long brokers may be silent before the writer ends and leaves it to its supervisor."""
+"""How long brokers may be silent before the writer ends; its supervisor then restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """What the driver tells the planner."""
+    """The settings that the driver passes to the planner."""
 
     stream: str
     topics: tuple[str, ...]
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """Where the report goes and the rates are: a location for `frazil.host.exchange.open_exchange`."""
+    """The location of the report and the rates, for `frazil.host.exchange.open_exchange`."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -65,10 +65,10 @@ class PlannerSettings:
 
 @dataclass(slots=True)
 class BatchPlanner:
-    """Decides positions. `clock` is monotonic seconds; `clock_ms`, the wall's, only dates what it reports.
+    """Decides positions. `clock` counts monotonic seconds; `clock_ms`, the wall clock, only dates the reports.
 
-    The position has every topic-partition that the marker knows. Those of topics that are not declared any more stay
-    where they are, are not asked for, and hold nothing back; declared again, they are read from there.
+    The position has every topic-partition of the marker. Those of topics that are no longer declared keep their
+    offsets, are not read, and count as idle; declared again, they continue from there.
     """
 
     settings: PlannerSettings
@@ -79,14 +79,14 @@ class BatchPlanner:
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When a partition's oldest unread record was first seen; None for what waited at the start."""
+    """When a partition's oldest unread record was first seen; None if it was there at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
-    """When something last lay beyond the position, in an open transaction or readable."""
+    """When a partition last had a record beyond the position, readable or in an open transaction."""
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
     began: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where partitions that appeared while the writer ran begin."""
+    """The first offsets of partitions that appeared while the writer ran."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -94,11 +94,11 @@ class BatchPlanner:
 
     @property
     def ends(self) -> Mapping[TopicPartition, int]:
-        """What may be read up to."""
+        """Up to which offsets may be read."""
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Where the next batch should end: the position as it is when no batch is due."""
+        """Where the next batch should end; the unchanged position if no batch is due."""
         now = self.clock()
         if now - self.polled_at >= POLL_S:
             self.polled_at = now
@@ -113,9 +113,9 @@ class BatchPlanner:
         return self._decide(now)
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """The batch between two positions, both as JSON, as tasks for the executors; none where nothing is read."""
+        """The tasks of the batch between two positions, all as JSON; none if it reads nothing."""
         begin, until = Position.from_json(start), Position.from_json(end)
-        # A partition that appeared since begins where its first offset was found.
+        # A partition that appeared since begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
         rates, policy = read_rates(self._exchange), self.settings.policy
@@ -126,16 +126,16 @@ class BatchPlanner:
         if now - self.described_at >= DESCRIBE_S:
             self._describe()
             self.described_at = now
-        first_poll, last_look = not self.ends, self.answered_at
+        first_poll, last_poll = not self.ends, self.answered_at
         read = self._read()
         cut = self.watch.look(self.kafka, read, self.position.leader_epochs)
-        if cut and self.described_at != now:  # a topic that was made again since ends earlier too, and is told as such
+        if cut and self.described_at != now:  # a recreated topic ends earlier too, and has an error of its own
             self._describe()
         check_not_cut(read, cut, stream=self.settings.stream)
         for tp, start in read.items():
             if self.ends.get(tp, start) > start:
-                # Spark asks for nothing while a batch runs: what is new may have come right after the last look.
-                self.first_seen.setdefault(tp, None if first_poll else last_look)
+                # Spark does not ask while a batch runs: a new record may have come right after the last poll.
+                self.first_seen.setdefault(tp, None if first_poll else last_poll)
             else:
                 self.first_seen.pop(tp, None)
             if not self.watch.is_silent(tp, start):
@@ -148,11 +148,11 @@ class BatchPlanner:
         write_report(self._exchange, report)
 
     def _read(self) -> dict[TopicPartition, int]:
-        """Where the topic-partitions of the declared topics stand."""
+        """The position in the declared topics."""
         return of_topics(self.position.offsets, self.settings.topics)
 
     def _describe(self) -> None:
-        """New partitions begin at their beginning; a topic made again, or a lost range, ends the writer."""
+        """Add new partitions at their first offsets. Raises for a recreated topic and for a lost range."""
         found = self.kafka.describe()
         check_same_source(self.source, found.identity, stream=self.settings.stream)
         beginnings = self.kafka.earliest(found.partitions)
@@ -186,7 +186,7 @@ class BatchPlanner:
             end = bounded_ends(offsets, self.ends, max_records=policy.max_records)
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
-                # What a bounded batch leaves behind has waited already.
+                # What a bounded batch leaves unread keeps its waiting time.
                 if end[tp] >= self.ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
             self.position = Position(end, idle, {**self.position.leader_epochs, **self._epochs_of(end)})
@@ -196,7 +196,7 @@ class BatchPlanner:
         return self.position
 
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The leaders that had the offsets that are new. Those of the others stay: the log may be cut between looks."""
+        """The leader epochs of the offsets that advance; the others keep theirs, the log may be cut between polls."""
         return {
             tp: epoch
             for tp, epoch in self.watch.leader_epochs.items()
@@ -209,9 +209,9 @@ class BatchPlanner:
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle(self, now: float) -> frozenset[TopicPartition]:
-        """Partitions with nothing unread for the idle timeout; those the marker calls idle stay so while silent.
+        """Partitions with nothing unread for the idle timeout; those that the marker calls idle stay so while silent.
 
-        What waits in an open transaction is unread as well: once committed, it may be older than all that is read.
+        Records in an open transaction count as unread: once committed, they may be older than all that was read.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}
@@ -222,7 +222,7 @@ class BatchPlanner:
 
 
 def start_planner(options: Mapping[str, str], environment: Mapping[str, str]) -> BatchPlanner:
-    """The planner that the source's options describe; references are resolved in `environment`."""
+    """The planner that the source's options describe; `environment` resolves their references."""
     spec = StreamSpec.model_validate_json(options["spec"])
     source = json.loads(options["source"])
     return BatchPlanner(
@@ -234,7 +234,7 @@ def start_planner(options: Mapping[str, str], environment: Mapping[str, str]) ->
 
 
 def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """What retention deleted between a position and the first offsets that are left; empty where nothing was."""
+    """The ranges that retention deleted between a position and the first available offsets, as text; may be empty."""
     return "; ".join(
         f"{topic}-{partition} offsets {offset} to {available[topic, partition] - 1}"
         for (topic, partition), offset in sorted(wanted.items())
@@ -243,7 +243,7 @@ def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPa
 
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Kafka still has every record from the position on."""
+    """Raise OffsetGap unless Kafka still has every record from the position on."""
     if lost := lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "

@@ -1,4 +1,4 @@
-"""What planner and writer tell each other: the planner what it saw, the writer what its batches taught."""
+"""The documents that planner and writer exchange: the planner's report, and the rates that the writer measures."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ _RATES = "rates.json"
 
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
-    """What the planner saw last: ends of all partitions, or the error that stopped it."""
+    """The planner's last observation: the ends of all partitions, or the error that stopped it."""
 
     ends: Mapping[TopicPartition, int]
     error_type: str | None = None
     error: str | None = None
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Where partitions begin that appeared while the writer ran: no marker knows them yet."""
+    """The first offsets of partitions that appeared while the writer ran and are in no marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets that wait for transactions to end, where there are any."""
+    """How many offsets wait for transactions to end, for partitions with any."""
     written_at_ms: int = 0
-    """Milliseconds since the epoch: Spark asks the planner for nothing while a batch runs, and one that hangs writes
-    no more, so the ends may be old."""
+    """Milliseconds since the epoch. The ends may be old: while a batch runs, Spark does not ask the planner."""
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How many records wait beyond those offsets, for the topic-partitions where any do."""
+        """How many records lie beyond those offsets, for topic-partitions with any."""
         starts = {**self.began, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
@@ -50,7 +49,7 @@ def write_report(exchange: Exchange, report: PlannerReport) -> None:
 
 
 def read_report(exchange: Exchange) -> PlannerReport | None:
-    """What the planner saw last; None where it has said nothing since the query was opened."""
+    """The planner's last report; None before its first since the query was opened."""
     raw = _read(exchange, _REPORT)
     maps = {name: flat(raw.get(name, {})) for name in ("ends", "began", "in_transactions")} if raw else {}
     return PlannerReport(**{**raw, **maps}) if raw else None
@@ -65,13 +64,13 @@ def write_rates(exchange: Exchange, rates: Rates) -> None:
 
 
 def read_rates(exchange: Exchange) -> Rates:
-    """The learned rates, or the defaults of a stream that has not committed yet."""
+    """The measured rates, or the defaults before the first commit."""
     raw = _read(exchange, _RATES)
     return Rates(**raw) if raw else Rates()
 
 
 def _read(exchange: Exchange, name: str) -> dict[str, Any] | None:
-    """What cannot be read is as what is not there: the next one replaces it."""
+    """None for a missing or malformed document: the next one replaces it."""
     try:
         return dict(exchange.read(name))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""An offset of the source: where a batch ends, as Spark keeps it and as the batch's journal gets it."""
+"""Where a batch ends: the source's offset in Spark, and part of the batch's journal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where each topic-partition stands, and which are idle."""
+    """The next offset of each topic-partition, and which of them are idle."""
 
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Of the leaders that had those offsets, where a broker said so."""
+    """The epochs of the leaders that had those offsets, if known."""
 
     def to_json(self) -> dict[str, Any]:
         """Sorted, because Spark compares offsets as text."""

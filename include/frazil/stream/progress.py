@@ -1,6 +1,6 @@
-"""How far a long batch has come: each task writes its count, the heartbeat adds them up.
+"""The progress of a long batch: each task writes its record count, and the heartbeat adds them up.
 
-Beside the journals and not in the run folder, because executors may be other hosts.
+The files lie beside the journals and not in the run folder, because executors may run on other hosts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frazil.table.storage import open_store
 
 @dataclass(frozen=True, slots=True)
 class ProgressFolder:
-    """`<state>/progress/<task>.json`; each is replaced whole."""
+    """`<state>/progress/<task>.json`, each replaced whole."""
 
     location: str
     io: IoProperties

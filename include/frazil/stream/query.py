@@ -1,7 +1,7 @@
 """One streaming query over the planner's ranges: opened at the marker, watched, and closed between two batches.
 
-What goes wrong in a batch is raised here, in the thread of who runs the query. Raised where it happens, Spark would
-print it with a page of Java's trace, and go on with its text alone.
+An error in a batch is raised here, in the thread that runs the query. Raised in the batch, Spark would print it with a
+page of Java stack trace and keep only its text.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from frazil.stream.planner import PlannerSettings
 from frazil.stream.planner_exchange import clear_report, read_rates, read_report, write_rates
 from frazil.stream.position import Position
 
-LOOK_S = 1.0
-"""Between two looks at a query that runs on: each costs Spark a call into the JVM."""
-LOOK_DRAINING_S = 0.2
+CHECK_S = 1.0
+"""Between two checks of a running query: each is a call into the JVM."""
+CHECK_DRAINING_S = 0.2
 
 
 @dataclass(slots=True)
 class RangeQuery:
-    """From the query's start to its end. Used once."""
+    """One run of the query, from its start to its end."""
 
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whatever is unread is due at once."""
+    """Everything unread is due at once."""
     commits: int = 0
     failure: BaseException | None = None
-    """What ended the batch at hand, and so the query."""
+    """What ended the current batch, and so the query."""
     batch_lock: threading.Lock = field(default_factory=threading.Lock)
     ended: bool = False
 
     def run(self, *, until: Callable[[], bool]) -> None:
-        """Return when `until` holds between two batches, or the query ended by itself; raise what ended it else."""
+        """Return once `until` holds between two batches or the query ends by itself; raise the error that ends it."""
         query = self._open()
         try:
             self._watch(query, until)
@@ -59,7 +59,7 @@ class RangeQuery:
             shutil.rmtree(old, ignore_errors=True)
         exchange = open_exchange(r.run_folder)
         clear_report(exchange)
-        # An earlier writer may have left it stretched: what the table is like is judged anew.
+        # An earlier writer may have left the interval stretched; this one judges the table itself.
         write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
         r.emit(ThrottleJudged(None, stretch=1.0, was_under_pressure=False))
         interval_s = r.spec.commit.interval / timedelta(seconds=1)
@@ -102,10 +102,10 @@ class RangeQuery:
                 self.failure = error
 
     def _watch(self, query: RunningQuery, until: Callable[[], bool]) -> None:
-        look_s = LOOK_DRAINING_S if self.drain else LOOK_S
+        check_s = CHECK_DRAINING_S if self.drain else CHECK_S
         while True:
             try:
-                ended = query.wait(look_s)
+                ended = query.wait(check_s)
             except Exception as error:
                 raise self._found() or error from error
             if found := self._found():
@@ -114,7 +114,7 @@ class RangeQuery:
                 return
 
     def _found(self) -> BaseException | None:
-        """The batch's own error, or the planner's, which comes from another process."""
+        """The batch's own error, or the planner's from its process."""
         if self.failure:
             return self.failure
         report = read_report(open_exchange(self.runner.run_folder))
@@ -124,7 +124,7 @@ class RangeQuery:
         return None
 
     def _close(self, query: RunningQuery) -> None:
-        """Stop the query between two batches: the lock is free only when no batch of ours is at hand."""
+        """Stop the query between two batches: the lock is free only while no batch runs."""
         self.runner.emit(PhaseBegan(Phase.STOPPING))
         with self.batch_lock:
             self.ended = True
@@ -132,6 +132,8 @@ class RangeQuery:
 
 
 def trigger_s(interval_s: float) -> float:
-    """How often the engine asks the planner, in seconds: a small part of the commit interval, and no more than once a
-    second where that is long, for a quiet stream costs little else."""
+    """How often the engine asks the planner, in seconds: a small part of the commit interval, at most 1 s.
+
+    Asking is most of what a quiet stream costs.
+    """
     return min(1.0, max(0.5, interval_s / 60), interval_s / 10)

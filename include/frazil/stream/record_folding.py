@@ -1,4 +1,4 @@
-"""Folds a stream's old commit records while its writer runs, beside the batches and never in their way."""
+"""Folds a stream's old commit records in a thread of its writer, without delaying batches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 600.0
 PAUSE_S = 1.0
-"""Between two objects: the years that an earlier version left are no reason to slow the batches down."""
+"""Between two objects, so that folding years of records does not slow batches down."""
 
 
 @dataclass(slots=True)
 class RecordFolding:
-    """A thread from `with` to its end, with a catalog and a storage of its own; a fold that is cut short goes on next
-    time."""
+    """A context manager whose thread has its own catalog and storage. An interrupted fold continues next time."""
 
     spec: StreamSpec
     emit: Callable[[Happening], None]
@@ -33,7 +32,7 @@ class RecordFolding:
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> RecordFolding:
-        # The process does not wait for it: wherever it is stopped, nothing is lost.
+        # A daemon: wherever it is interrupted, nothing is lost.
         self._thread = threading.Thread(target=self._run, name="fold-records", daemon=True)
         self._thread.start()
         return self
@@ -45,13 +44,13 @@ class RecordFolding:
         while True:
             try:
                 self.fold()
-            except Exception as error:  # whatever a catalog or a storage raises: the next time will do
+            except Exception as error:  # catalogs and storages raise anything, and the next run tries again
                 log.warning("old commit records of stream %r were not folded: %r", self.spec.name, error)
             if self._over.wait(EVERY_S):
                 return
 
     def fold(self) -> int:
-        """Fold what is old; the number of records. Raises what the catalog and the storage raise."""
+        """Fold old records and return their number. Raises what the catalog and the storage raise."""
         table = load_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
         marker = read_marker(table.metadata.properties, self.spec.name)
         if marker is None:

@@ -1,6 +1,6 @@
-"""The heartbeat's thread: says where the writer stands every second, whatever the writer is busy with.
+"""The heartbeat's thread: reports the writer's status every second, whatever the writer is doing.
 
-It is also the one place that sees the marker, the batch at hand and the planner's report, so it finds stalls.
+It sees the marker, the current batch and the planner's report, so it also finds stalls.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from frazil.stream.stall_watch import StallWatch
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-LOG_LOOK_MS = 60_000
-"""Between two checks whether the log is full."""
+LOG_CHECK_MS = 60_000
+"""Between two checks of the log's size."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 
 
 class Reporter:
     """Writes the status file until it is closed.
 
-    As a sink of events, and by its setters, it is told by the writer's other threads. What it finds, it emits.
+    The writer's other threads inform it through events and setters. It emits the stalls that it finds.
     """
 
     def __init__(self, events: Events, *, fingerprint: str, folder: Path, limits: Limits) -> None:
@@ -57,7 +57,7 @@ class Reporter:
         self._marker: Marker | None = None
         self._progress: ProgressFolder | None = None
         self._stretch = 1.0
-        self._looked_at_log_ms = now
+        self._checked_log_ms = now
         self._state = Heartbeat(
             stream=events.stream,
             pid=os.getpid(),
@@ -84,14 +84,14 @@ class Reporter:
         self._write()
 
     def take(self, event: Event) -> None:
-        """The heartbeat as a sink of events."""
+        """Receive one event."""
         match event.what:
             case PhaseBegan(phase, key):
                 self.phase(phase, key=key)
             case EpochBegan(marker=marker, settled=settled):
                 self.committed(marker, at_ms=event.at_ms if settled.committed else None)
             case RecordsSkipped(marker=marker):
-                # What retention deleted is no lag: nothing would ever come nearer to reading it.
+                # Records that retention deleted are no lag, because nobody can read them.
                 self.committed(marker, at_ms=None)
             case BatchCommitted(marker=marker):
                 self.committed(marker, at_ms=event.at_ms)
@@ -101,7 +101,7 @@ class Reporter:
                 self.notice(sentence)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        """The writer went on to another phase; `key` names the batch that it works on."""
+        """The writer entered another phase; `key` names its batch."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._change(phase=phase, **at)
 
@@ -110,7 +110,7 @@ class Reporter:
         self._change(table_location=location)
 
     def committed(self, marker: Marker, *, at_ms: int | None) -> None:
-        """The marker as it stands; `at_ms` is when a batch landed, None for a take-over."""
+        """The marker changed; `at_ms` is when a batch landed, None for a take-over."""
         with self._lock:
             self._marker = marker
         us = marker.watermark_us
@@ -120,7 +120,7 @@ class Reporter:
         )
 
     def throttled(self, reason: str | None, *, stretch: float) -> None:
-        """Why the commits are, or should be, stretched, and how far they are."""
+        """Why commits are, or should be, stretched, and by how much they are."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
@@ -142,11 +142,11 @@ class Reporter:
             self._wake.clear()
             try:
                 self.beat()
-            except Exception as error:  # a full disk must not end a thread that says so when it can again
+            except Exception as error:  # a full disk must not end this thread
                 log.warning("the heartbeat could not be written: %r", error)
 
     def beat(self) -> None:
-        """Take one sample and write the heartbeat; the thread does so every second."""
+        """Take one sample and write the heartbeat. The thread calls this every second."""
         self._count_records()
         self._judge()
         self._write()
@@ -160,8 +160,8 @@ class Reporter:
                 self._change(batch_records=records)
 
     def _judge(self) -> None:
-        """Lag and stall, from the marker and from what the planner saw."""
-        # Before the state: with a phase older than the report, a batch would be credited with what came after it.
+        """Find lag and stall from the marker and the planner's report."""
+        # Read before the state: with a phase older than the report, a batch would get credit for later records.
         report = read_report(self._exchange)
         with self._lock:
             state, marker, stretch = self._state, self._marker, self._stretch
@@ -180,13 +180,13 @@ class Reporter:
 
     def _rotate_log(self) -> None:
         now_ms = self._clock_ms()
-        if abs(now_ms - self._looked_at_log_ms) < LOG_LOOK_MS:
+        if abs(now_ms - self._checked_log_ms) < LOG_CHECK_MS:
             return
-        self._looked_at_log_ms = now_ms
+        self._checked_log_ms = now_ms
         try:
             rotate_full(self._folder)
         except OSError as error:
-            log.warning("the log cannot be rotated, and grows on: %s", error)
+            log.warning("the log cannot be rotated and keeps growing: %s", error)
 
 
 def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> Sample:
@@ -198,7 +198,7 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
         unread=report.unread(marker.offsets) if report else {},
         in_transactions=report.in_transactions if report else {},
         planned_at_ms=report.written_at_ms if report else None,
-        batch=_at_hand(state, marker),
+        batch=_current_batch(state, marker),
         batch_records=state.batch_records,
         max_event_times_us=marker.max_event_times_us,
         idle=marker.idle,
@@ -206,8 +206,8 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
     )
 
 
-def _at_hand(state: Heartbeat, marker: Marker) -> BatchName | None:
-    """The batch that is being made; one whose marker stands is over, whatever the phase still says."""
+def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
+    """The batch under way; one that is in the marker is over, whatever the phase says."""
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at

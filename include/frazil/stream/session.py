@@ -1,4 +1,4 @@
-"""The Spark session of a writer: small, quiet, loopback, and sure to survive a dead Python worker."""
+"""The Spark session of a writer: small, quiet, on loopback, and able to survive a dead Python worker."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TASK_ATTEMPTS = 4
 
 
 def writer_properties(spec: StreamSpec) -> dict[str, str]:
-    """Spark properties of a stream's writer; `resources.spark` has the last word."""
+    """Spark properties of a stream's writer; `resources.spark` overrides them."""
     return {
-        # `local[*]` ends the query when one Python worker dies; with attempts it is retried.
+        # With plain `local[n]` the query ends when one Python worker dies; attempts allow a retry.
         "spark.master": f"local[{spec.resources.cores},{TASK_ATTEMPTS}]",
         "spark.app.name": f"frazil {spec.name}",
         "spark.driver.memory": f"{spec.resources.driver_memory // 2**20}m",
@@ -36,7 +36,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.sql.streaming.minBatchesToRetain": "2",
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.python.worker.reuse": "true",
-        # The stop is ours: the JVM must not end the query in the middle of a batch.
+        # We stop the query between batches; the JVM must not end it in the middle of one.
         "spark.sql.streaming.stopTimeout": "60s",
         **resolve_all(spec.resources.spark, os.environ),
     }
@@ -56,19 +56,19 @@ def start_session(spec: StreamSpec) -> SparkSession:
 
 
 def add_source(session: SparkSession) -> None:
-    """Let the session know the planner's source, and keep its queries quiet."""
+    """Register the planner's source, and silence a warning that its queries cause."""
     _silence(session, "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor")
     session.dataSource.register(RangeSource)
 
 
 def _silence(session: SparkSession, logger: str) -> None:
-    """Its warnings say nothing here: that a batch takes longer than a trigger, which is how often the planner looks."""
+    """Hide its warning that a batch takes longer than the trigger, which is only how often the planner is asked."""
     log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     log4j.core.config.Configurator.setLevel(logger, log4j.Level.ERROR)
 
 
 def warm_up(session: Future[SparkSession], workers: int) -> None:
-    """Let the executors' Python workers import what a stage needs, while the driver takes over and opens the query."""
+    """Let the executors' Python workers import what staging needs while the driver takes over and opens the query."""
     rows = session.result().range(workers, numPartitions=workers)
     rows.mapInArrow(_import_stage, "id long").collect()
 

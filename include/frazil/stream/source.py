@@ -1,7 +1,7 @@
-"""The PySpark data source whose rows are offset ranges: one row, one task. Records never pass through it.
+"""The PySpark data source whose rows are offset ranges, one row for each task. Records never pass through it.
 
-Spark imports this module in five Python processes, one after the other, before the first batch: only the one that
-plans needs more than JSON, and imports it when it does.
+Spark imports this module in five Python processes in turn before the first batch. Only the one that plans needs more
+than JSON, so it imports the rest when it plans.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class RangeSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        return RangeReader(dict(self.options))
+        return PlanReader(dict(self.options))
 
 
 class PlannedTask(InputPartition):
-    """One task of a batch, and the position that the whole batch leads to."""
+    """One task of a batch, with the position at which the whole batch ends."""
 
     def __init__(self, plan: str) -> None:
         super().__init__(plan)
         self.plan = plan
 
 
-class RangeReader(DataSourceStreamReader):
-    """Asks the planner. Spark makes one in the source's process, and an unused one in each reading worker."""
+class PlanReader(DataSourceStreamReader):
+    """Asks the planner. Spark creates one in the source's process, and an unused one in each reading worker."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
@@ -63,16 +63,16 @@ class RangeReader(DataSourceStreamReader):
             try:
                 return planner.next_position().to_json()
             except FrazilError:
-                # It stands in the planner's report, where the driver finds it; Spark would print a page of Java's
-                # trace. What was seen once holds, whatever a later look would see.
+                # The driver finds it in the planner's report; raised here, Spark would print a page of Java stack
+                # trace. The planner is not asked again: a later poll might no longer find the error.
                 self._ended = True
         return planner.position.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        # Spark's first batch, where nothing was unread: it is none of ours, and the only one without a row.
+        # Spark's own first batch, when nothing is unread: the only one without a row.
         if start == end:
             return []
-        # A tick has no ranges, and still needs a row to carry the position to the commit.
+        # A tick has no ranges, but needs a row that carries the position to the commit.
         tasks = self._at_work().tasks(start, end) or ({"index": 0, "ranges": ()},)
         return [PlannedTask(json.dumps({"task": task, "position": end})) for task in tasks]
 

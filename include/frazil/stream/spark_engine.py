@@ -1,4 +1,4 @@
-"""Spark as the engine of a stream: its session, its streaming query, and the tasks of a batch on its executors."""
+"""The engine that runs batches on Spark: the session, the streaming query, and the tasks on the executors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from frazil.stream.source import FORMAT, SCHEMA
 from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
 
 QUIET_WITHIN_S = 2.0
-QUIET_LOOK_S = 0.02
+QUIET_CHECK_S = 0.02
 NOT_CONNECTED = "Python worker failed to connect back"
-"""Spark's words for a Python process that took longer than 10 s to start: the limit is fixed."""
+"""Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
 
 
 class SparkEngine:
-    """Starts a session for a stream, and ends it; one that is given is used, and left running."""
+    """Starts and ends a session for a stream, or uses a given one, which it leaves running."""
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
         self._spec, self._given = spec, session
@@ -35,8 +35,8 @@ class SparkEngine:
         self._has_source = False
 
     def __enter__(self) -> Self:
-        # The JVM takes seconds to start, which the take-over needs as well; and off the main thread Spark leaves
-        # our signal handlers alone.
+        # In a thread, because the JVM takes as long to start as the take-over, and because Spark replaces signal
+        # handlers only in the main thread.
         self._session = self._pool.submit(self._start_session)
         return self
 
@@ -91,15 +91,15 @@ class SparkQuery:
             return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # takes fractions of a second
 
     def stop(self) -> None:
-        """After the batch at hand, Spark still writes its checkpoint: interrupted, it would say so on a page."""
+        """Stop after Spark has written the checkpoint of its batch: interrupted, it prints a long stack trace."""
         deadline = time.monotonic() + QUIET_WITHIN_S
         while self._query.isActive and self._query.status["isTriggerActive"] and time.monotonic() < deadline:
-            time.sleep(QUIET_LOOK_S)
+            time.sleep(QUIET_CHECK_S)
         self._query.stop()
 
 
 def staged(tasks: DataFrame, work: StageRows) -> tuple[TaskAnswer, ...]:
-    """Run `work` on each row of plans, one Spark task a row; see `frazil.stream.engine.Stage`."""
+    """Run `work` on each row of plans, one Spark task per row; see `frazil.stream.engine.Stage`."""
     with python_starts(work.context.stream):
         rows = tasks.mapInArrow(work, ANSWER_SCHEMA).collect()
     return read_answers(row.answer for row in rows)
@@ -107,7 +107,7 @@ def staged(tasks: DataFrame, work: StageRows) -> tuple[TaskAnswer, ...]:
 
 @contextmanager
 def python_starts(stream: str) -> Iterator[None]:
-    """Raise `PythonStartTimeout` for the error in which Spark says so."""
+    """Turn Spark's error for a Python process that started too late into `PythonStartTimeout`."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What all tasks of a batch, or of a backfill's chunk, have in common: taken from the tables as they are now."""
+"""The context that all tasks of a batch, or of a backfill's chunk, share, read from the tables' current state."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """A context that knows no held dead letters and no windows yet; files go to folders of `tables.stream`.
+    """The context, without held dead letters and windows; files go to folders of `tables.stream`.
 
-    Raises SchemaIncompatible where others have changed a table so that the declared columns no longer fit it.
+    Raises SchemaIncompatible if a table was changed so that the declared columns no longer fit it.
     """
-    # Afresh: what other people set on the table since the last commit must hold for the next one.
+    # Refreshed, so that what others have changed since the last commit applies to the next one.
     now = {target: handle.refresh() for target, handle in tables.targets.items()}
     check_stageable(now["main"], now["dead-letters"], spec)
     return StageContext(

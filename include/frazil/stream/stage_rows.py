@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a batch: a plan of the source's in, an answer out, both JSON."""
+"""The function that an engine runs on each task of a batch: it takes a plan and returns an answer, both JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from frazil.ingest.stage import stage
 from frazil.stream.progress import ProgressFolder
 
 ANSWER_SCHEMA = "answer string"
-"""Of the rows that Spark gets."""
+"""The schema of the rows that Spark gets."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """Called with one plan, or by `mapInArrow`, which ships it to the executors, with rows of plans.
+    """Called with one plan, or on the executors by `mapInArrow` with rows of plans.
 
-    An error of ours is answered, not raised: it has been tried long enough, and Spark would try it again. What Spark
-    does try again is a worker that died.
+    A FrazilError is returned as an answer, because Spark would retry a task that raises, and staging has retried
+    enough. Spark still retries a task whose worker died.
     """
 
     context: StageContext
@@ -36,7 +36,7 @@ class StageRows:
                 yield pa.RecordBatch.from_pydict({"answer": [self.answer(plan)]})
 
     def answer(self, plan: str) -> str:
-        """Stage one task; `frazil.stream.engine.read_answers` reads what it answers."""
+        """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""
         return json.dumps(self._answer(json.loads(plan)))
 
     def _answer(self, plan: dict[str, object]) -> dict[str, object]:

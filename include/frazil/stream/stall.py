@@ -1,21 +1,21 @@
-"""Whether a healthy writer gets nowhere: a silent stall, named with the topic-partition that holds it back. Pure.
+"""Whether a healthy writer makes no progress, a stall, and which topic-partition holds it back. Pure.
 
-A process may live, beat and log while no record reaches the table, or while the watermark stands and whoever waits for
-a complete partition waits on. Neither is hung (`frazil.supervise.liveness`), and nothing restarts it for this: it is
-said, within three commit intervals, or 20 s where these are shorter. First match wins:
+A process may be alive, send heartbeats and log while no record reaches the table, or while the watermark stays and
+partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted; the stall is
+reported within three commit intervals, or 20 s if these are shorter. The first rule that matches decides:
 
   1. the writer waits, and its planner has not heard from Kafka for three intervals: what is unread is unknown;
-  2. a topic-partition's unread records have come no nearer to a commit for three intervals;
-  3. commits move the offsets on, and for three intervals the watermark does not.
+  2. the unread records of a topic-partition have made no progress towards a commit for three intervals;
+  3. commits advance the offsets, but the watermark has stayed for three intervals.
 
-What is no stall: a topic with nothing unread; a backlog whose committed offsets move, however far behind they are; a
-batch longer than three intervals whose records, or phase, advance. Only the *first* batch over the same offsets has
-that credit: one that was lost, and is read again, moves much and brings no record nearer to the table.
+No stall: a topic with nothing unread; a backlog whose committed offsets advance, however far behind; a batch longer
+than three intervals whose records or phase advance. That credit is given only to the *first* batch over the same
+offsets: a batch that is lost and read again brings no record nearer to the table.
 
-In 3, two commits at least must have left the watermark where it is, so that one late record in a quiet topic says
-nothing. A topic-partition without records is reported although `watermark.idle-timeout` will let go of it later: who
-waits downstream cannot tell the two, the timeout may be a day, and a promise with an exception is none. The sentence
-says that it will. Event times that are all equal are reported as well: nothing downstream can begin before they move.
+Rule 3 needs two commits that left the watermark where it was, so that one late record in a quiet topic is no stall.
+It reports a topic-partition without records although `watermark.idle-timeout` will release it: that may take a day,
+and the sentence says so. It also reports event times that are all equal, because nothing downstream can begin before
+they move.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMITS_AT_LEAST = 2
 
 
 def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """The stall that the history shows at `sample`, its last; None where there is none."""
+    """The stall at `sample`, the last of the history; None if there is none."""
     if sample.phase not in WORKING:
         return None
     return (
@@ -40,7 +40,7 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
 
 
 def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Spark asks the planner for nothing while a batch runs: only a writer that waits should hear from it."""
+    """Only for a waiting writer: while a batch runs, Spark does not ask the planner."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -48,20 +48,20 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
     if sample.at_ms - since_ms < (limits.still_ms if answered else max(limits.still_ms, FIRST_ANSWER_MS)):
         return None
     most = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
-    where = f", the most of them in {_name(most)}" if most else ""
+    where = f", most of them in {_name(most)}" if most else ""
     seen = f"{sum(sample.unread.values()):,} records were unread then{where}" if answered else "it never has before"
     return Stall(
         StallKind.OFFSETS,
         since_ms,
         _name(most) if most else None,
-        f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch is made and the lag "
-        f"is unknown ({seen}). Look whether the brokers answer, and in writer.log for the planner's last words; "
-        f"`frazil restart {stream}` starts another writer, and loses nothing",
+        f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch starts and the lag "
+        f"is unknown ({seen}). Check that the brokers answer, and see writer.log for the planner's last messages; "
+        f"`frazil restart {stream}` starts another writer without losing anything",
     )
 
 
 def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """The topic-partition that waits longest, the one with the most unread where several do."""
+    """The topic-partition that has waited longest; of several, the one with the most unread records."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].nearer_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).nearer_at_ms < limits.still_ms:
         return None
@@ -72,28 +72,31 @@ def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: 
         wait.nearer_at_ms,
         _name(tp),
         f"{_name(tp)} holds the offsets back: {sample.unread[tp]:,} records from {at} on are unread "
-        f"({sum(sample.unread.values()):,} in all), and have come no nearer to a commit since "
+        f"({sum(sample.unread.values()):,} in all), and have made no progress towards a commit since "
         f"{_since(wait.nearer_at_ms, sample)}: {why}. {do}",
     )
 
 
 def _no_commit(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
-    """Why unread records are not committed, as far as the writer knows, and what to do about it."""
-    anew = f"`frazil restart {stream}` begins anew where the table stands, and loses nothing"
+    """Why unread records are not committed, as far as the writer knows, and what to do."""
+    restart = f"`frazil restart {stream}` starts again at the table's position without losing anything"
     if sample.batch is not None and sample.batch != wait.tried:
         why = f"batch {sample.batch} reads again what batch {wait.tried} read and did not commit"
-        return why, "Look in writer.log for what became of that commit"
+        return why, "See writer.log for what became of that commit"
     if sample.batch is not None:
-        why = f"batch {sample.batch} is {sample.phase}, has read {sample.batch_records:,} records and goes no further"
+        why = f"batch {sample.batch} is {sample.phase}, has read {sample.batch_records:,} records and makes no progress"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
-        return why, f"Look whether {parts} answer; {anew}"
+        return why, f"Check that {parts} answer; {restart}"
     if wait.tried is not None:
-        return f"batch {wait.tried} ended without them, and no other is made", f"Look in writer.log for why; {anew}"
-    return "the planner sees them, and no batch is made of them", f"Look in writer.log for the planner's words; {anew}"
+        return (
+            f"batch {wait.tried} ended without them, and no other starts",
+            f"See writer.log for the reason; {restart}",
+        )
+    return "the planner sees them, but no batch starts", f"See writer.log for the planner's messages; {restart}"
 
 
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """The topic-partition with the lowest newest event time, or with none, among those that are not idle."""
+    """Of the partitions that are not idle, the one without an event time, or whose newest is the smallest."""
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.still_ms or history.advances < COMMITS_AT_LEAST:
         return None
@@ -102,30 +105,30 @@ def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> St
     if tp is None:
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
-    others = f", as {equal} more do" if equal else ""
+    others = f", like {equal} more" if equal else ""
     at = "is unknown" if sample.watermark_us is None else f"stands at {utc(sample.watermark_us // 1000)}"
     why, do = _no_event_time(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
         since_ms,
         _name(tp),
-        f"{_name(tp)} holds the watermark back{others}: commits move the offsets on, and the watermark {at} since "
+        f"{_name(tp)} holds the watermark back{others}: commits advance the offsets, but the watermark {at} since "
         f"{_since(since_ms, sample)}: {why}. {do}",
     )
 
 
 def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limits: Limits) -> tuple[str, str]:
-    """Why a topic-partition brings no newer event time, and what to do about it."""
+    """Why a topic-partition brings no newer event time, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
     newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
     if waiting := sample.in_transactions.get(tp):
-        do = "Look for the producer whose transaction stays open (`kafka-transactions.sh find-hanging`)"
+        do = "Find the producer whose transaction stays open (`kafka-transactions.sh find-hanging`)"
         return f"{waiting:,} offsets there wait for a transaction to end, and {newest}", do
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms:
-        do = "Look at the event times that its producers set, and at the dead letters, which have none"
+        do = "Check the event times that its producers set, and the dead letters, which have none"
         return f"its records arrive, and {newest}", do
-    idle = f"with nothing unread for watermark.idle-timeout ({ago(limits.idle_timeout_ms)}) it holds nothing back"
-    return f"no records arrive, and {newest}", f"Look at what produces to it; {idle}: shorten that to wait for less"
+    idle = f"after watermark.idle-timeout ({ago(limits.idle_timeout_ms)}) without unread records it is left out"
+    return f"no records arrive, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
 
 
 def _event(time_us: int) -> str:

@@ -1,4 +1,4 @@
-"""Samples of a writer's offsets and watermark, folded into the history by which a stall is judged. Pure."""
+"""Folds samples of a writer's offsets and watermark into the history from which stalls are found. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 
 INTERVALS = 3
-"""Commit intervals after which standing still is no hiccup: by then a healthy writer has committed twice at least."""
+"""Commit intervals without progress that make a stall: by then a healthy writer has committed at least twice."""
 STILL_LEAST_MS = 20_000
-"""However short the commit interval is: on a busy host a batch takes many intervals of a second or two, and one Python
-worker of Spark alone up to 10 s to come up."""
+"""The shortest time without progress that makes a stall: on a busy host a batch takes many intervals of a second or
+two, and Spark alone needs up to 10 s to start a Python worker."""
 GAP_MS = 30_000
-"""A longer time between two samples proves nothing about the writer: the machine slept, or its clock was set."""
+"""After a longer time between two samples the machine slept or its clock was set: the history begins again."""
 FIRST_ANSWER_MS = 60_000
-"""How long Spark may take to start the source's process, however short the commit interval is."""
+"""How long Spark may take to start the source's process."""
 
 WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""Phases in which a stall may be judged. A start, a take-over and a stop have limits of their own, and see no ends."""
+"""Phases in which a writer can stall. A start, a take-over and a stop have other limits and observe no ends."""
 
 
 class BatchName(NamedTuple):
@@ -36,14 +36,14 @@ class BatchName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A stream's own measure of patience, in milliseconds."""
+    """A stream's limits, in milliseconds."""
 
     interval_ms: int
     idle_timeout_ms: int
 
     @property
     def still_ms(self) -> int:
-        """How long may pass without offsets, or the watermark, moving."""
+        """How long offsets or the watermark may stay the same."""
         return max(INTERVALS * self.interval_ms, STILL_LEAST_MS)
 
     @property
@@ -51,7 +51,7 @@ class Limits:
         return max(GAP_MS, self.interval_ms)
 
     def stretched(self, stretch: float) -> Limits:
-        """While the commits are throttled."""
+        """The limits while commits are throttled."""
         return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
 
     @classmethod
@@ -62,22 +62,22 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the writer knows of itself at one moment; times are milliseconds since the epoch, UTC."""
+    """The writer's state at one moment; times are milliseconds since the epoch, UTC."""
 
     at_ms: int
     phase: Phase
     advanced_at_ms: int
-    """When something last moved: the phase, the batch, or the records of the batch at hand."""
+    """When the phase, the batch, or the record count of the current batch last changed."""
     offsets: Mapping[TopicPartition, int]
-    """The marker's: the next to commit."""
+    """The marker's offsets."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Records beyond the committed offsets as the planner last saw them, where there are any."""
+    """The records beyond the committed offsets at the planner's last report, for partitions with any."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets that wait for transactions to end, where there are any."""
+    """How many offsets wait for transactions to end, for partitions with any."""
     planned_at_ms: int | None = None
-    """When the planner last heard from Kafka; None where it never did since the query was opened."""
+    """When the planner last heard from Kafka; None if it has not since the query was opened."""
     batch: BatchName | None = None
-    """The batch at hand; None while the writer waits, and once the batch has landed."""
+    """The current batch; None while the writer waits, and once the batch has landed."""
     batch_records: int = 0
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
     idle: frozenset[TopicPartition] = frozenset()
@@ -89,33 +89,33 @@ class Wait:
     """A topic-partition with unread records at one committed offset."""
 
     offset: int | None
-    """None for a partition that appeared since, and is in no marker yet."""
+    """None for a new partition, which is in no marker yet."""
     nearer_at_ms: int
-    """When its records last came nearer to a commit: seen first, or read on by the first batch that tries them."""
+    """When its records last made progress: first seen, or read further by the first batch that tries them."""
     tried: BatchName | None
-    """The first batch at hand while they wait. Another reads the same records again, and brings them no nearer."""
+    """The first batch that reads them. Another batch over the same records is no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All samples so far, in as little as a judgement needs."""
+    """A summary of all samples so far."""
 
     began_at_ms: int
     sampled_at_ms: int
     offsets: Mapping[TopicPartition, int]
     watermark_us: int | None
     watermark_since_ms: int
-    """Since when the watermark stands while the stream has something to read; a quiet topic begins it anew."""
+    """Since when the watermark has stayed while the stream had something to read; a quiet topic resets it."""
     advances: int = 0
-    """Samples since then that found offsets moved on by a commit."""
+    """Samples since then in which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
-    """Since when nothing has been unread and no offset has moved."""
+    """Since when nothing is unread and no offset has moved."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
 
 
 def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
-    """The history with one more sample. Phases without a judgement only pass the time; a gap forgets what was."""
+    """The history with one more sample. A gap between samples begins it again; only WORKING phases count."""
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING:
@@ -140,7 +140,7 @@ def remember(before: History | None, sample: Sample, *, limits: Limits) -> Histo
 
 
 def _still_starts(before: History) -> bool:
-    """Until a commit has left the watermark where it is, it may stand because nothing has been read yet."""
+    """Whether no commit has left the watermark in place yet: it may stay because nothing has been read."""
     return before.advances == 0
 
 

@@ -1,4 +1,4 @@
-"""Tells when a silent stall begins and when it ends, each once."""
+"""Emits when a stall begins and when it ends, once each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frazil.stream.stall_history import WORKING, History, Limits, Sample, rememb
 
 
 class StallWatch:
-    """Remembers the samples that the heartbeat's thread takes. Not for several threads at once."""
+    """Keeps the history of the samples that the heartbeat's thread takes. Not thread-safe."""
 
     def __init__(self, stream: str, limits: Limits, *, emit: Callable[[Happening], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
@@ -19,20 +19,20 @@ class StallWatch:
         self._stall: Stall | None = None
 
     def stretch(self, stretch: float) -> None:
-        """The commit interval is so many times longer than declared."""
+        """Set how many times longer than declared the commit interval is."""
         self._limits = self._declared.stretched(stretch)
 
     def judge(self, sample: Sample) -> Stall | None:
-        """The stall at that moment. While the writer takes over or stops nothing new is judged: what was, stays."""
+        """The stall at that moment. While the writer takes over or stops, the last judgement stays."""
         self._history = remember(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
-            self._tell(found, now_ms=sample.at_ms)
+            self._emit_change(found, now_ms=sample.at_ms)
             self._stall = found
         return self._stall
 
-    def _tell(self, found: Stall | None, *, now_ms: int) -> None:
-        """A stall whose numbers, or whose topic-partition, change is the same one still."""
+    def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
+        """A stall of the same kind is the same stall, even with another topic-partition."""
         before = self._stall
         if (before and before.kind) == (found and found.kind):
             return

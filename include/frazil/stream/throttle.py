@@ -1,9 +1,9 @@
-"""Whether a table's metadata grows faster than its maintenance shrinks it, and how far to stretch the commits. Pure.
+"""Whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commits. Pure.
 
-Between two runs of maintenance every table grows, so neither being large nor growing says anything: judged is what
-maintenance leaves, the *low* of the last two of its periods. Pressure is how many times more snapshots or manifests
-that is than declared; a table is under pressure while its low is large *and* grows. It begins above `BEGIN`, ends below
-`END`, and ends as soon as the pressure falls by more than `TURN` from its height.
+Every table grows between two runs of maintenance, so size and growth alone prove nothing. The measure is what
+maintenance leaves: the *low* of its last two periods. The pressure is how many times more snapshots or manifests that
+is than declared. A table is under pressure while its low is large *and* grows: from a pressure above `BEGIN` until it
+falls below `END`, or by more than `TURN` from its maximum.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from frazil.spec.units import format_duration
 BEGIN = 2.0
 END = 1.5
 TURN = 1.05
-"""A change by less is no change of direction."""
+"""A smaller change does not turn the direction."""
 SLICES = 4
-"""Of half a period each: a low lies in every three of them also where a run is late by half a period."""
+"""Each is half a maintenance period. Any three contain a low, even if a run is half a period late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a commit leaves in main's history, how many seconds it took, and when that was seen."""
+    """The size of main's history after a commit, the commit's duration in seconds, and when it was measured."""
 
     snapshots: int
     manifests: int
@@ -35,17 +35,17 @@ class Measure:
 
 
 class Low(NamedTuple):
-    """The fewest that were seen in one slice of time."""
+    """The smallest counts of one time slice."""
 
     slice: int
-    """Counted from 1970."""
+    """Its number since 1970."""
     snapshots: int
     manifests: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is declared; None for what no maintenance keeps small."""
+    """The declared bounds; None for what no maintenance keeps small."""
 
     table: str
     snapshots: int | None
@@ -54,7 +54,7 @@ class Bounds:
     """How often maintenance runs."""
     interval: timedelta
     longest: timedelta
-    """The commit interval at its longest: `commit.interval` itself where nothing is stretched."""
+    """The longest commit interval: `commit.interval` itself if stretching is off."""
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Bounds:
@@ -71,20 +71,20 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """What the commits so far come to."""
+    """The state of throttling after the commits so far."""
 
     lows: tuple[Low, ...]
     grows: bool
     turn: float
-    """The pressure's height while it grows, and its depth while it does not."""
+    """The pressure's maximum while it grows, its minimum while it does not."""
     stretch: float = 1.0
     """How many times longer than declared the commit interval is."""
     reason: str | None = None
-    """A sentence while the table is under pressure, whether the interval is stretched or not."""
+    """A sentence while the table is under pressure, even if nothing is stretched."""
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """After one more commit. The first one only begins the history, and so does one after a long rest."""
+    """The state after one more commit. The first commit, and one after a long pause, only begin the history."""
     lows = _lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
@@ -100,7 +100,7 @@ def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throt
 
 
 def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
-    """Of the last slices, oldest first; what a clock that was put back left in the future is forgotten."""
+    """The lows of the last slices, oldest first. Drops slices in the future, which a clock that was set back leaves."""
     now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
     earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)
     return (*earlier, _lowest([*(low for low in before if low.slice == now.slice), now]))
@@ -138,6 +138,6 @@ def _reason(low: Low, commit_s: float, bounds: Bounds, interval: timedelta) -> s
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "
         f"{format_duration(bounds.every * (SLICES - 1) / 2)} it never had fewer than {', '.join(parts)}, and a commit "
-        f"takes {commit_s:.1f} s; {done}. Look whether the table's maintenance runs, and often enough "
+        f"takes {commit_s:.1f} s; {done}. Check that the table's maintenance runs, and often enough "
         "(maintenance.every)"
     )

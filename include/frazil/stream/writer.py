@@ -1,6 +1,6 @@
-"""The writer of one stream: take over, settle, stream; begin the next epoch when a batch turns out stale.
+"""The writer of one stream: takes over, settles, streams, and begins the next epoch after a stale batch.
 
-Spark's checkpoint is scratch: every epoch opens the query in a new folder with the marker's offsets as its start.
+Spark's checkpoint is disposable: every epoch opens the query in a new folder at the marker's offsets.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ from frazil.table.tables import ensure_dead_letters, ensure_table
 log = logging.getLogger(__name__)
 
 STALE_LIMIT = 3
-"""Epochs in a row that end stale before the writer ends too: something else changes the stream under it."""
+"""After so many stale epochs in a row the writer ends, because something else keeps changing the stream."""
 START_ATTEMPTS = 10
 START_WAIT_MOST_S = 30.0
-"""Between two attempts to start Spark's Python processes on a busy host: some minutes in all."""
+"""The longest wait between two attempts to start Spark's Python processes on a busy host: minutes in all."""
 
 
 @dataclass(slots=True)
 class Writer:
-    """One process's work for one stream. `stop` may be called from a signal handler."""
+    """The work of one process for one stream. `stop` may be called from a signal handler."""
 
     spec: StreamSpec
     until_caught_up: bool = False
     engine: Engine | None = None
-    """What stages the batches; Spark, where nothing else is given."""
+    """What stages the batches; Spark by default."""
     sinks: tuple[Sink, ...] = ()
-    """Are told what happens, after the log and the heartbeat."""
+    """They receive the events after the log and the heartbeat."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
-        """End after the batch at hand has committed."""
+        """End after the current batch has committed."""
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Write until stopped, or until everything is committed that was in Kafka at the start.
+        """Write until stopped, or until everything that was in Kafka at the start is committed.
 
-        Returns the last marker. Raises the error that no restart of the query mends.
+        Returns the last marker. Raises an error that a restart of the query does not mend.
         """
         folder = run_folder(self.spec.name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _spark(spec: StreamSpec) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class EpochParts:
-    """What all epochs of one process share."""
+    """What the epochs of one process share."""
 
     spec: StreamSpec
     engine: Engine
@@ -157,7 +157,7 @@ class Epoch:
     after: int | None = None
     """This process's last epoch; None for its first."""
     number: int | None = None
-    """Known once it took over, and `after` until then."""
+    """Its own number after the take-over; `after` until then."""
     commits: int = 0
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ class Epoch:
                 query.run(until=lambda: self._over(runner))
                 break
             except PythonStartTimeout as error:
-                # Nothing was staged or lost by it, so the epoch goes on.
+                # Nothing was staged or lost, so the epoch continues.
                 late = 1 if query.commits else late + 1
                 if late >= START_ATTEMPTS:
                     raise
@@ -188,7 +188,7 @@ class Epoch:
         return self.stopping.is_set() or self._caught_up(runner.marker)
 
     def _begin(self) -> BatchRunner:
-        """Take over and settle: after it nothing of an earlier epoch is left to be decided."""
+        """Take over and settle. Afterwards nothing of an earlier epoch is undecided."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
@@ -219,9 +219,9 @@ class Epoch:
         )
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """The marker past what retention deleted, where the stream is declared to go on; raises `OffsetGap` else.
+        """The marker, moved past what retention deleted if the stream declares `on-gap: skip`; else raises `OffsetGap`.
 
-        Where a log was cut, and the stream is declared to go on, it is reset to there first: that ends this epoch.
+        A stream with `on-gap: skip` whose log was cut is first reset to the cut, which ends this epoch.
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         read = of_topics(marker.offsets, self.parts.spec.source.topics)

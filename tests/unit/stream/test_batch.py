@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from frazil.commit.marker import BatchKey
 from frazil.errors import Fenced, StaleBatch
 from frazil.ingest.contract import RangeProgress
-from frazil.stream.batch import BatchRunner, joined
+from frazil.stream.batch import BatchRunner, join_ranges
 
 
 def piece(start: int, end: int, *, partition: int = 0, newest: int | None = None) -> RangeProgress:
@@ -25,18 +25,18 @@ def test_pieces_in_any_order_are_one_range(lengths, random):
     edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     pieces = [piece(a, b, newest=b) for a, b in itertools.pairwise(edges)]
     random.shuffle(pieces)
-    (whole,) = joined(pieces)
+    (whole,) = join_ranges(pieces)
     assert (whole.start, whole.end, whole.records) == (0, edges[-1], edges[-1])
     assert (whole.rejected, whole.max_event_time_us) == (len(pieces), edges[-1])
 
 
 def test_a_hole_between_pieces_is_never_journaled():
     with pytest.raises(StaleBatch, match="do not join"):
-        joined([piece(0, 10), piece(11, 20)])
+        join_ranges([piece(0, 10), piece(11, 20)])
 
 
 def test_partitions_stay_apart_and_no_row_means_no_event_time():
-    ranges = joined([piece(5, 9, partition=1), piece(0, 3), piece(3, 4, newest=7)])
+    ranges = join_ranges([piece(5, 9, partition=1), piece(0, 3), piece(3, 4, newest=7)])
     assert [(r.partition, r.start, r.end, r.max_event_time_us) for r in ranges] == [(0, 0, 4, 7), (1, 5, 9, None)]
 
 

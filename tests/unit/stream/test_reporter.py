@@ -152,7 +152,7 @@ def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advanc
         assert bench.after(STILL_S - 1).stall is None
     stall = bench.after(2).stall
     assert stall is not None
-    assert "batch 4-1 is staging, has read 3,000 records and goes no further" in stall.reason
+    assert "batch 4-1 is staging, has read 3,000 records and makes no progress" in stall.reason
 
 
 def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench: Bench, tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import Any, cast
 from frazil.errors import OffsetGap
 from frazil.stream.planner import BatchPlanner
 from frazil.stream.position import Position
-from frazil.stream.source import PlannedTask, RangeReader
+from frazil.stream.source import PlannedTask, PlanReader
 
 AT = Position({("t", 0): 5})
 LATER = Position({("t", 0): 9})
@@ -30,13 +30,13 @@ class FakePlanner:
         return ({"index": 0, "ranges": [["t", 0, 5, 9]]},) if start["offsets"] != end["offsets"] else ()
 
 
-def reader(*looks: Position | Exception) -> RangeReader:
-    made = RangeReader({"position": json.dumps(AT.to_json())})
+def reader(*looks: Position | Exception) -> PlanReader:
+    made = PlanReader({"position": json.dumps(AT.to_json())})
     made._planner = cast(BatchPlanner, FakePlanner(*looks))
     return made
 
 
-def plans(made: RangeReader, start: Position, end: Position) -> list[dict[str, Any]]:
+def plans(made: PlanReader, start: Position, end: Position) -> list[dict[str, Any]]:
     partitions = made.partitions(start.to_json(), end.to_json())
     return [json.loads(p.plan) for p in partitions if isinstance(p, PlannedTask)]
 

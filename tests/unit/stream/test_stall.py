@@ -266,7 +266,7 @@ def test_a_planner_that_falls_silent_names_where_the_most_was_unread():
     writer.planner_runs = False
     stall = writer.passes(STILL)[0]
     assert stall.held_back_by == "t-1"
-    assert "8 records were unread then, the most of them in t-1" in stall.reason
+    assert "8 records were unread then, most of them in t-1" in stall.reason
 
 
 def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it():
@@ -335,7 +335,7 @@ def test_a_partition_whose_event_time_stands_is_reported_with_it_and_with_those_
     writer = Writer(offsets={TP0: 100, TP1: 1, TP2: 1}, max_event_times_us=times)
     stall = commits_of_one_partition(writer, 4)[0]
     assert stall.held_back_by == "t-1"
-    assert "as 1 more do" in stall.reason
+    assert "like 1 more" in stall.reason
     assert "no records arrive, and the newest event time there is 2013-12-30 00:00:00Z" in stall.reason
 
 

@@ -121,7 +121,7 @@ def test_a_table_that_outgrows_its_maintenance_is_stretched_and_says_why():
     assert grown[-1].reason == (
         "the metadata of table demo.t grows faster than maintenance shrinks it: for 1h30m it never had fewer than 3000 "
         "snapshots where maintenance leaves 500, 10 manifests where maintenance leaves 100, and a commit takes 0.5 s; "
-        "the commit interval is stretched from 1m to 4m. Look whether the table's maintenance runs, "
+        "the commit interval is stretched from 1m to 4m. Check that the table's maintenance runs, "
         "and often enough (maintenance.every)"
     )
 
@@ -265,4 +265,4 @@ def test_a_disk_that_takes_nothing_does_not_fail_a_batch_that_landed(
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     writer = Writer(declared("stretch"), tmp_path / "gone")
     writer.land(1)
-    assert "was not told" in caplog.text
+    assert "did not get the rates" in caplog.text
