@@ -12,9 +12,11 @@ import os
 import select
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, TextIO
 
 from frazil import clock
 from frazil.host.exchange import open_exchange
@@ -26,15 +28,22 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 LIVE_EVERY_S = 0.5
+LINES_WAIT_MOST = 1000
+"""Lines that wait for a terminal that takes none."""
 CLEAR = "\r\x1b[K"
 
 
 class Voice(logging.Handler):
-    """The writer's end of the pipe. As a log handler it passes on our own warnings, and nothing of Spark's."""
+    """The writer's end of the pipe. As a log handler it passes on our own warnings, and nothing of Spark's.
+
+    It never blocks: where nobody takes the lines (a stopped process, Ctrl-S, a pager), they are left out and counted.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__(logging.WARNING)
+        os.set_blocking(fd, False)
         self._fd = fd
+        self._left_out = 0
 
     def say(self, line: str) -> None:
         self._write("say", line)
@@ -46,65 +55,109 @@ class Voice(logging.Handler):
         self._write("warn", f"warning: {record.getMessage()}")
 
     def _write(self, kind: str, line: str) -> None:
-        with suppress(OSError):  # whoever listened is gone, and the writer goes on
-            os.write(self._fd, f"{json.dumps([kind, line])}\n".encode())
+        if self._left_out and self._took("say", left_out(self._left_out)):
+            self._left_out = 0
+        if self._left_out or not self._took(kind, line):
+            self._left_out += 1
+
+    def _took(self, kind: str, line: str) -> bool:
+        try:
+            os.write(self._fd, _frame(kind, line))
+        except BlockingIOError:
+            return False
+        except OSError:  # whoever listened is gone, and the writer goes on to its end
+            return True
+        return True
+
+
+def left_out(count: int) -> str:
+    """Said in place of lines that the terminal did not take in time."""
+    return f"... {counted(count, 'line')} not shown, because the terminal took none; the log has them"
+
+
+def _frame(kind: str, line: str) -> bytes:
+    """A line for the pipe; one that does not fit in a write that is whole or not at all is cut off."""
+    while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
+        line = f"{line[: len(line) * 3 // 4]}..."
+    return frame
 
 
 class Terminal:
-    """The listener's end."""
+    """The listener's end. A thread of its own prints, so a terminal that takes nothing holds up nobody."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None) -> None:
+        """`on_gone` is called, by any thread, when the terminal or the pipe behind standard output was closed."""
         self._exchange = open_exchange(folder)
         self._live = sys.stdout.isatty()
-        self._notes: list[str] = []
+        self._lines: SimpleQueue[tuple[TextIO, str] | None] = SimpleQueue()
+        self._left_out = 0
+        self._on_gone = on_gone
+        self._printer: Thread | None = None
         self.complained = False
 
-    def note(self, line: str) -> None:
-        """Show a line soon; for signal handlers, which may come in the middle of another line."""
-        self._notes.append(line)
-
     def listen(self, fd: int, *, writer: int) -> None:
-        """Show what the writer says until it says no more."""
+        """Show what the writer says until it says no more. Returns without waiting for the terminal."""
+        self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
+        self._printer.start()
         rest = b""
-        while True:
-            ready, _, _ = select.select([fd], [], [], LIVE_EVERY_S)
-            while self._notes:
-                self.say(self._notes.pop(0))
-            if not ready:
-                self._show_live(writer)
-                continue
-            data = os.read(fd, 65_536)
-            if not data:
-                break
+        while data := os.read(fd, 65_536):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
                 {"complain": self.complain, "warn": self.warn}.get(kind, self.say)(text)
-        self._clear()
+
+    def close(self) -> None:
+        """Wait until the terminal has taken every line."""
+        self._lines.put(None)
+        if self._printer:
+            self._printer.join()
 
     def say(self, line: str) -> None:
-        self._clear()
-        print(line, flush=True)
+        """Show a line soon. Signal handlers may call it."""
+        if self._lines.qsize() >= LINES_WAIT_MOST:
+            self._left_out += 1
+            return
+        if self._left_out:
+            self._lines.put((sys.stdout, left_out(self._left_out)))
+            self._left_out = 0
+        self._lines.put((sys.stdout, line))
 
     def warn(self, line: str) -> None:
-        self._clear()
-        print(line, file=sys.stderr, flush=True)
+        self._lines.put((sys.stderr, line))
 
     def complain(self, line: str) -> None:
         """Say why the writer ended."""
         self.complained = True
         self.warn(line)
 
-    def _clear(self) -> None:
-        if self._live:
-            print(CLEAR, end="", flush=True)
+    def _print(self, writer: int) -> None:
+        while True:
+            try:
+                item = self._lines.get(timeout=LIVE_EVERY_S)
+            except Empty:
+                self._show_live(writer)
+                continue
+            self._show(sys.stdout, CLEAR if self._live else "")
+            if item is None:
+                return
+            self._show(item[0], f"{item[1]}\n")
+
+    def _show(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError:  # nobody reads it any more: from here on it is written nowhere
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            self._on_gone()
 
     def _show_live(self, writer: int) -> None:
         if not self._live:
             return
         beat = Heartbeat.read(self._exchange)
         words = live_words(beat if beat and beat.pid == writer else None, now_ms=clock.now_ms())
-        print(CLEAR + words[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+        self._show(sys.stdout, CLEAR + words[: shutil.get_terminal_size().columns - 1])
 
 
 def live_words(beat: Heartbeat | None, *, now_ms: int) -> str:
@@ -138,7 +191,7 @@ class Totals:
         self.rejected += batch.rejected
         if not batch.records and not batch.rejected:
             return f"batch {batch.key}: no records, the watermark was looked at"
-        files = count(batch.files, "file")
+        files = counted(batch.files, "file")
         took_s = batch.stage_s + batch.commit_s
         return f"batch {batch.key}: {self._words(batch.records, batch.rejected)} in {files}, {took_s:.1f} s"
 
@@ -147,18 +200,18 @@ class Totals:
         how = "stopped" if stopped else "caught up"
         if not self.records and not self.rejected:
             return f"{how}: nothing new for {self._table}"
-        rows = f"{count(self.records, 'row')} in {self._table}"
+        rows = f"{counted(self.records, 'row')} in {self._table}"
         if not self.rejected:
             return f"{how}: {rows}"
         return (
-            f"{how}: {rows}, {count(self.rejected, 'dead letter')} (see table {self._dead_letters}: the column `error` "
-            "says why)"
+            f"{how}: {rows}, {counted(self.rejected, 'dead letter')} (see table {self._dead_letters}: the column "
+            "`error` says why)"
         )
 
     @staticmethod
     def _words(records: int, rejected: int) -> str:
-        return count(records, "row") + (f", {count(rejected, 'dead letter')}" if rejected else "")
+        return counted(records, "row") + (f", {counted(rejected, 'dead letter')}" if rejected else "")
 
 
-def count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

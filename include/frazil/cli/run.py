@@ -7,28 +7,36 @@ end after the batch at hand, shows what it says (`frazil.cli.foreground`), and h
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import NoReturn
 
 import click
 
+from frazil import clock
 from frazil.cli.foreground import Terminal, Totals, Voice
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import streams_option
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.home import run_folder
-from frazil.host.lock import WriterLock
-from frazil.host.processes import end_group
+from frazil.host.endings import record_exit
+from frazil.host.lock import WriterLock, read_launch
+from frazil.host.processes import end_group, mark
 from frazil.host.writer_log import LOG_FILE, redirect, rotate
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
+
+log = logging.getLogger(__name__)
 
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0
@@ -47,37 +55,62 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     Ctrl-C lets the batch at hand commit and exits with 0; a second Ctrl-C ends the writer at once, and the next start
     goes on where the table stands. A line a batch is shown; the log, with Spark's, is writer.log in the stream's run
     folder. Exits as the writer does (see docs/reference/cli.md), and with 9 where another writer of the stream runs on
-    this host.
+    this host; `frazil status` tells it afterwards.
 
     \b
     Example:
       frazil run flights --until-caught-up
     """
     spec = find_stream(streams_folder, stream)
-    folder = run_folder(spec.name)
+
+    def write(voice: Voice) -> None:
+        _write(spec, voice, until_caught_up=until_caught_up)
+
+    raise SystemExit(in_foreground(spec.name, write))
+
+
+def in_foreground(stream: str, write: Callable[[Voice], None]) -> int:
+    """Run `write` in a child process, as the one writer of a stream on this host, and write down how it ended.
+
+    Returns its exit code, as the shell counts. SIGTERM asks the child to end, also when this process is killed. Raises
+    WriterBusy.
+    """
+    folder = run_folder(stream)
+    lock = WriterLock(folder, streams=(stream,))
+    lock.acquire()
+    rotate(folder)
     hear, tell = os.pipe()
+    lifeline, life = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     # Before the fork: a Ctrl-C in between must find the handlers, not Python's own.
-    follower = Follower(Terminal(folder))
+    follower = Follower(folder)
     follower.listen()
     writer = os.fork()
     if writer == 0:
         os.close(hear)
-        _be_the_writer(spec, Voice(tell), until_caught_up=until_caught_up)
+        os.close(life)
+        _be_the_writer(lock, folder, Voice(tell), write, lifeline=lifeline)
     os.close(tell)
+    os.close(lifeline)
     code = follower.follow(writer, hear)
-    if code and not follower.terminal.complained:
-        how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
-        follower.terminal.complain(f"the writer ended {how}; what it said last is in {folder / LOG_FILE}")
-    raise SystemExit(code)
+    if launch := read_launch(folder):
+        record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), error=follower.ended_by)
+    lock.release()
+    # The terminal may take nothing for hours; the writer has ended, and is known to have.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    follower.terminal.close()
+    return code
 
 
 class Follower:
     """Passes people's signals on to the writer, and waits for its end."""
 
-    def __init__(self, terminal: Terminal) -> None:
-        self.terminal = terminal
+    def __init__(self, folder: Path) -> None:
+        self.terminal = Terminal(folder, on_gone=self._ask)
+        self.ended_by: str | None = None
+        """Why it ended, where it cannot say so itself."""
+        self._log = folder / LOG_FILE
         self._writer: int | None = None
         self._asked = False
 
@@ -89,72 +122,95 @@ class Follower:
         """Wait for the writer and all of its group, and show what it says; its exit code, as the shell counts."""
         self._writer = writer
         if self._asked:
-            os.kill(writer, signal.SIGTERM)
+            self._ask()
         self.terminal.listen(hear, writer=writer)
         _, status = os.waitpid(writer, 0)
         end_group(writer, within_s=GROUP_ENDS_WITHIN_S)
+        self._writer = None
         code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else 128 - code
+        code = code if code >= 0 else 128 - code
+        if code and not self.terminal.complained:
+            how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
+            self.terminal.complain(f"the writer ended {how}; what it said last is in {self._log}")
+        return code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         again, self._asked = self._asked, True
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
-            self.terminal.note("Ended at once; the next start goes on where the table stands.")
+            self.terminal.say("Ended at once; the next start goes on where the table stands.")
+            self.ended_by = "a person ended it at once, by a second Ctrl-C"
             end_group(self._writer, within_s=0)
         else:
-            self.terminal.note("The batch at hand commits, then the writer ends. Ctrl-C again ends it at once.")
-            os.kill(self._writer, signal.SIGTERM)
+            self.terminal.say("The batch at hand commits, then the writer ends. Ctrl-C again ends it at once.")
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask the writer to end after the batch at hand."""
+        self._asked = True
+        if (writer := self._writer) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(writer, signal.SIGTERM)
 
 
-def _be_the_writer(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> NoReturn:
+def _be_the_writer(
+    lock: WriterLock, folder: Path, voice: Voice, write: Callable[[Voice], None], *, lifeline: int
+) -> NoReturn:
     """In the child: write, and end with the writer's exit code whatever happens."""
     code = CRASHED
     try:
         os.setsid()
+        if launch := read_launch(folder):
+            lock.record(dataclasses.replace(launch, parent=launch.writer, writer=mark(os.getpid())))
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # A stop that arrives before the writer listens: nothing is at hand yet.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        redirect(folder / LOG_FILE)
+        Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
         with extras_named():
-            _write(spec, voice, until_caught_up=until_caught_up)
+            write(voice)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else CRASHED
     except FrazilError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # the last line of the log as well
         voice.complain(f"{type(error).__name__}: {error}")
         code = error.exit_code
     except BaseException as error:
         traceback.print_exc()
         said = " ".join(f"{type(error).__name__}: {error}".split())[:WORDS_MOST]
-        voice.complain(f"the writer crashed: {said}; the whole trace is in {run_folder(spec.name) / LOG_FILE}")
+        voice.complain(f"the writer crashed: {said}; the whole trace is in {folder / LOG_FILE}")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
+def _end_with_parent(lifeline: int) -> None:
+    """Ask this process to end once its parent has: without it, nobody sees what the writer does, or can stop it.
+
+    The parent alone holds the other end of the pipe, which therefore ends exactly when the parent does, however that is
+    killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and miss a parent that is gone already.)
+    """
+    os.read(lifeline, 1)
+    log.warning("the process of `frazil run` was killed: the batch at hand commits, then the writer ends")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     allow_pandas()
-    folder = run_folder(spec.name)
-    with WriterLock(folder, streams=(spec.name,)):
-        rotate(folder)
-        redirect(folder / LOG_FILE)
-        voice.say(f"{spec.name}: {', '.join(spec.source.topics)} to {spec.table.identifier}; log: {folder / LOG_FILE}")
-        from frazil.events import BatchCommitted, Event  # noqa: PLC0415
-        from frazil.stream.main import write  # noqa: PLC0415 - seconds of imports, which only the writer needs
+    log_file = run_folder(spec.name) / LOG_FILE
+    voice.say(f"{spec.name}: {', '.join(spec.source.topics)} to {spec.table.identifier}; log: {log_file}")
+    from frazil.events import BatchCommitted, Event  # noqa: PLC0415
+    from frazil.stream.main import write  # noqa: PLC0415 - seconds of imports, which only the writer needs
 
-        logging.getLogger("frazil").addHandler(voice)
-        totals = Totals(spec)
+    logging.getLogger("frazil").addHandler(voice)
+    totals = Totals(spec)
 
-        def say_batch(event: Event) -> None:
-            if isinstance(event.what, BatchCommitted):
-                voice.say(totals.add(event.what))
+    def say_batch(event: Event) -> None:
+        if isinstance(event.what, BatchCommitted):
+            voice.say(totals.add(event.what))
 
-        try:
-            stopped = write(spec, say_batch, until_caught_up=until_caught_up)
-        except FrazilError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)  # the last line of the log as well
-            raise
-        voice.say(totals.end(stopped=stopped))
+    voice.say(totals.end(stopped=write(spec, say_batch, until_caught_up=until_caught_up)))

@@ -24,10 +24,10 @@ def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
     return heartbeat if is_of_launch else None
 
 
-def record_exit(folder: Path, launch: Launch, *, code: int, ended_at_ms: int) -> None:
-    """Record the exit of a launch whose parent waited for it."""
+def record_exit(folder: Path, launch: Launch, *, code: int, ended_at_ms: int, error: str | None = None) -> None:
+    """Record the exit of a launch whose parent waited for it; `error` is why, where the parent knows better."""
     heartbeat = read_heartbeat(folder, launch)
-    error = None if code == 0 else (heartbeat and heartbeat.error) or last_error(folder)
+    error = None if code == 0 else error or (heartbeat and heartbeat.error) or last_error(folder)
     _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
 
 

@@ -45,7 +45,7 @@ class Observation:
     heartbeat: Heartbeat | None
     """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
-    """Oldest first. A foreground launch leaves none."""
+    """Oldest first, those of launches in the foreground included."""
 
 
 @dataclass(frozen=True, slots=True)

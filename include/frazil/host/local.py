@@ -112,4 +112,5 @@ def _state(launch: Launch) -> ProcessState:
 
 
 def _nobody_saw(launch: Launch, state: ProcessState) -> bool:
-    return state is ProcessState.ENDED and launch.kind is LaunchKind.SUPERVISED
+    """A lock that was held in the foreground and released by a process that went on has no writer's mark."""
+    return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)

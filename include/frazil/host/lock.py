@@ -74,7 +74,7 @@ class WriterLock:
             return
         launch = read_launch(self._path.parent)
         if launch is not None and launch.kind is LaunchKind.FOREGROUND:
-            self.record(dataclasses.replace(launch, writer=None))
+            self.record(dataclasses.replace(launch, parent=None, writer=None))
         os.close(self._fd)
         self._fd = None
 

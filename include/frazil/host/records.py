@@ -79,6 +79,11 @@ class ExitRecord:
     stopped_for: str | None = None
     """The cause of the graceful stop that was requested; None if it ended by itself."""
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether a supervisor launched it: a launch in the foreground has no fingerprint."""
+        return bool(self.spec_fingerprint)
+
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
@@ -150,7 +155,7 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
     known = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
     exits = [*known, record]
     # The supervisor asks whether a launch ever committed, however many failed since.
-    worked = [e for e in exits[:-EXITS_KEPT] if e.committed][-1:]
+    worked = [e for e in exits[:-EXITS_KEPT] if e.committed and e.is_supervised][-1:]
     replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*worked, *exits[-EXITS_KEPT:])])
 
 

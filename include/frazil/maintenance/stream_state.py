@@ -105,7 +105,7 @@ def _moved(writer: Observation, newest: Snapshot | None) -> bool:
 
 
 def _ended_at_ms(writer: Observation | None) -> int | None:
-    """When the latest launch on this host ended; a foreground one leaves no exit record, only its last heartbeat."""
+    """When the latest launch on this host ended, or beat last."""
     if writer is None:
         return None
     beats = [writer.heartbeat.written_at_ms] if writer.heartbeat else []
@@ -113,7 +113,7 @@ def _ended_at_ms(writer: Observation | None) -> int | None:
 
 
 def _last_words(writer: Observation | None) -> str:
-    """What the writer that ended last on this host ended with; one in the foreground says it in its last heartbeat."""
+    """What the writer that ended last on this host ended with; its heartbeat says it before its exit is recorded."""
     if writer is None:
         return ""
     end, beat = next(reversed(writer.exits), None), writer.heartbeat
@@ -139,7 +139,7 @@ def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:
     def belongs(end: ExitRecord) -> bool:
         return now_ms - end.ended_at_ms <= HOUR_MS and not end.committed and end.stopped_for is None
 
-    row = list(takewhile(belongs, reversed(writer.exits)))
+    row = list(takewhile(belongs, (end for end in reversed(writer.exits) if end.is_supervised)))
     if writer.process.is_alive and launch and beat and beat.lag == 0:
         longest_ms = max((end.ended_at_ms - end.started_at_ms for end in row), default=0)
         return row if now_ms - launch.launched_at_ms <= longest_ms else []

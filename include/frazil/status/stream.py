@@ -202,7 +202,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             stale=beat is not None and beating(observation, now_ms=now_ms) is None,
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
-    if end is None:  # a writer in the foreground leaves no exit record, only its last heartbeat
+    if end is None:  # its process is about to record it
         ended_well = beat is not None and beat.phase is Phase.ENDED and beat.error is None
         return WriterStatus(
             state=observation.process,

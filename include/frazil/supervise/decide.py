@@ -140,7 +140,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
 
 def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
     """Start again after the backoff, or give up when start after start commits nothing."""
-    row = _fruitless_row(observed.writer.exits, window_ms=policy.crash_window_ms)
+    row = _fruitless_row(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     said = f"; its last words: {exit_.error}" if exit_.error else ""
     if len(crashes) >= policy.crash_limit:
@@ -184,7 +184,7 @@ def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) 
 
 def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
     """Try again: these credentials once worked, rights are often restored, and asking does no harm."""
-    row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.writer.exits)))
+    row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
     reason = (
@@ -198,7 +198,7 @@ def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Polic
 
 def _worked(observed: Observed, exit_: ExitRecord) -> bool:
     same = _as_now(exit_)
-    return any(e.committed and same(e) for e in observed.writer.exits)
+    return any(e.committed and same(e) for e in observed.exits)
 
 
 def _as_now(last: ExitRecord) -> Callable[[ExitRecord], bool]:

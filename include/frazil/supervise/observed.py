@@ -84,8 +84,13 @@ class Observed:
     @property
     def exit(self) -> ExitRecord | None:
         """How the latest launch ended; None while it runs, and after a foreground launch."""
-        last = self.writer.exits[-1] if self.writer.exits else None
+        last = self.exits[-1] if self.exits else None
         return last if last and self.launch and last.launch_id == self.launch.id else None
+
+    @property
+    def exits(self) -> tuple[ExitRecord, ...]:
+        """Of supervised launches, oldest first: how a writer in the foreground ended decides about no other."""
+        return tuple(exit_ for exit_ in self.writer.exits if exit_.is_supervised)
 
     @property
     def stop_request(self) -> StopRequest | None:

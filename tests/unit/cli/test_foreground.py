@@ -94,8 +94,9 @@ def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Pat
     voice.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": "%d brokers are silent", "args": (2,)}))
     os.close(tell)
     terminal = Terminal(tmp_path)
-    terminal.note("a signal came")
+    terminal.say("a signal came")
     terminal.listen(hear, writer=1)
+    terminal.close()
     os.close(hear)
     out, err = capsys.readouterr()
     assert (out, err) == ("a signal came\nünïcode\nand a line break\n", "warning: 2 brokers are silent\n")
@@ -108,6 +109,7 @@ def test_why_the_writer_ended_is_known_as_that(tmp_path: Path, capsys: pytest.Ca
     os.close(tell)
     terminal = Terminal(tmp_path)
     terminal.listen(hear, writer=1)
+    terminal.close()
     os.close(hear)
     assert terminal.complained
     assert capsys.readouterr().err == "TopicMissing: no topic t\n"

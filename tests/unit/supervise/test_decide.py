@@ -145,6 +145,8 @@ TABLE: list[tuple[str, Observed, Action, Cause]] = [
     ("ended by itself", ended(exit_(0, ago=1_000)), Action.START, Cause.ENDED),
     ("four crashes", ended(*crashes(4)), Action.HOLD, Cause.CRASHED),
     ("five crashes", ended(*crashes(5)), Action.GIVE_UP, Cause.CRASH_LOOP),
+    ("the foreground writer crashed", ended(exit_(1, spec_fingerprint="")), Action.START, Cause.FIRST_START),
+    ("four crashes, one in the foreground, a fifth", ended(*crashes(5)[:4], exit_(11, launch_id="mine", spec_fingerprint="", generation=0), *crashes(5)[4:]), Action.GIVE_UP, Cause.CRASH_LOOP),
     ("five crashes, said before", ended(*crashes(5), notes=GIVEN_UP), Action.HOLD, Cause.CRASH_LOOP),
     ("five crashes, the oldest long ago", ended(*crashes(5, apart=20 * MINUTE)), Action.HOLD, Cause.CRASHED),
     ("five crashes with a commit each", ended(*crashes(5, committed=True)), Action.HOLD, Cause.CRASHED),

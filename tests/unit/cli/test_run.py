@@ -1,0 +1,173 @@
+"""`frazil run`'s two processes, without Spark: a child that writes, and the one at the terminal that follows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frazil.errors import WriterBusy
+from frazil.home import run_folder
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.launchers import open_launcher
+from frazil.host.lock import WriterLock
+from frazil.status.stream import WriterStatus, writer_status
+from tests.polling import eventually
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+RUN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from frazil import errors
+from frazil.cli.run import in_foreground
+folder = Path(sys.argv[1])
+def write(voice):
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    (folder / "began").write_text(str(os.getpid()))
+{body}
+sys.exit(in_foreground("ticks", write))
+"""
+UNTIL_ASKED = """
+    asked.wait()
+    (folder / "ended in order").touch()
+"""
+TALKS = """
+    for n in range(20_000):
+        voice.say(f"line {n}: " + "x" * 200)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path, frazil_home: Path) -> Iterator[Start]:  # noqa: ARG001
+    """Starts `frazil run`'s processes with a body for the writer; what is left of them is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(body: str) -> subprocess.Popen[str]:
+        script = RUN.format(body=body)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=pipe, stderr=pipe, text=True)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if (writer := observed().launch) and writer.writer and psutil.pid_exists(writer.writer.pid):
+            os.kill(writer.writer.pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+def observed() -> Observation:
+    return open_launcher("ticks").observe()
+
+
+def ended(process: subprocess.Popen[str] | None = None) -> WriterStatus:
+    """What `frazil status` says once the writer has ended."""
+    if process is not None:
+        process.communicate(timeout=30)
+    return eventually(
+        lambda: (seen := observed()).process is ProcessState.ENDED and writer_status(seen, now_ms=0), within_s=30
+    )
+
+
+def began(tmp_path: Path) -> int:
+    return int(eventually(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text(), within_s=30))
+
+
+def test_a_run_that_was_asked_to_end_leaves_its_exit(start: Start, tmp_path: Path):
+    process = start(UNTIL_ASKED)
+    began(tmp_path)
+    seen = observed()
+    assert seen.process is ProcessState.FOREGROUND
+    assert seen.launch is not None
+    assert (seen.launch.parent and seen.launch.parent.pid) == process.pid
+    with pytest.raises(WriterBusy, match=f"writer {seen.launch.writer and seen.launch.writer.pid}"):
+        WriterLock(run_folder("ticks")).acquire()
+    process.send_signal(signal.SIGINT)
+    status = ended(process)
+    assert (process.returncode, status.exit_code, status.error) == (0, 0, None)
+    assert (tmp_path / "ended in order").exists()
+    (exit_,) = observed().exits
+    assert (exit_.is_supervised, exit_.ended_at_ms >= exit_.started_at_ms) == (False, True)
+
+
+def test_an_error_is_shown_logged_and_left_with_its_code_and_name(start: Start):
+    process = start('    raise errors.OffsetGap("ticks[0] begins at 7")')
+    _, complaints = process.communicate(timeout=30)
+    assert complaints == "OffsetGap: ticks[0] begins at 7\n"
+    status = ended()
+    assert (process.returncode, status.exit_code, status.exit_name) == (11, 11, "OffsetGap")
+    assert status.error == "OffsetGap: ticks[0] begins at 7"
+
+
+def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
+    process = start("    signal.signal(signal.SIGTERM, signal.SIG_IGN); asked.wait()")
+    began(tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout
+    assert "The batch at hand commits" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    status = ended(process)
+    assert (status.exit_code, status.error) == (137, "a person ended it at once, by a second Ctrl-C")
+
+
+def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(start: Start, tmp_path: Path):
+    process = start(UNTIL_ASKED)
+    began(tmp_path)
+    process.kill()
+    status = ended()
+    assert (tmp_path / "ended in order").exists()
+    assert status.ended_at_ms is not None
+    log = (run_folder("ticks") / "writer.log").read_text()
+    assert "the process of `frazil run` was killed: the batch at hand commits, then the writer ends" in log
+
+
+def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: Start, tmp_path: Path):
+    process = start('    print("the last word", flush=True)\n    asked.wait()')
+    writer = began(tmp_path)
+    eventually(lambda: "the last word" in (run_folder("ticks") / "writer.log").read_text(), within_s=30)
+    process.send_signal(signal.SIGSTOP)
+    os.kill(writer, signal.SIGKILL)
+    process.kill()
+    status = ended()
+    assert (status.exit_code, status.error) == (None, "the last word")
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["a terminal that takes nothing", "a stopped process"])
+def test_a_writer_waits_for_no_terminal(start: Start, tmp_path: Path, is_stopped: bool):
+    process = start(f'{TALKS}    (folder / "talked").touch()\n    asked.wait()')
+    writer = began(tmp_path)
+    if is_stopped:
+        process.send_signal(signal.SIGSTOP)
+    eventually((tmp_path / "talked").exists, within_s=30)
+    os.kill(writer, signal.SIGTERM)
+    if not is_stopped:
+        assert (ended().exit_code, process.poll()) == (0, None), "the exit is known, and the terminal has not all lines"
+    process.send_signal(signal.SIGCONT)
+    shown, _ = process.communicate(timeout=30)
+    lines = shown.splitlines()
+    assert lines[0].startswith("line 0: ")
+    assert any("not shown, because the terminal took none" in line for line in lines)
+
+
+def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_path: Path):
+    process = start("""
+    while not asked.wait(0.05):
+        voice.say("a batch")
+    (folder / "ended in order").touch()
+""")
+    began(tmp_path)
+    assert process.stdout
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert (tmp_path / "ended in order").exists()
+    assert process.stderr
+    assert process.stderr.read() == ""
