@@ -35,6 +35,7 @@ from frazil.commit.rules import check_same_source
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
 from frazil.ingest.contract import StageContext
+from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Spans, between
 from frazil.partitions.windows import Grain
@@ -219,12 +220,14 @@ class Backfill:
 
 
 @contextmanager
-def open_backfill(spec: StreamSpec, request: BackfillRequest) -> Iterator[Backfill]:
+def open_backfill(
+    spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S
+) -> Iterator[Backfill]:
     """Open the request's stream and source. Raises SpecError if there is no table yet, or no file."""
     opened = open_stream(spec)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())
         yield Backfill(files.pinned(request), opened, files)
     else:
-        with open_kafka(spec) as kafka:
+        with open_kafka(spec, timeout_s=kafka_timeout_s) as kafka:
             yield Backfill(request, opened, KafkaSource(kafka, kafka_properties(spec, os.environ)))

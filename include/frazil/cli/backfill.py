@@ -20,6 +20,7 @@ from frazil.cli.positions import Moment, OffsetsText
 from frazil.commit.lane import Lane, State, branch_name, read_lane
 from frazil.commit.marker import nested
 from frazil.commit.opened import OpenStream, open_stream
+from frazil.kafka.admin import PERSON_WAITS_S
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.reset_target import Offsets
@@ -86,7 +87,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     if not dry_run:
         _run(spec, request, as_json=as_json)
         return
-    with open_backfill(spec, request) as asked:
+    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S) as asked:
         found = estimate(asked, asked.plan(asked.lane()))
     echo_json(found) if as_json else click.echo("\n".join(sentences(found, stream=stream)))
 
@@ -97,7 +98,7 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1})})
-    with SparkEngine(small) as engine, open_backfill(spec, request) as asked:
+    with open_backfill(spec, request) as asked, SparkEngine(small) as engine:
         lane = run(asked, engine)
     if lane is None and not as_json:
         click.echo(f"Stream {spec.name}: nothing that is asked for is missing.")

@@ -9,7 +9,7 @@ from frazil import clock
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
 from frazil.errors import SpecError
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.table.tables import ensure_dead_letters, load_stream_table
@@ -43,7 +43,8 @@ def open_stream(spec: StreamSpec) -> OpenStream:
     return OpenStream(spec, tables)
 
 
-def open_kafka(spec: StreamSpec) -> KafkaOffsets:
+def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:
     """What the stream reads from; raises SpecError where a reference cannot be resolved."""
     # At its own level librdkafka writes every lost connection to standard error; the error that is raised says it once.
-    return KafkaOffsets({"log_level": "2", **kafka_properties(spec, os.environ)}, spec.source.topics)
+    properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
+    return KafkaOffsets(properties, spec.source.topics, timeout_s=timeout_s)

@@ -19,6 +19,8 @@ from frazil.kafka.truncation import LogEnd, diverged
 from frazil.offsets.spans import TopicPartition
 
 TIMEOUT_S = 10.0
+PERSON_WAITS_S = 5.0
+"""How long a command that a person runs waits for an answer; the first one that does not come ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +153,13 @@ class KafkaOffsets:
             raise self._translated(error, "listing offsets of") from error
 
     def _translated(self, error: Exception, doing: str) -> FrazilError:
-        code = error.args[0].code() if isinstance(error, KafkaException) else None
+        code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
         what = f"{doing} topics {', '.join(self._topics)} at {self._servers}"
         if code in DENIED:
-            return AccessDenied(f"Kafka refuses {what}: {error}. Check source.properties and the topic's ACLs")
+            said = error.args[0].str()
+            return AccessDenied(f"Kafka refuses {what}: {said}. Check source.properties and the topic's ACLs")
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
-        why = f": {error}" if str(error) else f" within {self._timeout_s:g} s"
+        is_late = code in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
+        why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers")

@@ -10,6 +10,7 @@ from frazil.commit.marker import Marker, of_topics
 from frazil.commit.opened import open_kafka
 from frazil.errors import FrazilError
 from frazil.host.launchers import open_launcher
+from frazil.kafka.admin import TIMEOUT_S
 from frazil.spec.model import StreamSpec
 from frazil.supervise.liveness import beating
 
@@ -29,7 +30,7 @@ def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
     """Offsets between the marker and Kafka's end, in one request; None if Kafka does not answer within 10 s."""
     try:
-        with open_kafka(spec) as kafka:
+        with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
             ends = kafka.ends(of_topics(marker.offsets, spec.source.topics))
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)

@@ -6,12 +6,18 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from frazil.cli.main import main
+from frazil.commit import opened
+from frazil.errors import KafkaUnavailable
 from frazil.home import run_folder
 from frazil.host.lock import WriterLock
+from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
+from frazil.spec.load import load_stream
+from tests.made_batches import MadeStream
 
 SOUND = """
 name: rides
@@ -103,6 +109,29 @@ def test_a_folder_without_streams_is_told(run: Run, streams: Path, tmp_path: Pat
     assert str(streams) in said
     code, _ = run(command, tmp_path / "nowhere")
     assert code == 10
+
+
+@pytest.mark.parametrize(
+    "command", ["audit rides --source", "backfill rides --dry-run", "reset rides --to earliest --yes"]
+)
+def test_brokers_that_are_down_are_waited_for_briefly(
+    run: Run, streams: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+
+    class Hurried(KafkaOffsets):
+        def __init__(self, *arguments: Any, timeout_s: float) -> None:
+            waits_s.append(timeout_s)
+            super().__init__(*arguments, timeout_s=timeout_s / 50)
+
+    monkeypatch.setattr(opened, "KafkaOffsets", Hurried)
+    MadeStream(load_stream(streams / "rides.yaml"), 1_800_000_000_000, partitions=1).begin()
+    code, said = run(command, streams)
+    assert (code, waits_s) == (KafkaUnavailable.exit_code, [PERSON_WAITS_S])
+    assert said == (
+        "KafkaUnavailable: describing topics rides at 127.0.0.1:1 got no answer within 0.1 s. Check "
+        "source.bootstrap-servers and the brokers\n"
+    )
 
 
 def test_a_stream_whose_file_broke_can_be_paused_and_its_table_is_shown(run: Run, streams: Path) -> None:

@@ -54,6 +54,19 @@ def test_an_answer_that_does_not_come_says_how_long_was_waited() -> None:
     assert "got no answer within 2 s. Check" in str(found)
 
 
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT])
+def test_a_timeout_of_librdkafkas_own_reads_the_same(code: int) -> None:
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
+        found = offsets._translated(KafkaException(KafkaError(code)), "describing")
+    assert "got no answer within 2 s. Check" in str(found)
+
+
+def test_a_refusal_is_quoted_in_words() -> None:
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
+        found = offsets._translated(KafkaException(KafkaError(KafkaError._TRANSPORT)), "describing")
+    assert "got no answer: Local: Broker transport failure. Check" in str(found)
+
+
 def test_librdkafka_says_what_is_wrong_with_a_property_as_far_as_it_is_known_here() -> None:
     declared = {"fetch.min.bytes": "x", "queued.min.messages": "${env:X}", "sasl.password": "y", "no.such": "1"}
     assert property_problems(declared).keys() == {"fetch.min.bytes", "no.such"}
