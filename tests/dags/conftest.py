@@ -37,6 +37,14 @@ class DagRunner:
         self._process.call(in_airflow.put, asset, **what)
 
 
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triggers that wait for windows need not wait for Airflow first."""
+    from frazil.airflow.partitions import waiting_trigger  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    monkeypatch.setattr(waiting_trigger, "SETTLED_SECONDS", 0.0)
+
+
 @pytest.fixture(scope="session")
 def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database of Airflow's, to be copied."""

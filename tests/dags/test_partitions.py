@@ -151,7 +151,11 @@ def test_a_consumer_whose_run_stays_queued_stops_nothing(world: World) -> None:
         assert [key for _, key, _ in ran["events"]][2:] == [f"2013-12-30T{hour}" for hour in range(14, 15 + n)]
 
 
-def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(frazil_home: Path, tmp_path: Path) -> None:
+def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
+    frazil_home: Path,
+    tmp_path: Path,
+    settled: None,  # noqa: ARG001
+) -> None:
     folder = tmp_path / "streams"
     folder.mkdir()
     (folder / "made.yaml").write_text(STREAM)

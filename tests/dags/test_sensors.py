@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from frazil.airflow.deferral import SETTLED_SECONDS
+from frazil.airflow.partitions import waiting_trigger
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
 from frazil.errors import CommitUnavailable, MarkerUnreadable
 from frazil.signals.completion import Gate, assess, signal
@@ -76,8 +78,24 @@ class Flow:
 
 
 @pytest.fixture
-def flow(frazil_home: Path, tmp_path: Path) -> Flow:  # noqa: ARG001
+def flow(frazil_home: Path, tmp_path: Path, settled: None) -> Flow:  # noqa: ARG001
     return Flow(tmp_path)
+
+
+def test_however_often_it_looks_it_fires_only_when_airflow_knows_that_its_task_has_deferred(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow.land(4)
+    flow.signal()
+    slept: list[float] = []
+
+    async def nothing(seconds: float = 0) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(waiting_trigger, "SETTLED_SECONDS", SETTLED_SECONDS)
+    monkeypatch.setattr(waiting_trigger.asyncio, "sleep", nothing)
+    assert flow.answer("2013-12-30T01")["problem"] is None
+    assert slept == [SETTLED_SECONDS]
 
 
 def test_it_answers_with_what_is_known_of_the_window(flow: Flow) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
+from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
@@ -22,8 +23,7 @@ Event = dict[str, Any]
 class WaitingTrigger(BaseTrigger):
     """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that changes, and fires once.
 
-    Its task has polled before it deferred, so it begins with a wait. It must: if a trigger fires at once, Airflow 3.3
-    may take the end of the task's first half for the end of its second, and kill it.
+    Its task has polled before it deferred, so it begins with a wait, of `SETTLED_SECONDS` at least.
 
     It holds no state: a restarted triggerer creates another from the same arguments. A poll that fails is repeated,
     except for an error of frazil's that a person has to correct: that ends the wait.
@@ -43,9 +43,10 @@ class WaitingTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll, log; until there is an event."""
-        said = ""
+        said, wait_s = "", max(self.poll_seconds, SETTLED_SECONDS)
         while True:
-            await asyncio.sleep(self.poll_seconds)
+            await asyncio.sleep(wait_s)
+            wait_s = self.poll_seconds
             event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self.attempt)
             if event is not None and event.get("removed"):
                 # The DAG is about to go with its declaration; then no worker could end the task.

@@ -16,6 +16,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.writers.acts import Act, DeferredTask, act_of, follow, look_up
 from frazil.airflow.writers.log_lines import WriterLines
 from frazil.errors import SpecError
@@ -31,10 +32,6 @@ REMOVED_SECONDS = 60.0
 CONNECTION_SECONDS = 30.0
 LOOK_UP_SECONDS = 20.0
 """Airflow allows 30 s for a kill in total."""
-
-SETTLED_SECONDS = 15.0
-"""If a trigger fires before the executor has reported the end of the task's first half, which takes some seconds,
-Airflow 3.3 takes that for the end of the second half, and retries a task that has failed for good."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
 """Threads of our own: with the event loop's few, one silent catalog would hold up every writer."""
