@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from frazil.commit.marker import property_name
-from frazil.errors import MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
+from frazil.errors import AdoptionRequired, MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
 
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -98,3 +98,28 @@ def _check_clean(frazil: Frazil, stream: Any) -> str:
     done = frazil("audit", stream.name, "--source")
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+def test_a_stream_that_was_forgotten_in_a_shared_table_asks_before_it_reads_everything_again(
+    stream: Any, events: Any, frazil: Frazil, topic: Callable[..., str], declared_stream: Any
+):
+    other = declared_stream(stream.streams.parent, name="others", topic=topic(1), bootstrap=stream.bootstrap)
+    declaration = other.streams / "others.yaml"
+    declaration.write_text(declaration.read_text().replace("table: test.others", "table: test.events"))
+    stream.produce(events(range(20)), partitions=4)
+    stream.catch_up()
+    other.produce(events(range(20, 30)))
+    other.catch_up()
+
+    assert frazil("forget", stream.name, "--yes").returncode == 0
+    with pytest.raises(AdoptionRequired, match="frazil adopt events"):
+        stream.catch_up()
+
+    assert stream.ids() == list(range(30))
+    asked = frazil("adopt", stream.name, "--yes")
+    assert "It was forgotten, and its rows are still in the table" in asked.stdout
+    ends = json.dumps({stream.topic: {str(p): 5 for p in range(4)}})
+    assert frazil("reset", stream.name, "--to", "offsets", "--offsets", ends, "--yes").returncode == 0
+    stream.produce(events(range(30, 40)), partitions=4)
+    stream.catch_up()
+    assert stream.ids() == list(range(40))

@@ -13,7 +13,7 @@ from frazil.cli.options import streams_option
 from frazil.cli.output import ask, echo_table
 from frazil.cli.positions import Moment, OffsetsText
 from frazil.commit import marker_change
-from frazil.commit.adoption import continued, readers_of
+from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import Move, Standing, moves, standing
@@ -123,6 +123,12 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
             f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} goes on where {other} "
             f"stands. No writer of {other} may run any more: `frazil pause {other}` first, and `frazil forget {other}` "
             "afterwards, while a file still declares it."
+        )
+    if past := forgotten_reader(table.properties, found.identity, stream=stream):
+        click.echo(
+            f"{'It' if past == stream else f'Stream {past}, which has read the same topics,'} was forgotten, and its "
+            "rows are still in the table: those that Kafka still has land a second time, unless `frazil reset "
+            f"{stream}` chooses another position before the first start."
         )
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
     ensure_table(table.catalog, spec)

@@ -1,7 +1,12 @@
-"""What a stream finds in a table that others wrote to: rows of no stream, and other streams that read its topics."""
+"""What a stream finds in a table that others wrote to: rows of no stream, and other streams that read its topics.
+
+A stream that was forgotten leaves a note in the table, the property `frazil.forgotten.<name>`, of the topics it has
+read: its rows are still there, and whoever reads those topics from the beginning writes them a second time.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from pyiceberg.table.metadata import TableMetadata
@@ -12,12 +17,15 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import head_of
 
+FORGOTTEN_PREFIX = "frazil.forgotten."
+FORMAT_VERSION = 1
+
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
     """Refuse a table that others wrote to, unless a person asked for it with `frazil adopt`.
 
-    Raises AdoptionRequired for rows that no stream wrote, and for topics that another stream has read into the table:
-    a stream that was renamed would read all of them again.
+    Raises AdoptionRequired for rows that no stream wrote, and for topics that another stream, or a forgotten one, has
+    read into the table: a stream that was renamed, or begins again, would read all of them again.
     """
     if others := readers_of(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
@@ -27,10 +35,16 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
             f"on where {other!r} stands; or give it its old name back"
         )
     head = head_of(metadata)
-    if head is None or any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
-        return
     rows = rows_of(metadata)
-    if rows != 0:
+    if head is None or rows == 0:
+        return
+    if past := forgotten_reader(metadata.properties, source, stream=stream):
+        raise AdoptionRequired(
+            f"stream {past!r} was forgotten, and its rows are still in table {table}: stream {stream!r} would write "
+            f"those that Kafka still has a second time. `frazil adopt {stream}` lets it begin at source.start; "
+            f"`frazil reset {stream}` then chooses another position"
+        )
+    if not any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
         raise AdoptionRequired(
             f"table {table} has {'an unknown number of' if rows is None else rows} rows that stream {stream!r} did not "
             f"write: run `frazil adopt {stream}` to let the stream append to it"
@@ -61,6 +75,35 @@ def readers_of(
         if read := {topic: of for topic, of in offsets.items() if of}:
             found[other] = read
     return found
+
+
+def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
+    """A forgotten stream of this name, or one that has read topics of this source; None if there is none."""
+    if FORGOTTEN_PREFIX + stream in properties:
+        return stream
+    notes = (name for name in sorted(properties) if name.startswith(FORGOTTEN_PREFIX))
+    return next((n.removeprefix(FORGOTTEN_PREFIX) for n in notes if _has_read(properties[n], source)), None)
+
+
+def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
+    """The note that a stream leaves, as a table property: of which topics its rows are."""
+    marker = _readable(properties, stream)
+    note = {
+        "format": FORMAT_VERSION,
+        "cluster-id": marker.source.cluster_id if marker else None,
+        "topic-ids": dict(marker.source.topic_ids) if marker else {},
+    }
+    return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}
+
+
+def _has_read(note: str, source: SourceIdentity) -> bool:
+    """Nothing that can be read in a note of another format."""
+    try:
+        raw = json.loads(note)
+        known = raw["topic-ids"] if raw["cluster-id"] == source.cluster_id else {}
+        return any(known.get(topic) == topic_id for topic, topic_id in source.topic_ids.items())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def continued(

@@ -17,6 +17,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
+from frazil.commit.adoption import forgotten
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.marker import Marker, open_branch, property_name
 from frazil.commit.open_branch import BranchChange
@@ -55,7 +56,7 @@ class MarkedUpdate:
             self._main = SnapshotWriter(self.files)
             self.written.append(self._main)
         prepared = self._main.prepare(table, summary=summary, now_ms=now_ms)
-        return self._marked(prepared, marker, marker.open_snapshot_id if marker else None)
+        return self._marked(table, prepared, marker, marker.open_snapshot_id if marker else None)
 
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
@@ -71,15 +72,16 @@ class MarkedUpdate:
         if head:
             said[OPEN_SNAPSHOT] = str(head.snapshot_id)
         prepared = main.prepare(table, summary=said, now_ms=now_ms)
-        made: Change[M] = self._marked(prepared, marker, head.snapshot_id if head else None)
+        made: Change[M] = self._marked(table, prepared, marker, head.snapshot_id if head else None)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
         return dataclasses.replace(made, requirements=(*made.requirements, unmoved), updates=(*made.updates, *updates))
 
-    def _marked(self, prepared: Prepared, marker: M, open_snapshot_id: int | None) -> Change[M]:
+    def _marked(self, table: Table, prepared: Prepared, marker: M, open_snapshot_id: int | None) -> Change[M]:
         made = prepared.snapshot
         if marker is None:
             removed = RemovePropertiesUpdate(removals=[property_name(self.stream)])
-            return Change(prepared.requirements, (*prepared.updates, removed), marker)
+            noted = SetPropertiesUpdate(updates=forgotten(table.metadata.properties, self.stream))
+            return Change(prepared.requirements, (*prepared.updates, removed, noted), marker)
         marker = marker.with_snapshots(made.snapshot_id, made.sequence_number or 0, open_snapshot_id=open_snapshot_id)
         proof = (marker.property_name, marker.to_property())  # it holds the id of this very snapshot
         return Change(

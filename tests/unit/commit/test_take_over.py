@@ -6,7 +6,7 @@ import pytest
 
 from frazil.commit.adoption import continued, readers_of
 from frazil.commit.marker import BatchKey
-from frazil.commit.marker_change import adopt
+from frazil.commit.marker_change import adopt, forget
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
 from frazil.kafka.identity import SourceIdentity
 
@@ -264,3 +264,36 @@ def test_a_fenced_writer_skips_nothing(world):
     with pytest.raises(Fenced):
         first.skip({("events", 0): 10}, lost="events-0 offsets 0 to 9")
     assert world.load().metadata == before
+
+
+def test_what_was_forgotten_asks_for_adoption_beside_another_stream_too_by_any_name(world, tmp_path):
+    """Its rows are still there: it would read all of them a second time."""
+    world.run(world.begin(), {0: (0, 2)})
+    other = type(world)(world.catalog, tmp_path, stream="other")
+    other.source = SourceIdentity("cluster-2", {"events": "topic-1"})
+    other.run(other.begin(), {0: (0, 3)})
+    renamed = type(world)(world.catalog, tmp_path, stream="renamed")
+
+    forget(world.tables, state=world.tables.state)
+
+    for again in (world, renamed):
+        with pytest.raises(AdoptionRequired, match="'events' was forgotten, and its rows are still in table"):
+            again.take_over()
+    other.run(other.begin(), {0: (3, 5)})
+    third = type(world)(world.catalog, tmp_path, stream="third")
+    third.source = SourceIdentity("cluster-2", {"more": "topic-9"})
+    third.begin()
+    adopt(world.tables, offsets={("events", 0): 2}, source=world.source)
+    world.run(world.begin(), {0: (2, 4)})
+    assert len(world.rows()) == 9
+
+
+def test_what_was_forgotten_begins_by_itself_where_no_row_is_left(world, tmp_path):
+    world.run(world.begin(), {0: (0, 2)})
+    other = type(world)(world.catalog, tmp_path, stream="other")
+    other.source = SourceIdentity("cluster-2", {"events": "topic-1"})
+    other.begin()
+    forget(world.tables, state=world.tables.state)
+    world.load().delete()
+
+    assert world.take_over().epoch == 2
