@@ -39,7 +39,7 @@ unit: venv ## The fast tests alone
 	$(BIN)/pytest $(PARALLEL) tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
-	@set -e; for name in $(or $(BENCH),$(basename $(notdir $(wildcard bench/*.py)))); do \
+	@set -e; for name in $(or $(BENCH),$(filter-out peers,$(basename $(notdir $(wildcard bench/*.py))))); do \
 	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
 soak: setup ## The tests that run for long, and every law with many random examples

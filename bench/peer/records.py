@@ -1,0 +1,171 @@
+"""The records that every system writes: ticks of about 120 bytes, and wide ones of 1 KB with nested fields."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import Producer
+
+PARTITIONS = 32
+SIDES = ("buy", "sell")
+PRODUCERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column by its names in the three languages that declare it; nested ones are structs of `fields`."""
+
+    name: str
+    frazil: str
+    spark: str
+    flink: str
+    fields: tuple[Column, ...] = ()
+
+    def in_frazil(self) -> str:
+        inner = ", ".join(f"{c.name}: {c.in_frazil()}" for c in self.fields)
+        return f"struct<{inner}>" if self.fields else self.frazil
+
+    def in_spark(self) -> str:
+        inner = ", ".join(f"{c.name}: {c.in_spark()}" for c in self.fields)
+        return f"struct<{inner}>" if self.fields else self.spark
+
+    def in_flink(self) -> str:
+        inner = ", ".join(f"`{c.name}` {c.in_flink()}" for c in self.fields)
+        return f"ROW<{inner}>" if self.fields else self.flink
+
+
+def _string(name: str) -> Column:
+    return Column(name, "string", "string", "STRING")
+
+
+def _long(name: str) -> Column:
+    return Column(name, "long", "bigint", "BIGINT")
+
+
+def _int(name: str) -> Column:
+    return Column(name, "int", "int", "INT")
+
+
+def _double(name: str) -> Column:
+    return Column(name, "double", "double", "DOUBLE")
+
+
+def _boolean(name: str) -> Column:
+    return Column(name, "boolean", "boolean", "BOOLEAN")
+
+
+def _moment(name: str) -> Column:
+    return Column(name, "timestamptz", "timestamp", "TIMESTAMP_LTZ(6)")
+
+
+def _struct(name: str, *fields: Column) -> Column:
+    return Column(name, "", "", "", fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A kind of record. `trade_id` tells each one from every other, and counts up from `FIRST_ID`."""
+
+    name: str
+    columns: tuple[Column, ...]
+    value: Callable[[int], bytes]
+
+
+FIRST_ID = 100_000_000
+
+
+def tick(number: int) -> bytes:
+    """An exchange's tick, within one hour of event time."""
+    return ("{" + _tick_fields(number) + "}").encode()
+
+
+def _tick_fields(number: int) -> str:
+    milliseconds = number % 3_600_000
+    return (
+        f'"symbol":"S{number * 7919 % 2000:04}",'
+        f'"ts":"2026-01-01T00:{milliseconds // 60_000:02}:{milliseconds // 1000 % 60:02}.{milliseconds % 1000:03}Z",'
+        f'"price":{number * 104_729 % 5_000_000 / 10_000:.4f},"size":{1 + number * 31 % 999},'
+        f'"side":"{SIDES[number * 13 % 7 % 2]}","venue":"XNAS","trade_id":{FIRST_ID + number}'
+    )
+
+
+def wide(number: int) -> bytes:
+    """A tick with 33 more columns, two of them nested objects."""
+    flat = ",".join(
+        (
+            *(f'"text_{i}":"{number * (i + 3) % 9973:05} some words of text"' for i in range(12)),
+            *(f'"count_{i}":{number * (i + 7) % 100_003}' for i in range(10)),
+            *(f'"ratio_{i}":{number * (i + 11) % 1_000_003 / 1000:.3f}' for i in range(7)),
+            *(f'"flag_{i}":{"true" if number >> i & 1 else "false"}' for i in range(2)),
+        )
+    )
+    account = (
+        f'"account":{{"id":{number % 50_000},"name":"account {number % 50_000}","country":"NL",'
+        f'"limits":{{"daily":{number % 977}.5,"monthly":{number % 9973}.25}}}}'
+    )
+    route = f'"route":{{"gateway":"gw-{number % 16}","hops":{number % 5},"latency":{number % 997 / 8}}}'
+    return ("{" + f"{_tick_fields(number)},{flat},{account},{route}" + "}").encode()
+
+
+_TICK = (
+    _string("symbol"),
+    _moment("ts"),
+    _double("price"),
+    _int("size"),
+    _string("side"),
+    _string("venue"),
+    _long("trade_id"),
+)
+_LIMITS = _struct("limits", _double("daily"), _double("monthly"))
+_WIDE = (
+    *(_string(f"text_{i}") for i in range(12)),
+    *(_long(f"count_{i}") for i in range(10)),
+    *(_double(f"ratio_{i}") for i in range(7)),
+    *(_boolean(f"flag_{i}") for i in range(2)),
+    _struct("account", _long("id"), _string("name"), _string("country"), _LIMITS),
+    _struct("route", _string("gateway"), _int("hops"), _double("latency")),
+)
+KINDS = {
+    "ticks": Records("ticks", _TICK, tick),
+    "wide": Records("wide", _TICK + _WIDE, wide),
+}
+
+
+def produce(bootstrap: str, records: Records, count: int) -> None:
+    """Send them in two processes, each to its own half of the partitions."""
+    command = [sys.executable, "-m", "bench.peer.records", bootstrap, records.name, str(count)]
+    senders = [subprocess.Popen([*command, str(part)]) for part in range(PRODUCERS)]
+    codes = [sender.wait() for sender in senders]
+    if any(codes):
+        raise RuntimeError("a producer failed")
+
+
+def _send(bootstrap: str, records: Records, count: int, part: int) -> None:
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "compression.type": "lz4",
+            "linger.ms": 50,
+            "batch.num.messages": 5000,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    for number in range(part, count, PRODUCERS):
+        value, key = records.value(number), b"k%d" % (number % 2000)
+        while True:
+            try:
+                producer.produce(records.name, value, key=key, partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 1000 < PRODUCERS:
+            producer.poll(0)
+    if producer.flush(120):
+        raise RuntimeError("records were left in the producer")
+
+
+if __name__ == "__main__":
+    _send(sys.argv[1], KINDS[sys.argv[2]], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,233 @@
+"""The systems that are compared. Each writes all records of one topic into one table, and ends.
+
+All write to the same SQLite catalog and the same folder, into tables of the same schema that are partitioned by hour.
+Each gets two threads, and the settings that its documentation recommends; what is set stands here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.peer import jars
+from bench.peer.records import Records
+from frazil.spark import jars as own_jars
+from frazil.spark.java import require_java
+
+CATALOG = "lake"
+NAMESPACE = "bench"
+COMMIT_S = 60
+THREADS = 2
+HEAP = "4g"
+JDBC_CATALOG = "org.apache.iceberg.jdbc.JdbcCatalog"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a system: where its records are, and where it may write."""
+
+    records: Records
+    bootstrap: str
+    folder: Path
+    catalog_file: Path
+    warehouse: Path
+    table: str
+
+    @property
+    def jdbc(self) -> str:
+        return f"jdbc:sqlite:{self.catalog_file}?busy_timeout=30000"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A way to write the records: what is run, and what is told of it."""
+
+    name: str
+    described: str
+    command: Callable[[Job], list[str]]
+    ends_by_itself: bool = True
+    makes_table: bool = False
+
+
+def declared(job: Job) -> dict[str, object]:
+    """The stream that frazil writes; the tables of all systems are made of it."""
+    return {
+        "name": job.table,
+        "source": {"topics": [job.records.name], "format": "json", "bootstrap-servers": job.bootstrap},
+        "table": {"identifier": f"{NAMESPACE}.{job.table}", "catalog": CATALOG},
+        "schema": {column.name: column.in_frazil() for column in job.records.columns},
+        "event-time": "ts",
+        "partition-by": ["hour(ts)"],
+        "commit": {"interval": f"{COMMIT_S}s"},
+        "resources": {"cores": THREADS},
+    }
+
+
+def _frazil(job: Job) -> list[str]:
+    streams = job.folder / "streams"
+    streams.mkdir(parents=True)
+    (streams / f"{job.table}.yaml").write_text(json.dumps(declared(job)))  # JSON is YAML
+    frazil = str(Path(sys.executable).with_name("frazil"))
+    return [frazil, "run", job.table, "--streams", str(streams), "--until-caught-up"]
+
+
+def _spark(job: Job, sink: str) -> list[str]:
+    checkpoint = job.folder / "checkpoint"
+    schema = ", ".join(f"{column.name} {column.in_spark()}" for column in job.records.columns)
+    paths = [*own_jars.ensure("spark"), *jars.of_peer("spark")]
+    catalog = f"spark.sql.catalog.{CATALOG}"
+    settings = {
+        "spark.master": f"local[{THREADS}]",
+        "spark.driver.memory": HEAP,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.jars": ",".join(map(str, paths)),
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        catalog: "org.apache.iceberg.spark.SparkCatalog",
+        f"{catalog}.type": "jdbc",
+        f"{catalog}.uri": job.jdbc,
+        f"{catalog}.jdbc.schema-version": "V1",
+        f"{catalog}.warehouse": job.warehouse.as_uri(),
+    }
+    confs = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+    bin_folder = Path(sys.executable).parent
+    # Its shell script finds Spark, and Spark finds Python, by PATH.
+    submit = ["env", f"PATH={bin_folder}:{os.environ['PATH']}", f"PYSPARK_PYTHON={sys.executable}"]
+    submit.append(str(bin_folder / "spark-submit"))
+    table = f"{CATALOG}.{NAMESPACE}.{job.table}"
+    script = str(Path(__file__).with_name("spark_main.py"))
+    return [*submit, *confs, script, sink, job.bootstrap, job.records.name, schema, table, str(checkpoint)]
+
+
+_FLINK_SQL = """\
+SET 'execution.runtime-mode' = 'streaming';
+SET 'table.dml-sync' = 'true';
+SET 'table.local-time-zone' = 'UTC';
+CREATE CATALOG {catalog} WITH (
+  'type' = 'iceberg', 'catalog-impl' = '{implementation}', 'uri' = '{uri}', 'jdbc.schema-version' = 'V1',
+  'warehouse' = '{warehouse}');
+CREATE TEMPORARY TABLE records ({columns}) WITH (
+  'connector' = 'kafka', 'topic' = '{topic}', 'properties.bootstrap.servers' = '{bootstrap}',
+  'properties.isolation.level' = 'read_committed', 'scan.startup.mode' = 'earliest-offset',
+  'scan.bounded.mode' = 'latest-offset', 'format' = 'json', 'json.timestamp-format.standard' = 'ISO-8601');
+INSERT INTO {catalog}.{namespace}.{table} SELECT * FROM records;
+"""
+
+
+def _flink(job: Job) -> list[str]:
+    conf = job.folder / "conf"
+    conf.mkdir(parents=True)
+    settings = {
+        "execution.target": "local",
+        "parallelism.default": THREADS,
+        "execution.checkpointing.interval": f"{COMMIT_S}s",
+        "execution.checkpointing.dir": (job.folder / "checkpoints").as_uri(),
+        "taskmanager.numberOfTaskSlots": THREADS,
+        "rest.address": "127.0.0.1",
+        "rest.bind-address": "127.0.0.1",
+    }
+    (conf / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+    columns = ", ".join(f"`{column.name}` {column.in_flink()}" for column in job.records.columns)
+    sql = job.folder / "write.sql"
+    sql.write_text(
+        _FLINK_SQL.format(
+            catalog=CATALOG,
+            implementation=JDBC_CATALOG,
+            uri=job.jdbc,
+            warehouse=job.warehouse.as_uri(),
+            columns=columns,
+            topic=job.records.name,
+            bootstrap=job.bootstrap,
+            namespace=NAMESPACE,
+            table=job.table,
+        )
+    )
+    paths = os.pathsep.join(map(str, [*jars.of_flink(), *jars.of_peer("flink"), jars.sqlite()]))
+    packages = (
+        *(f"java.{name}" for name in ("lang", "net", "io", "nio", "text", "time", "util", "util.concurrent")),
+        *("java.util.concurrent.atomic", "java.util.concurrent.locks", "sun.nio.ch"),
+    )
+    opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in packages]
+    client = ["org.apache.flink.table.client.SqlClient", "embedded", "-f", str(sql)]
+    return ["env", f"FLINK_CONF_DIR={conf}", str(require_java()), f"-Xmx{HEAP}", *opens, "-cp", paths, *client]
+
+
+def _connect(job: Job) -> list[str]:
+    job.folder.mkdir(parents=True)
+    group = f"connect-{job.table}"
+    worker = {
+        "bootstrap.servers": job.bootstrap,
+        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "false",
+        "offset.storage.file.filename": job.folder / "offsets",
+        "listeners": "http://127.0.0.1:0",
+        "plugin.discovery": "service_load",
+        "consumer.auto.offset.reset": "earliest",
+        "consumer.isolation.level": "read_committed",
+        "connector.client.config.override.policy": "All",
+    }
+    connector = {
+        "name": group,
+        "connector.class": "org.apache.iceberg.connect.IcebergSinkConnector",
+        "tasks.max": THREADS,
+        "topics": job.records.name,
+        "iceberg.tables": f"{NAMESPACE}.{job.table}",
+        "iceberg.control.commit.interval-ms": COMMIT_S * 1000,
+        "iceberg.control.topic": f"control-{job.table}",
+        "iceberg.kafka.auto.offset.reset": "earliest",
+        "iceberg.catalog": CATALOG,
+        "iceberg.catalog.catalog-impl": JDBC_CATALOG,
+        "iceberg.catalog.uri": job.jdbc,
+        "iceberg.catalog.jdbc.schema-version": "V1",
+        "iceberg.catalog.warehouse": job.warehouse.as_uri(),
+    }
+    files = []
+    for name, properties in (("worker", worker), ("connector", connector)):
+        files.append(job.folder / f"{name}.properties")
+        files[-1].write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    paths = os.pathsep.join(map(str, [*jars.of_peer("connect"), jars.sqlite()]))
+    main = "org.apache.kafka.connect.cli.ConnectStandalone"
+    return [str(require_java()), f"-Xmx{HEAP}", "-cp", paths, main, *map(str, files)]
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System(
+            "frazil",
+            "`frazil run --until-caught-up`; beside the columns of the others it writes four of Kafka coordinates",
+            _frazil,
+            makes_table=True,
+        ),
+        System(
+            "spark",
+            "Spark 4.1 with Iceberg 1.12, its streaming sink, `availableNow`, fan-out writers, ParallelGC",
+            lambda job: _spark(job, "sink"),
+        ),
+        System(
+            "foreachbatch",
+            "Spark 4.1 with Iceberg 1.12, `foreachBatch` with `writeTo(…).append()`, ParallelGC",
+            lambda job: _spark(job, "foreachBatch"),
+        ),
+        System(
+            "flink",
+            f"Flink {jars.FLINK} with Iceberg {jars.ICEBERG_OF_FLINK}, SQL, bounded, a checkpoint each {COMMIT_S} s",
+            _flink,
+        ),
+        System(
+            "connect",
+            f"Kafka Connect {jars.KAFKA} with Iceberg {jars.ICEBERG}, {THREADS} tasks, a commit each {COMMIT_S} s; "
+            "ended when the table has all rows",
+            _connect,
+            ends_by_itself=False,
+        ),
+    )
+}

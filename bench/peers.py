@@ -1,0 +1,133 @@
+"""The same records through frazil and its peers, side by side: `make bench BENCH=peers`, or with options
+
+    .venv/bin/python -m bench.peers --millions 10 --rounds 2 --records ticks --systems frazil,flink,spark --keep
+
+Records are made once, in one embedded broker with 32 partitions. In each round every system writes all of them into a
+table of its own, one after another. CPU is that of the whole process tree, by the kernel's account. Afterwards every
+row's `trade_id` is read: each must be there once. The first use fetches the peers' jars (about 600 MB).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from bench.peer.process_tree import measured
+from bench.peer.records import FIRST_ID, KINDS, PARTITIONS, Records, produce
+from bench.peer.report import Run, page
+from bench.peer.systems import CATALOG, NAMESPACE, SYSTEMS, Job, System, declared
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.spec import iceberg
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--records", choices=sorted(KINDS), default="ticks")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated")
+    parser.add_argument("--keep", action="store_true", help="write the page and the runs to bench/results/")
+    options = parser.parse_args()
+    systems = [SYSTEMS[name] for name in options.systems.split(",")]
+    records, count = KINDS[options.records], int(options.millions * 1e6)
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        configure(home)
+        with EmbeddedKafka(home / "kafka") as kafka:
+            kafka.create_topic(records.name, PARTITIONS)
+            produce(kafka.bootstrap, records, count)
+            track = Track(kafka, home, records, count)
+            runs = [track.run(system, number) for number in range(1, options.rounds + 1) for system in systems]
+    text = page(runs, records, count, systems)
+    print(text)
+    if options.keep:
+        RESULTS.mkdir(exist_ok=True)
+        stem = RESULTS / f"peers-{records.name}-{datetime.now(UTC):%Y-%m-%d}"
+        stem.with_suffix(".md").write_text(text)
+        stem.with_suffix(".json").write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+
+
+def configure(home: Path) -> None:
+    """Declare the catalog of all systems, for this process and what it starts."""
+    prefix = f"PYICEBERG_CATALOG__{CATALOG.upper()}__"
+    (home / "warehouse").mkdir()
+    os.environ["FRAZIL_HOME"] = str(home / "home")
+    os.environ[f"{prefix}TYPE"] = "sql"
+    os.environ[f"{prefix}URI"] = f"sqlite:///{home / 'catalog.db'}"
+    os.environ[f"{prefix}WAREHOUSE"] = (home / "warehouse").as_uri()
+
+
+@dataclass(frozen=True)
+class Track:
+    """A topic that holds `count` records, on which systems run."""
+
+    kafka: EmbeddedKafka
+    home: Path
+    records: Records
+    count: int
+
+    def run(self, system: System, number: int) -> Run:
+        """Raises RuntimeError when the system ends with an error, TimeoutError when it does not end."""
+        table = f"{system.name}_{number}"
+        warehouse = self.home / "warehouse"
+        job = Job(self.records, self.kafka.bootstrap, self.home / table, self.home / "catalog.db", warehouse, table)
+        catalog = load_catalog(CATALOG)
+        catalog.create_namespace_if_not_exists(NAMESPACE)
+        if not system.makes_table:
+            create_table(catalog, job)
+        if not system.ends_by_itself:
+            self.kafka.create_topic(f"control-{table}", 1)
+        log = self.home / f"{table}.log"
+
+        def all_there() -> bool:
+            return not system.ends_by_itself and total(catalog, table, "records") >= self.count
+
+        usage = measured(system.command(job), log=log, done=all_there)
+        if usage.exit_code:
+            raise RuntimeError(f"{system.name} ended with {usage.exit_code}:\n{log.read_text()[-5000:]}")
+        rows, exact = self.check(catalog.load_table((NAMESPACE, table)))
+        files, size = total(catalog, table, "data-files"), total(catalog, table, "files-size")
+        cpu, wall = round(usage.cpu_s, 1), round(usage.wall_s, 1)
+        run = Run(system.name, number, cpu, wall, usage.peak_bytes >> 20, files, round(size / 1e6, 1), rows, exact)
+        print(run, flush=True)
+        catalog.drop_table((NAMESPACE, table))
+        shutil.rmtree(warehouse)
+        warehouse.mkdir()
+        return run
+
+    def check(self, table: Table) -> tuple[int, bool]:
+        """Its rows, and whether each record is one of them, once."""
+        ids = table.scan(selected_fields=("trade_id",)).to_arrow()["trade_id"]
+        once = len(ids) == pc.count_distinct(ids).as_py() == self.count
+        limits = {"min": FIRST_ID, "max": FIRST_ID + self.count - 1}
+        return len(ids), once and pc.min_max(ids).as_py() == limits
+
+
+def create_table(catalog: Catalog, job: Job) -> None:
+    """The table that frazil would make, without its coordinates."""
+    spec = StreamSpec.model_validate({**declared(job), "coordinates": False})
+    columns = iceberg.schema(spec)
+    catalog.create_table((NAMESPACE, job.table), columns, partition_spec=iceberg.partition_spec(spec, columns))
+
+
+def total(catalog: Catalog, table: str, what: str) -> int:
+    snapshot = catalog.load_table((NAMESPACE, table)).current_snapshot()
+    return int(snapshot.summary[f"total-{what}"]) if snapshot and snapshot.summary else 0
+
+
+if __name__ == "__main__":
+    main()
