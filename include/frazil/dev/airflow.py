@@ -1,9 +1,8 @@
-"""An Airflow for one machine: its four components, each in its own session, on SQLite and the loopback.
+"""An Airflow for development, the demo and tests: four components, each in its own session, on SQLite and loopback.
 
-`airflow standalone` leaves children behind when it is ended and does not bring a dead component back; here each
-component is a server of `frazil.dev.process`, ended by its record. For development, the demo and tests. What it does
-*not* do: restart a component that died, or serve logs to other machines (their servers bind every interface; on one
-machine the API server reads the files).
+`airflow standalone` leaves children behind when it is killed; here each component is a server of `frazil.dev.process`,
+ended by its record. It does *not* restart a dead component, nor serve logs to other machines (log servers bind every
+interface; on one machine the API server reads the files).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 READY_WITHIN_S = 240
 STOP_GRACE_S = 20
-"""The scheduler's shutdown may hang; then it is killed."""
+"""A component that still runs is then killed: the scheduler's shutdown may hang."""
 
 SPARK_POOL = "frazil_spark"
 
@@ -47,10 +46,10 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 
 
 class EmbeddedAirflow:
-    """An Airflow whose database, logs, secrets and process records are in one folder, `home`.
+    """An Airflow with its database, logs, secrets and process records in one folder, `home`.
 
-    Its DAGs and plugins are the checkout's unless `dags` says otherwise; `extra` is added to (and wins over) the
-    environment of its processes. FRAZIL_HOME and FRAZIL_STREAMS reach them as absolute paths.
+    Its DAGs and plugins are the checkout's, unless `dags` is given; `extra` overrides the environment of its processes.
+    These get FRAZIL_HOME and FRAZIL_STREAMS as absolute paths.
     """
 
     def __init__(
@@ -74,11 +73,11 @@ class EmbeddedAirflow:
 
     @property
     def password(self) -> str:
-        """The password of `admin`, made at the first start."""
+        """The password of `admin`, created at the first start."""
         return self.password_of("admin")
 
     def password_of(self, user: str) -> str:
-        """Of `admin`, `op` or `viewer`, each with the role of that name."""
+        """The password of `admin`, `op` or `viewer`, each with the role of that name."""
         return str(self._passwords()[user])
 
     def client(self, user: str = "admin") -> AirflowClient:
@@ -92,7 +91,7 @@ class EmbeddedAirflow:
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
-        """What every component runs with: this process's environment without other Airflow settings, and our own."""
+        """The components' environment: this process's, with our Airflow settings instead of others."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
@@ -112,10 +111,10 @@ class EmbeddedAirflow:
         }
 
     def start(self) -> Self:
-        """Start what does not run yet and wait until Airflow says that all components are healthy.
+        """Start what does not run yet, and wait until all components are healthy.
 
         Raises:
-            EnvironmentUnusable: a taken port, a database that cannot be made, a component that ends or stays unhealthy.
+            EnvironmentUnusable: a port is taken, the database cannot be created, a component ends or stays unhealthy.
         """
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
@@ -134,16 +133,16 @@ class EmbeddedAirflow:
         return self
 
     def stop(self) -> None:
-        """End all components and every task they run; a writer that a task launched is detached and goes on."""
+        """End all components and their tasks; writers that tasks launched are detached and run on."""
         process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
-        """End one component as a crash would."""
+        """Kill one component, like a crash."""
         if server := self.server(component):
             process.kill(server)
 
     def start_component(self, component: Component) -> None:
-        """Start one that was killed; nothing happens if it runs."""
+        """Start a component that was killed; nothing happens if it runs."""
         self._launch(component)
 
     def server(self, component: Component) -> process.Server | None:
@@ -151,15 +150,15 @@ class EmbeddedAirflow:
         return process.find(component, self.home)
 
     def wait_until_healthy(self, since: datetime | None = None) -> None:
-        """Wait until all components are healthy, by heartbeats later than `since` where that is given."""
+        """Wait until all components are healthy, with heartbeats later than `since` if given."""
         client = AirflowClient(self.url, user="", password="")
         deadline = time.monotonic() + READY_WITHIN_S
         sick = "api-server"
         while sick:
             for component in COMPONENTS:
                 if not self.server(component):
-                    said = process.last_lines(self.log(component))
-                    raise EnvironmentUnusable(f"Airflow's {component} ended while it started: {said}")
+                    tail = process.last_lines(self.log(component))
+                    raise EnvironmentUnusable(f"Airflow's {component} ended while it started: {tail}")
             if time.monotonic() > deadline:
                 raise EnvironmentUnusable(
                     f"Airflow's {sick} is not healthy after {READY_WITHIN_S} s; see {self.home}/logs."
@@ -181,7 +180,7 @@ class EmbeddedAirflow:
 
     @staticmethod
     def last_port(home: Path) -> int | None:
-        """The port of the last start on that home, if there was one."""
+        """The port of the last start with this home, if any."""
         file = home / "port"
         return int(file.read_text()) if file.is_file() else None
 
@@ -190,7 +189,7 @@ class EmbeddedAirflow:
         return self.home / "spark.conf"
 
     def _spark_connection(self) -> str:
-        """Batch Spark applications run on this machine; a connection of that name in the environment wins."""
+        """Runs batch Spark applications on this machine; a connection of that name in the environment overrides it."""
         extra = {"properties-file": str(self._spark_properties)}
         return json.dumps({"conn_type": "spark", "host": "local[2]", "extra": extra})
 
@@ -208,7 +207,7 @@ class EmbeddedAirflow:
         return passwords
 
     def _make_secrets(self) -> None:
-        """At the first start, for this home alone, readable by its owner alone."""
+        """Create the secrets of this home at its first start, readable only by the owner."""
         self.home.mkdir(parents=True, exist_ok=True)
         _write_once(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
@@ -237,13 +236,13 @@ class EmbeddedAirflow:
             "API__WORKERS": 1,
             "API__SECRET_KEY": secret["session"],
             "API_AUTH__JWT_SECRET": secret["jwt"],
-            # A person who edits a DAG or a stream waits for these; the defaults are minutes.
+            # People who edit a DAG or a stream wait for these; the defaults are minutes.
             "DAG_PROCESSOR__REFRESH_INTERVAL": 5,
             "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": 10,
         }
 
     def _migrate(self) -> None:
-        """Make or upgrade the database, once per version of Airflow."""
+        """Create or upgrade the database, once for each version of Airflow."""
         marker = self.home / f"migrated-{version('apache-airflow')}"
         if marker.exists():
             return
@@ -251,11 +250,11 @@ class EmbeddedAirflow:
         done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
         if done.returncode:
             reason = "\n".join((done.stderr or done.stdout).splitlines()[-3:])
-            raise EnvironmentUnusable(f"Airflow's database in {self.home} was not made: {reason}")
+            raise EnvironmentUnusable(f"Airflow's database in {self.home} could not be created: {reason}")
         marker.touch()
 
     def _make_spark_pool(self) -> None:
-        """Bounds batch Spark work to one application at a time, which has the machine's cores."""
+        """Limit batch Spark work to one application at a time, which gets all cores."""
         client = self.client()
         pool = {"name": SPARK_POOL, "slots": 1, "description": "Spark applications of frazil that run at once"}
         for last_attempt in (False, False, True):
@@ -263,14 +262,14 @@ class EmbeddedAirflow:
                 if all(found["name"] != SPARK_POOL for found in client.call("GET", "/api/v2/pools")["pools"]):
                     client.call("POST", "/api/v2/pools", json=pool)
             except EnvironmentUnusable:
-                # While its components start, Airflow may keep SQLite locked for longer than a request waits.
+                # While its components start, Airflow may lock SQLite for longer than a request waits.
                 if last_attempt:
                     raise
             else:
                 return
 
     def _launch(self, component: Component) -> bool:
-        """Whether it had to be started."""
+        """Start a component unless it runs; returns whether it was started."""
         if self.server(component):
             return False
         command = [sys.executable, "-m", "airflow", *_COMMANDS[component]]
@@ -290,8 +289,8 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
 
 
 def _local_spark() -> str:
-    """spark-submit's properties: Iceberg's runtime, a lean JVM, and nothing beyond the loopback."""
-    from frazil.spark.class_archive import java_options  # noqa: PLC0415 - who stops or asks Airflow needs no Spark
+    """The properties for spark-submit: Iceberg's runtime, a lean JVM, loopback only."""
+    from frazil.spark.class_archive import java_options  # noqa: PLC0415 - stopping Airflow needs no Spark
 
     properties = {
         "spark.jars": ",".join(map(str, jars.ensure("spark"))),

@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API: what the demo and the tests ask of a running Airflow, and no more."""
+"""A small client of Airflow's REST API, with what the demo and the tests need."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Json = dict[str, Any]
 
 
 class AirflowClient:
-    """Speaks to one Airflow as one user; signs in at the first call, and again when the token has run out.
+    """Calls one Airflow as one user; signs in at the first call, and again when the token has expired.
 
-    Answers are Airflow's own JSON. A refusal is an EnvironmentUnusable with method, path, status and Airflow's reason.
+    Answers are Airflow's JSON. A refusal raises EnvironmentUnusable with method, path, status and Airflow's reason.
     """
 
     def __init__(self, url: str, *, user: str, password: str) -> None:
@@ -27,7 +27,7 @@ class AirflowClient:
         self._signing_in = threading.Lock()
 
     def token(self) -> str:
-        """A bearer token; the one in use while it is accepted."""
+        """The current bearer token; signs in if there is none."""
         with self._signing_in:
             if self._token is None:
                 body = {"username": self._user, "password": self._password}
@@ -43,7 +43,7 @@ class AirflowClient:
         json: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
     ) -> Json:
-        """Any call below the root, such as `/api/v2/dags`."""
+        """Call a path below the root, such as `/api/v2/dags`."""
         answer = self._signed(method, path, json, params)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             self._token = None
@@ -64,7 +64,7 @@ class AirflowClient:
         return self._list("/api/v2/importErrors", "import_errors", {})
 
     def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
-        """The DAG as soon as it has been parsed; Airflow's import errors are in the sentence if it never is."""
+        """Wait for a DAG to be parsed; the error has Airflow's import errors if it never is."""
 
         def parsed() -> Json | None:
             return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
@@ -79,7 +79,7 @@ class AirflowClient:
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
 
     def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
-        """Its DAG runs, the oldest first."""
+        """The runs of a DAG, oldest first."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", {"order_by": "run_after", **params})
 
     def run(self, dag_id: str, run_id: str) -> Json:
@@ -90,23 +90,23 @@ class AirflowClient:
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:
-        """The task instances of a run, as they stand now."""
+        """The task instances of a run."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
-        """What "mark success" and "mark failed" of a task do in the UI."""
+        """Mark a task as success or failed, like the UI."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         return self.call("PATCH", path, json={"new_state": state})
 
     def clear(self, dag_id: str, run_id: str, *task_ids: str) -> Json:
-        """What "clear" does in the UI: of the named tasks, or of all tasks of the run."""
+        """Clear the named tasks of a run, or all of them, like the UI."""
         body: Json = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
         if task_ids:
             body["task_ids"] = list(task_ids)
         return self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """The events of a task's log, one a line, as the UI shows them."""
+        """The events of a task's log, one per line, as the UI shows them."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         lines = self.call("GET", path, params={"full_content": True})["content"]
         return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
@@ -121,17 +121,17 @@ class AirflowClient:
         return self._send(method, path, json=json, params=params, headers={"Authorization": f"Bearer {self.token()}"})
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """One connection a call: these calls are few, and a kept one would outlive an api-server that a test kills."""
+        """Opens a connection for each of the few calls: a kept one would outlive an api-server that a test kills."""
         try:
             return httpx.request(method, f"{self.url}{path}", timeout=30, trust_env=False, **request)
         except httpx.HTTPError as error:
             raise EnvironmentUnusable(f"Airflow at {self.url} does not answer {method} {path}: {error!r}") from error
 
 
-def wait_for(look: Callable[[], Json | None], *, what: str, within_s: float) -> Json:
-    """What `look` finds, asked twice a second; EnvironmentUnusable when it found nothing in time."""
+def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> Json:
+    """Call `find` twice a second until it returns something; raises EnvironmentUnusable after `within_s`."""
     deadline = time.monotonic() + within_s
-    while (found := look()) is None:
+    while (found := find()) is None:
         if time.monotonic() > deadline:
             raise EnvironmentUnusable(f"{what} did not appear within {within_s:.0f} s.")
         time.sleep(0.5)

@@ -1,7 +1,7 @@
-"""One Kafka broker on the loopback, from pinned jars: for development, the demo and tests; never for real data.
+"""A Kafka broker on loopback, from pinned jars, for development, the demo and tests; never for real data.
 
-It is a KRaft broker and controller in one JVM. What it does *not* do: replicate, authenticate, or flush on every
-write. It keeps records for ever, whatever their timestamps: a test that sends last year's events finds them again.
+It is a KRaft broker and controller in one JVM. It does *not* replicate, authenticate, or flush on every write. It keeps
+records for ever whatever their timestamps, so that a test can send last year's events.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 log.dirs={data}
 auto.create.topics.enable=false
-# Records of any age stay.
+# Keep records of any age.
 log.retention.ms=-1
 # One broker holds the only copy of the internal topics.
 offsets.topic.replication.factor=1
@@ -50,7 +50,7 @@ transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
-# Tests and people wait for these.
+# People and tests wait for these.
 group.initial.rebalance.delay.ms=0
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
@@ -60,10 +60,10 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class EmbeddedKafka:
-    """A broker that keeps its data, log and process record in one folder.
+    """A broker with its data, log and process record in one folder.
 
-    The port of the first start is kept for later ones on the same folder, unless another is given; a broker that
-    runs there already, from this or an earlier process, is used as it is.
+    Later starts on the same folder reuse the first one's port, unless another is given; a broker that already runs
+    there, started by this process or another, is used as it is.
     """
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
@@ -79,7 +79,7 @@ class EmbeddedKafka:
         """Start the broker and wait until it answers.
 
         Raises:
-            EnvironmentUnusable: no Java, a jar that cannot be fetched, a taken port, or a broker that does not come up.
+            EnvironmentUnusable: no Java, a jar cannot be fetched, the port is taken, or the broker does not start.
         """
         running = self.server()
         if running and self.last_port(self.folder) != self.port:
@@ -94,11 +94,11 @@ class EmbeddedKafka:
         return self
 
     def stop(self) -> None:
-        """Stop it; nothing happens if it does not run. The data stay."""
+        """Stop the broker, if it runs. Its data stays."""
         process.stop_all(process.recorded(self.folder), records=self.folder)
 
     def kill(self) -> None:
-        """End it as a crash would: SIGKILL. The data stay, and `start` goes on with them."""
+        """SIGKILL the broker, like a crash. Its data stays, and `start` continues with it."""
         if server := self.server():
             process.kill(server)
 
@@ -107,21 +107,21 @@ class EmbeddedKafka:
         return process.find("kafka", self.folder)
 
     def admin(self) -> AdminClient:
-        """A client for what this class has no method for."""
+        """An admin client, for everything else."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        """Make a topic and wait until each of its partitions has a leader.
+        """Create a topic, and wait until each of its partitions has a leader.
 
         Raises:
-            EnvironmentUnusable: the broker refuses (the topic is there already, a bad setting), with its reason.
+            EnvironmentUnusable: the broker refuses (the topic exists, a setting is wrong), with its reason.
         """
         admin = self.admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
         try:
             admin.create_topics([topic], operation_timeout=30)[name].result(timeout=30)
         except KafkaException as error:
-            raise EnvironmentUnusable(f"the topic {name} was not made: {error.args[0].str()}") from error
+            raise EnvironmentUnusable(f"the topic {name} was not created: {error.args[0].str()}") from error
         deadline = time.monotonic() + 30
         while not _led(admin, name, partitions):
             if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ class EmbeddedKafka:
 
     @staticmethod
     def last_port(folder: Path) -> int | None:
-        """The port of the last start on that folder, if there was one."""
+        """The port of the last start on this folder, if any."""
         properties = folder / PROPERTIES_FILE
         if not properties.is_file():
             return None

@@ -1,8 +1,8 @@
-"""Servers of a development machine: started in their own session, remembered in a file, ended by that memory.
+"""Servers of a development machine, each in its own session with a record in a file, by which it is ended.
 
-A record holds pid and start time, so that a pid the system gave to another program since is never signalled. It is
-written before a signal can interrupt the caller: whoever reads the folder of records later, after a Ctrl-C, a
-`kill -9` or a reboot, finds every server that may still run, and no other program.
+A record holds pid and start time, so that a reused pid is never signalled. It is written before a signal can interrupt
+the caller: after a Ctrl-C, a `kill -9` or a reboot, the folder of records has every server that may still run, and no
+other program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 
 _POLL_S = 0.1
 _SAME_START_S = 0.5
-"""Start times of one process, read at different moments, differ by rounding only."""
+"""The start time of one process, read at different moments, differs only by rounding."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -40,7 +40,7 @@ class Server:
     name: str
     pid: int
     started_at_s: float
-    """Seconds since the epoch, as the system gives it."""
+    """Seconds since the epoch, from the system."""
     log: str
 
     def record(self, folder: Path) -> Path:
@@ -81,7 +81,7 @@ def start(
 
 
 def recorded(records: Path) -> list[Server]:
-    """Every server remembered in a folder, alive or not, in the order they were started."""
+    """All servers recorded in a folder, alive or not, in the order of their start."""
     servers = []
     for path in records.glob(f"*{RECORD_SUFFIX}"):
         with suppress(FileNotFoundError):
@@ -90,7 +90,7 @@ def recorded(records: Path) -> list[Server]:
 
 
 def find(name: str, records: Path) -> Server | None:
-    """The server of that name if it still runs; the record of one that does not is removed."""
+    """The server of that name, if it still runs; otherwise its record is removed."""
     for server in recorded(records):
         if server.name == name:
             if is_alive(server):
@@ -101,7 +101,7 @@ def find(name: str, records: Path) -> Server | None:
 
 
 def is_alive(server: Server) -> bool:
-    """Whether the very process that was started still runs (a zombie does not, nor does a reused pid)."""
+    """Whether exactly this process still runs; neither a zombie nor a reused pid counts."""
     with suppress(ChildProcessError):
         os.waitpid(server.pid, os.WNOHANG)
     try:
@@ -112,12 +112,12 @@ def is_alive(server: Server) -> bool:
 
 
 def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
-    """End the server and all of its session: SIGTERM, up to `grace_s` seconds, then SIGKILL; forget it."""
+    """End the server and its whole session (SIGTERM, up to `grace_s` seconds, then SIGKILL), and remove its record."""
     stop_all([server], records=records, grace_s=grace_s)
 
 
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
-    """The same for several servers at once: all get SIGTERM before any is waited for."""
+    """The same for several servers: all get SIGTERM before the first wait."""
     _signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
         _signal(servers, signal.SIGKILL)
@@ -127,36 +127,36 @@ def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -
 
 
 def kill(server: Server) -> None:
-    """SIGKILL the whole session at once and wait for its end: what a crash looks like. The record stays."""
+    """SIGKILL the whole session and wait for its end, like a crash. The record stays."""
     _signal([server], signal.SIGKILL)
     _wait_until_gone([server], deadline=time.monotonic() + 10)
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """The end of a log, for the sentence that says why a server did not come up."""
+    """The end of a log, to explain why a server did not start."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
 def free_port() -> int:
-    """A port on the loopback that nothing listens on, from below the range that outgoing connections take theirs."""
+    """A free port on loopback, below the range of outgoing connections."""
     for _ in range(200):
         port = random.randint(20_000, 32_000)
         if _is_free(port):
             return port
-    raise EnvironmentUnusable("no free port was found between 20000 and 32000; end some of the servers there.")
+    raise EnvironmentUnusable("found no free port between 20000 and 32000; end some of the servers there.")
 
 
 def answers(port: int) -> bool:
-    """Whether something accepts connections there."""
+    """Whether something accepts connections on this port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def require_free_port(port: int, *, what: str, option: str) -> None:
-    """Raises EnvironmentUnusable naming the port, who has it if that can be seen, and the option to change it."""
+    """Raise EnvironmentUnusable for a taken port, naming its owner if visible, and the option to change it."""
     if not _is_free(port):
         raise EnvironmentUnusable(
             f"port {port}, wanted for {what}, is taken{_by_whom(port)}. "
@@ -194,7 +194,7 @@ def _same_start(process: psutil.Process, server: Server) -> bool:
 
 
 def _members(server: Server) -> list[int]:
-    """The live processes of the server's session, which outlives its leader; its id is not given away before."""
+    """The live processes of the server's session. It may outlive its leader, whose pid is not reused before its end."""
     with suppress(psutil.NoSuchProcess):
         if not _same_start(psutil.Process(server.pid), server):
             return []
@@ -215,7 +215,7 @@ def _session(pid: int) -> int | None:
 
 
 def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
-    """SIGTERM goes to the process group of a live leader, which ends its own children; else to each that is left."""
+    """SIGTERM goes to a live leader's process group, which ends its children; any other signal to every member."""
     for server in servers:
         members = _members(server)
         with suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""Deletes the files below a table's folders that are nobody's: lists, asks the metadata, remembers, deletes.
+"""Deletes orphan files below a table's folders: lists, reads the metadata, remembers, deletes.
 
-Why nothing that is needed can go stands in `frazil.maintenance.orphans`.
+`frazil.maintenance.orphans` explains why nothing that is needed can be deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable, SpecError
 from frazil.maintenance.file_paths import Place
-from frazil.maintenance.orphan_memory import Memory, Run, Standing
+from frazil.maintenance.orphan_memory import Memory, Progress, Run
 from frazil.maintenance.orphan_references import (
     Resolver,
     folders_of,
@@ -52,37 +52,37 @@ log = logging.getLogger(__name__)
 
 STATE = "_maintenance"
 BATCH = 1_000
-"""Files that are deleted between two looks at the table."""
-LOOKS = 3
-"""How often the metadata is read anew where an expiry takes away what is being read."""
+"""Files that are deleted before the table is loaded again."""
+READ_ATTEMPTS = 3
+"""How often the metadata is read again when an expiry deletes what is being read."""
 EXAMPLES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanReport:
-    """What a cleanup found and did. Each listed file is referenced, registered, young or a candidate."""
+    """The result of a cleanup. Each listed file is referenced, registered, young or a candidate."""
 
     table: str
     dry_run: bool
     listed: int = 0
     referenced: int = 0
     registered: int = 0
-    """May still be committed."""
+    """Files that may still be committed."""
     young: int = 0
     candidates: int = 0
     candidate_bytes: int = 0
     waiting: int = 0
-    """Candidates that wait for another run, or for the table's next commit."""
+    """Candidates that wait for a later run, or for the table's next commit."""
     deleted: int = 0
     deleted_bytes: int = 0
     examples: tuple[str, ...] = ()
     """Some candidates."""
     refused: str | None = None
-    """Why nothing was deleted, or no more."""
+    """Why nothing, or nothing more, was deleted."""
 
     @property
     def sentence(self) -> str:
-        """All of it, for the log and for people."""
+        """The whole report as a sentence."""
         found = (
             f"{self.listed:,} files listed: {self.referenced:,} referenced, {self.registered:,} that may still be "
             f"committed, {self.young:,} too young, {self.candidates:,} orphans of {self.candidate_bytes:,} bytes"
@@ -90,17 +90,17 @@ class OrphanReport:
         done = f"{self.deleted:,} deleted ({self.deleted_bytes:,} bytes)"
         if self.refused:
             return f"{self.table}: {'stopped' if self.deleted else 'refused'}: {self.refused}. {found}; {done}"
-        later = f"; {self.waiting:,} wait for a run an hour later at least, after the table's next commit"
+        later = f"; {self.waiting:,} wait for a run at least an hour later, after the table's next commit"
         return f"{self.table}: {found}; {done}{later if self.waiting else ''}"
 
 
 class _Refused(Exception):
-    """The reason why nothing may be deleted."""
+    """Why nothing may be deleted."""
 
 
 @dataclass(slots=True)
 class _Deleted:
-    """What is gone."""
+    """The deleted files."""
 
     paths: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -113,10 +113,10 @@ class _Deleted:
 
 
 def clean_orphans(catalog: Catalog, table: MaintainedTable, *, now_ms: int, dry_run: bool = False) -> OrphanReport:
-    """Delete a table's orphans that an earlier run found as well; a dry run deletes and remembers nothing.
+    """Delete the orphans of a table that an earlier run found too; a dry run deletes and remembers nothing.
 
-    What speaks against it is `refused`, never an error. Raises SpecError where there is no such table, and what
-    catalog and storage raise before anything is deleted.
+    A reason not to delete becomes `refused`, not an error. Raises SpecError if there is no such table, and what catalog
+    and storage raise before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     try:
@@ -143,7 +143,7 @@ class _Cleanup:
             try:
                 return cls(catalog, table.settings.orphans, catalog.load_table(table.identifier), now_ms)
             except NoSuchTableError as error:
-                raise SpecError(f"there is no table {table.identifier}: its writer's first start makes it") from error
+                raise SpecError(f"there is no table {table.identifier}: its writer's first start creates it") from error
 
     def run(self, report: OrphanReport) -> OrphanReport:
         store, path = self._state()
@@ -153,21 +153,21 @@ class _Cleanup:
                 raise _Refused("maintenance.orphans is off for this table")
             self._check_clock(store, path)
         memory = Memory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
-        table, references, found = self._look()
+        table, references, found = self._judge()
         report = _found(report, found)
         if found.refused:
             return replace(report, refused=found.refused)
-        standing = Standing.of(table.metadata)
-        ready = deletable(found.candidates, memory.runs, now_ms=self.now_ms, standing=standing)
+        progress = Progress.of(table.metadata)
+        ready = deletable(found.candidates, memory.runs, now_ms=self.now_ms, progress=progress)
         if report.dry_run:
             return replace(report, waiting=report.candidates - len(ready))
         gone, stopped = self._delete(ready, references)
         still = {file.info.path for file in found.candidates}.difference(gone.paths)
-        store.put(path, memory.after(Run(self.now_ms, standing, tuple(still))).to_bytes())
+        store.put(path, memory.after(Run(self.now_ms, progress, tuple(still))).to_bytes())
         return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
 
-    def _look(self) -> tuple[Table, References, Judgement]:
-        """The table after the listing, and what is to be thought of each file in it."""
+    def _judge(self) -> tuple[Table, References, Judgement]:
+        """The table as loaded after the listing, its references, and the judgement on each listed file."""
         others, roots = self._others(), self._roots()
         listing = self._list(roots)
         table, references = self._references()
@@ -181,7 +181,7 @@ class _Cleanup:
         if foreign := foreign_metadata(found.candidates, table):
             raise _Refused(
                 f"{foreign} is the metadata of another table in the same folder: if that was dropped, delete its "
-                "metadata by hand"
+                "metadata yourself"
             )
         return table, references, found.without(undecided_manifests(found.candidates, table, undecided))
 
@@ -193,7 +193,7 @@ class _Cleanup:
         return open_store(location, self.before.io.properties)
 
     def _check_clock(self, store: ObjectStore, path: str) -> None:
-        """The storage's clock dates files, and ours says how old they are: one object tells them apart."""
+        """Refuse if this host's clock differs from the storage's, which dates files; writes one object to compare."""
         store.put(path, store.get(path) or Memory(str(self.before.metadata.table_uuid)).to_bytes())
         folder = path.rsplit("/", 1)[0]
         at_ms = next(file.modified_ms for file in store.list_files(folder) if file.path == path)
@@ -207,11 +207,11 @@ class _Cleanup:
         with catalog_errors(self.catalog.name):
             others = [folders_of(table, self.place) for table in other_tables(self.catalog, self.before.name())]
         if shared := shared_with(folders_of(self.before, self.place), others):
-            raise _Refused(f"{shared}: nobody can tell whose its files are")
+            raise _Refused(f"{shared}: the owner of its files is unknown")
         return others
 
     def _roots(self) -> dict[Place, str]:
-        """What is listed, as the table writes it: its location, and the folders that lie elsewhere."""
+        """The folders to list, as the table spells them: its location, and its folders outside of that."""
         folders, properties = folders_of(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
@@ -231,28 +231,28 @@ class _Cleanup:
         return listing
 
     def _references(self) -> tuple[Table, References]:
-        """The table as it stands after the listing."""
-        for _ in range(LOOKS):
+        """The table, loaded after the listing, and its references."""
+        for _ in range(READ_ATTEMPTS):
             table = self._reload()
             try:
                 references = read_references(table, self.place, before=self.before)
             except FileNotFoundError as error:
-                log.info("%s: a snapshot was expired while it was read, looking again: %s", table.name(), error)
+                log.info("%s: a snapshot expired while it was read, reading again: %s", table.name(), error)
                 continue
             if references.live:
                 return table, references
-        raise _Refused("snapshots were expired while the table was looked at: the next run will do")
+        raise _Refused("snapshots expired while the table was read: the next run will do")
 
     def _reload(self) -> Table:
         with catalog_errors(self.catalog.name):
             table = self.catalog.load_table(self.before.name())
         if table.metadata.table_uuid != self.before.metadata.table_uuid:
-            raise _Refused("the table was made again meanwhile")
+            raise _Refused("the table was recreated meanwhile")
         _check_own_files(table)
         return table
 
     def _delete(self, ready: Sequence[Listed], references: References) -> tuple[_Deleted, str | None]:
-        """What was deleted, and what ended it early. Before each batch the table is asked once more."""
+        """Returns what was deleted, and what ended it early. Reloads the table before each batch."""
         done = _Deleted()
         for _, group in groupby(ready, key=lambda file: file.place.store):
             for batch in _batches(list(group)):
@@ -261,7 +261,7 @@ class _Cleanup:
                     needed, undecided = new_references(table, references, self.place), _undecided(table)
                     waste = [f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path)]
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
-                except Exception as error:  # catalogs and storages raise what their clients raise
+                except Exception as error:  # catalogs and storages raise anything
                     return done, _reason(error)
                 done.add(file for file in waste if file.info.path not in left)
                 if left:
@@ -279,9 +279,9 @@ def _batches(files: Sequence[Listed]) -> Iterator[Sequence[Listed]]:
 
 
 def _check_own_files(table: Table) -> None:
-    """What no snapshot here references may be a file of the other table's."""
+    """Refuse a table that shares files with another: an unreferenced file may be the other's."""
     if not may_delete_files(table.properties):
-        raise _Refused("the table says `gc.enabled=false`, for another table may share its files")
+        raise _Refused("the table has `gc.enabled=false`: another table may share its files")
 
 
 def _undecided(table: Table) -> Undecided:

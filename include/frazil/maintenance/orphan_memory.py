@@ -1,4 +1,4 @@
-"""What earlier cleanups of a table found, so that none deletes what it sees for the first time.
+"""What earlier cleanups of a table found, because a cleanup deletes only what an earlier one found too.
 
 `<location>/_frazil/_maintenance/orphans.json.gz`; no stream's name begins with an underscore.
 """
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MOST = 100_000
-"""Files that are remembered: more than that go in later runs."""
+"""How many files are remembered; the rest follows in later runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a table had come."""
+class Progress:
+    """The table's progress at one moment."""
 
     snapshot_id: int | None
     sequence_number: int
@@ -33,24 +33,24 @@ class Standing:
     def of(cls, metadata: TableMetadata) -> Self:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
-    def has_moved_to(self, now: Standing) -> bool:
-        """Whether a commit that was prepared then is refused now."""
+    def has_moved_to(self, now: Progress) -> bool:
+        """Whether a commit that was prepared then is now refused."""
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run found, and where the table stood after its listing."""
+    """What one run found, with the table's progress after its listing."""
 
     at_ms: int
-    standing: Standing
+    standing: Progress
     paths: tuple[str, ...]
-    """As the listing has them."""
+    """As listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Each path stands in the run that found it first."""
+    """Earlier runs, each with the paths that it was the first to find."""
 
     table_uuid: str
     runs: tuple[Run, ...] = ()
@@ -61,7 +61,7 @@ class Memory:
 
     @classmethod
     def read(cls, data: bytes | None, *, table_uuid: str) -> Self:
-        """Empty for what is absent, torn, newer or another table's: then the next run is a first one again."""
+        """The stored memory; empty if it is missing, damaged, newer or another table's, as before the first run."""
         if data is None:
             return cls(table_uuid)
         try:
@@ -69,11 +69,11 @@ class Memory:
             if (raw["format"], raw["table_uuid"]) == (FORMAT_VERSION, table_uuid):
                 return cls(table_uuid, tuple(_run(run) for run in raw["runs"]))
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
-            log.warning("what earlier cleanups of the table found cannot be read: this run counts as the first")
+            log.warning("the record of earlier cleanups cannot be read: this run counts as the first")
         return cls(table_uuid)
 
     def after(self, now: Run) -> Self:
-        """With what `now` found first, and without what it did not find any more."""
+        """The memory after a run: adds what it was the first to find, and drops what it no longer found."""
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))
@@ -82,4 +82,4 @@ class Memory:
 
 
 def _run(raw: Mapping[str, Any]) -> Run:
-    return Run(raw["at_ms"], Standing(**raw["standing"]), tuple(raw["paths"]))
+    return Run(raw["at_ms"], Progress(**raw["standing"]), tuple(raw["paths"]))

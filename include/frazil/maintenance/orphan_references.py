@@ -1,4 +1,4 @@
-"""What a table needs of its files, and which tables have files of their own inside: read with PyIceberg, no JVM."""
+"""Reads with PyIceberg, without a JVM, which files a table references and which other tables lie in its folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Places of paths; on a disk the folder's symbolic links are followed, each folder's once."""
+    """Maps paths to places. On a disk it resolves symbolic links, once for each folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ def folders_of(table: Table, place: Callable[[str], Place]) -> Folders:
 
 
 def other_tables(catalog: Catalog, name: Identifier) -> Iterator[Table]:
-    """Every table of the catalog but one."""
+    """All tables of the catalog except one."""
     for namespace in _namespaces(catalog, ()):
         for identifier in catalog.list_tables(namespace):
             if identifier == name:
@@ -58,7 +58,7 @@ def other_tables(catalog: Catalog, name: Identifier) -> Iterator[Table]:
             try:
                 yield catalog.load_table(identifier)
             except (NoSuchTableError, NoSuchIcebergTableError):
-                continue  # dropped meanwhile, or a table of another format, whose folders are its own affair
+                continue  # dropped meanwhile, or not an Iceberg table
 
 
 def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
@@ -69,9 +69,9 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 
 
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
-    """All that the table's metadata needs. What it needed `before` and still does is `live`; empty after an expiry.
+    """All files that the table's metadata references; `live` are those that the newest snapshot `before` also had.
 
-    Raises FileNotFoundError where an expiry takes away what is being read.
+    `live` is empty if that snapshot has expired. Raises FileNotFoundError if an expiry deletes what is being read.
     """
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
@@ -109,7 +109,7 @@ def _files(manifest: ManifestFile, io: FileIO) -> list[str]:
 
 
 def new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Canonical paths that metadata loaded later needs beyond what is known: only new manifests are read."""
+    """Canonical paths that later metadata references beyond the known ones. Reads only new manifests."""
     found = {place(path).path for path in _of_metadata(table)}
     for snapshot in table.metadata.snapshots:
         if (listed := place(snapshot.manifest_list).path) in known.paths:
@@ -123,7 +123,7 @@ def new_references(table: Table, known: References, place: Callable[[str], Place
 
 
 def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: Undecided) -> set[str]:
-    """Paths of manifests that name files which may still be committed."""
+    """Paths of manifests with files that may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
     def names_undecided(path: str) -> bool:
@@ -132,7 +132,7 @@ def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: U
         except FileNotFoundError:
             return False
         except Exception:
-            _read(path, table.io)  # where the storage fails nothing is known; else it is torn, or no manifest
+            _read(path, table.io)  # raises if the storage fails; otherwise the file is damaged or no manifest
             return False
 
     answers = ExecutorFactory.get_or_create().map(names_undecided, avro)
@@ -140,7 +140,7 @@ def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: U
 
 
 def _bare_manifest(path: str) -> ManifestFile:
-    """As much as is needed to read its entries."""
+    """A manifest with only what reading its entries needs."""
     return ManifestFile.from_args(
         manifest_path=path,
         manifest_length=0,
@@ -153,7 +153,7 @@ def _bare_manifest(path: str) -> ManifestFile:
 
 
 def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
-    """A `metadata.json` in a folder that never was this table's: there is another table inside, of any catalog."""
+    """A `metadata.json` in a folder that was never this table's: of a table of any catalog that lies inside."""
     own = {place(path).path.rsplit("/", 1)[0] for path in _of_metadata(table)} | {
         folders_of(table, place).metadata.path
     }
@@ -162,7 +162,7 @@ def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str],
 
 
 def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
-    """A `metadata.json` with the id of another table, which has the same folder."""
+    """A `metadata.json` of another table with the same folder, known by its id."""
     paths = [file.info.path for file in candidates if METADATA in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))
@@ -170,7 +170,7 @@ def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
 
 
 def _table_uuid(path: str, io: FileIO) -> str | None:
-    """None for what is no whole metadata, as a crash may leave it."""
+    """The table id in a metadata file; None if it is missing or incomplete, as after a crash."""
     try:
         data = _read(path, io)
         match = _UUID.search(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)

@@ -1,24 +1,24 @@
-"""Which files below a table's location are nobody's: pure, from a listing, the table's metadata, and earlier runs.
+"""Which files below a table's location are orphans: from a listing, the table's metadata, and earlier runs. Pure.
 
-A file may go only if no snapshot will ever reference it, at no interleaving with writers, backfills, compaction or
-expiry. What that rests on:
+A file may be deleted only if no snapshot will ever reference it, however writers, backfills, compaction and expiry
+interleave. That follows from five rules:
 
-1. *Listing, then metadata.* The table is loaded after the listing ended, so a file that was committed meanwhile is
-   referenced or not listed; and again before each batch of deletions.
-2. *What is staged is undecided until its marker has passed it.* A stream's files lie in `<stream>/<epoch>/<batch>/`. A
-   take-over lands before its epoch stages a file, so the table has the marker of whatever was listed. Batches commit in
-   order: up to the marker's `settled` each is in the table or never will be, and unreferenced files of it are waste.
-   Later ones are kept, journaled or not, also of streams that are not declared any more; so is all of a backfill whose
-   lane is open. A forgotten stream is fenced: it has no marker, and commits nothing.
-3. *Manifests are as undecided as the files that they name*: a commit that is tried again uses them again.
-4. *The table has committed since.* Whatever else was about to land when a file was first found (a manifest list, a
-   `metadata.json`, an append to `frazil.signals`) asserts the branch's head, or the metadata, as it was before that
-   run: once the branch has moved on, every catalog refuses it. What such a commit tries again it has for minutes.
+1. *Listing, then metadata.* The table is loaded after the listing, so a file that was committed meanwhile is referenced
+   or not listed; it is loaded again before each batch of deletions.
+2. *Staged files are undecided until the marker has passed them.* A stream's files lie in `<stream>/<epoch>/<batch>/`. A
+   take-over lands before its epoch stages a file, so the table has a marker for every listed file. Batches commit in
+   order: up to the marker's `settled` each is in the table or never will be, and its unreferenced files are waste.
+   Later ones are kept, journaled or not, also of streams that are no longer declared; so is all of a backfill whose
+   lane is open. A forgotten stream is fenced: it has no marker and commits nothing.
+3. *A manifest is as undecided as the files in it*, because a commit that is tried again reuses it.
+4. *The table has committed since.* Any other commit that was under way when a file was first found (a manifest list, a
+   `metadata.json`, an append to `frazil.signals`) asserts the branch's head, or the metadata, from before that run:
+   once the branch has moved on, every catalog refuses it. Files that it writes for another attempt are minutes old.
 5. *Age, twice.* The files of a rewrite by Spark are registered nowhere until it commits. They are left alone for
-   `older-than` by the storage's own times, and then until a second run an hour later at least: no rewrite takes days.
-   A host whose clock is off by more than a third of that is refused.
+   `older-than` by the storage's clock, and then until a second run at least an hour later: no rewrite takes days. A
+   host whose clock is off by more than a third of that is refused.
 
-The clock alone thus never decides: of streams and backfills 2 holds, whatever the time is.
+So the clock alone never decides: for streams and backfills rule 2 holds at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Self
 from frazil.commit.lane import open_lanes
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.file_paths import Place, below
-from frazil.maintenance.orphan_memory import Run, Standing
+from frazil.maintenance.orphan_memory import Progress, Run
 from frazil.spec.maintenance import Orphans
 from frazil.table.object_store import FileInfo
 
@@ -46,23 +46,23 @@ _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/)?(\d{8,})/(
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """What may still be committed, by the table's own properties."""
+    """What may still be committed, from the table's properties."""
 
     settled: Mapping[str, BatchKey | None]
-    """The last batch of each stream that was committed; None where a new marker has none yet."""
+    """The last settled batch of each stream; None if a new marker has none yet."""
     lanes: Mapping[str, str]
-    """The backfill under way of a stream."""
+    """The backfill under way of each stream."""
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """Raises `MarkerUnreadable`: then nobody can say what is undecided."""
+        """Raises `MarkerUnreadable`: then it is unknown what is undecided."""
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
             {lane.stream: lane.id for lane in open_lanes(properties)},
         )
 
     def holds(self, path: str) -> bool:
-        """Whether a staged file may still be committed; False for what is not in a batch's folder."""
+        """Whether a staged file may still be committed; False for a file outside of batch folders."""
         for stream, lane, epoch, batch in _STAGED.findall(path):
             if lane:
                 if self.lanes.get(stream) == lane:
@@ -89,7 +89,7 @@ class Folders:
 
 
 def shared_with(own: Folders, others: Iterable[Folders]) -> str | None:
-    """Why nobody can tell whose files lie in a table's folders; None where they are this table's alone."""
+    """Why a table's folders may hold other tables' files; None if they are its own."""
     for folder in own.all:
         if folder.path == "/" or (folder != own.location and own.location.lies_in(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
@@ -110,25 +110,25 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What the table's metadata, loaded after the listing, needs; canonical paths."""
+    """Canonical paths that the table's metadata, loaded after the listing, references."""
 
     paths: Set[str]
     live: Collection[Place]
-    """Files, manifests and manifest list of the snapshot that was the newest before the listing."""
+    """The files, manifests and manifest list of the newest snapshot before the listing."""
     manifests: Set[str]
-    """Those that were read."""
+    """The manifests that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one listing comes to. Each listed file is counted in one of these."""
+    """The judgement on one listing. Each listed file counts as exactly one of these."""
 
     listed: int
     referenced: int
     registered: int
     young: int
     candidates: tuple[Listed, ...]
-    """Old enough, and nobody's."""
+    """Orphans that are old enough."""
     refused: str | None = None
 
     @property
@@ -136,14 +136,14 @@ class Judgement:
         return sum(file.info.bytes for file in self.candidates)
 
     def without(self, undecided: Set[str]) -> Self:
-        """With these candidates, by their listed paths, among the registered."""
+        """The judgement with these candidates, by their listed paths, counted as registered."""
         left = tuple(file for file in self.candidates if file.info.path not in undecided)
         registered = self.registered + len(self.candidates) - len(left)
         return replace(self, registered=registered, candidates=left)
 
 
 def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iterable[Folders]) -> list[Listed]:
-    """Without hidden files, `_frazil` among them, and without other tables' folders inside."""
+    """The listing without hidden files (such as `_frazil`) and without other tables' folders."""
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
@@ -163,7 +163,7 @@ def _hidden(path: str, start: str) -> bool:
 def judge(
     files: Collection[Listed], references: References, undecided: Undecided, *, settings: Orphans, now_ms: int
 ) -> Judgement:
-    """Sort the table's own files into those that stay and those that may go."""
+    """Sort the table's own files into those to keep and those that may be deleted."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
     candidates = []
@@ -184,24 +184,24 @@ def judge(
 
 
 def missing(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Why the listing is not this table's: each live file below a listed folder must be in it, and most must be."""
+    """Why the listing cannot be this table's; None if it has all live files below its folders, and most of all."""
     lost = [p.path for p in references.live if p.path not in present and any(p.lies_in(root) for root in roots)]
     if lost:
         return (
             f"{len(lost)} of the table's {len(references.live)} live files are not in the listing of their folder, "
-            f"such as {_some(lost)}: the listing is another folder's, or is not whole"
+            f"such as {_some(lost)}: the listing is of another folder, or incomplete"
         )
     found = sum(p.path in present for p in references.live)
     if 2 * found < len(references.live):
         return (
             f"only {found} of the table's {len(references.live)} live files lie below {_some(r.path for r in roots)}: "
-            "paths may be written in a way that is not understood"
+            "paths may be spelled in an unknown way"
         )
     return None
 
 
 def _look_alikes(candidates: Iterable[Listed], references: References) -> str | None:
-    """Names of Iceberg's files are unique: the same name elsewhere is the same file by another path, or a copy."""
+    """Refuse candidates named like a referenced file: names are unique, so it is the same file, or a copy."""
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
     alike = [file.info.path for file in candidates if file.place.name in names]
     if not alike:
@@ -217,17 +217,17 @@ def _too_many(found: Judgement, total_bytes: int, *, most: int) -> str | None:
     if 100 * count <= most * found.listed and 100 * size <= most * total_bytes:
         return None
     return (
-        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, more than max-share {most} %: look "
-        "at some of them, and declare a larger maintenance.orphans.max-share if they may"
+        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, over max-share {most} %: check "
+        "some of them, and declare a larger maintenance.orphans.max-share if that is right"
     )
 
 
-def deletable(candidates: Iterable[Listed], runs: Iterable[Run], *, now_ms: int, standing: Standing) -> list[Listed]:
-    """Those that an earlier run found, an hour before at least, and since when the table has committed."""
+def deletable(candidates: Iterable[Listed], runs: Iterable[Run], *, now_ms: int, progress: Progress) -> list[Listed]:
+    """Candidates that an earlier run found, at least an hour ago and before the table's last commit."""
     known = {
         path
         for run in runs
-        if now_ms - run.at_ms >= AGAIN_AFTER_MS and run.standing.has_moved_to(standing)
+        if now_ms - run.at_ms >= AGAIN_AFTER_MS and run.standing.has_moved_to(progress)
         for path in run.paths
     }
     return [file for file in candidates if file.info.path in known]

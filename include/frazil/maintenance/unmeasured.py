@@ -1,4 +1,4 @@
-"""Alerts of tables of which nothing can be known: one that cannot be measured, and one that is gone. Pure."""
+"""Alerts of tables that cannot be measured or are gone. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ RULE = "unmeasured"
 
 
 def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> Step:
-    """All that stood stands, for nothing says that it is over; what lasts for the hold is an alert of its own."""
+    """Keep all active alerts, because nothing says that they are over; raise one of its own after the hold time."""
     if not settings.enabled:
         return Step(AlertStates(), (), (), ())
     standing = [
-        Alert(rule, table, "unknown", state.since_ms, f"{table}: {rule} stood when it was measured last")
+        Alert(rule, table, "unknown", state.since_ms, f"{table}: {rule} was active when it was last measured")
         for rule, state in before.rules.items()
         if state.active and rule != RULE
     ]
@@ -29,7 +29,7 @@ def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, 
 
 
 def gone(before: AlertStates, table: str, why: str) -> Step:
-    """Whatever stood of the table is over."""
+    """End all alerts of the table."""
     over = [
         Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}")
         for rule, state in before.rules.items()

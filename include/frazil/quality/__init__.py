@@ -1,3 +1,3 @@
-"""The quality gate: Great Expectations on one complete window of event time, before its signal goes out."""
+"""The quality gate: checks a complete window with Great Expectations before its signal goes out."""
 
 from __future__ import annotations

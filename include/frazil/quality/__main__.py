@@ -1,4 +1,4 @@
-"""The gate's process: requests on standard input, a line each; results, or an error, on standard output, no more."""
+"""The gate's process: reads one request per line from standard input, and writes only results or an error to stdout."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from frazil.quality.gate import GateRequest
 
 
 def main() -> int:
-    """0 with a GateResult a line, or an error's exit code with its name and message."""
-    # The parent kills this process at its timeout; if the parent died first, the alarm does.
+    """Write a GateResult per line and return 0, or write an error's name and message and return its exit code."""
+    # The parent kills this process at its timeout; the alarm does if the parent has died.
     signal.alarm(math.ceil(float(sys.argv[1])))
-    # Libraries, and the JVM, print where they like: the answer alone goes to the real output.
+    # Libraries and the JVM print to stdout, so that is redirected: only the answer goes to the real one.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    # Read when Great Expectations is imported.
+    # Great Expectations reads this when it is imported.
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     requests = [GateRequest.from_json(line) for line in sys.stdin.read().splitlines()]
     with answer:
         try:
             with extras_named():
-                from frazil.quality.judge import judge  # noqa: PLC0415 - after the switches above
+                from frazil.quality.judge import judge  # noqa: PLC0415 - after the settings above
 
                 for request in requests:
                     answer.write(f"{judge(request, now=datetime.now(UTC)).to_json()}\n")

@@ -1,8 +1,7 @@
-"""Asks a child process whether windows of a table meet its suite: who asks never loads Great Expectations.
+"""Checks windows of a table against its suite in a child process, so that the caller never loads Great Expectations.
 
-Imported under Airflow's logging, Great Expectations logs hundreds of lines; it takes seconds to load, and its memory
-would stay. So the child (`python -m frazil.quality`) reads requests from standard input and answers on its output, a
-line each.
+Great Expectations takes seconds to load, keeps its memory, and under Airflow's logging logs hundreds of lines. So the
+child (`python -m frazil.quality`) reads one request per line from standard input and writes one answer per line.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from frazil import errors
 from frazil.errors import FrazilError
 
 LAST_WORDS = 2000
-"""Characters of a crashed child's log that the error repeats."""
+"""How many characters of a crashed child's log the error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRequest:
-    """One window of one snapshot, and the suite that it has to meet."""
+    """One window of one snapshot, and the suite to check it against."""
 
     suite: Path
     catalog: str | None
@@ -39,30 +38,30 @@ class GateRequest:
     partition: str
     """The window's key, such as 2013-12-30T15."""
     docs: Path
-    """Folder of the Data Docs; all gates of a home share it."""
+    """The folder of the Data Docs, which all gates of a home share."""
     engine: Literal["auto", "arrow", "spark"] = "auto"
     spark: Mapping[str, str] = field(default_factory=dict)
-    """Spark properties that go over the gate's own: `spark.jars` with Iceberg's runtime, `spark.master`, memory."""
+    """Spark properties that override the gate's own: `spark.jars` with Iceberg's runtime, `spark.master`, memory."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "suite": str(self.suite.absolute()), "docs": str(self.docs.absolute())})
 
     @classmethod
     def from_json(cls, text: str) -> GateRequest:
-        said = json.loads(text)
-        return cls(**said | {"suite": Path(said["suite"]), "docs": Path(said["docs"])})
+        raw = json.loads(text)
+        return cls(**raw | {"suite": Path(raw["suite"]), "docs": Path(raw["docs"])})
 
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """What the suite says of the window."""
+    """The suite's verdict on the window."""
 
     passed: bool
     rows: int
     failures: tuple[str, ...]
-    """One sentence each: expectation, column, how many of how many rows, examples."""
+    """One sentence each: expectation, column, number of failing rows, examples."""
     docs: str
-    """Path of this run's page; the index beside it links all runs."""
+    """The path of this run's page; the index beside it links all runs."""
     engine: str
     """`arrow` or `spark`."""
     seconds: float
@@ -72,49 +71,49 @@ class GateResult:
 
     @classmethod
     def from_json(cls, text: str) -> GateResult:
-        said = json.loads(text)
-        return cls(**said | {"failures": tuple(said["failures"])})
+        raw = json.loads(text)
+        return cls(**raw | {"failures": tuple(raw["failures"])})
 
 
 def find_suite(folder: Path, table: str) -> Path | None:
-    """The suite of a table, `<folder>/<table identifier>.json`, where there is one."""
+    """The suite of a table, `<folder>/<table identifier>.json`, if there is one."""
     suite = folder / f"{table}.json"
     return suite if suite.is_file() else None
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
-    """Judge windows of one table, in their order, in one process of its own, which is killed at the timeout.
+    """Judge windows of one table in order, in one child process, which is killed at the timeout.
 
-    Raises SpecError (the suite cannot be used on this table), AccessDenied, CommitUnavailable as the catalog does, and
-    FrazilError where the process crashed or was too slow: then nothing is known of any of them.
+    Raises SpecError if the suite cannot be used on this table, AccessDenied and CommitUnavailable as the catalog does,
+    and FrazilError if the process crashed or was too slow; then no window is judged.
     """
     if not requests:
         return ()
     where = f"the quality gate of {requests[0].table}, {', '.join(r.partition for r in requests)}"
     # -P: a DAG folder, which may be the current one, must not hide modules.
     command = [sys.executable, "-P", "-m", "frazil.quality", str(timeout_s)]
-    said = "\n".join(request.to_json() for request in requests)
+    lines = "\n".join(request.to_json() for request in requests)
     try:
-        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise FrazilError(
-            f"{where} was not judged within {timeout_s:.0f} s and was ended; allow it more time, or give it less to do "
+            f"{where} was not judged within {timeout_s:.0f} s and was killed; allow more time, or give it less to do "
             f"({requests[0].suite})"
         ) from error
-    return _answers(done, where)
+    return _results(done, where)
 
 
-def _answers(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
-    """The results, one line for each request. Raises the error that the last line names, if the process failed."""
+def _results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
+    """Parse the child's output: one result per line, or after a failure an error in the last line, which is raised."""
     lines = done.stdout.splitlines()
     if done.returncode == 0:
         return tuple(map(GateResult.from_json, lines))
     try:
-        said = json.loads(lines[-1])
-        kind, message = said["error"], said["message"]
+        error = json.loads(lines[-1])
+        kind, message = error["error"], error["message"]
     except (IndexError, KeyError, ValueError):
         raise FrazilError(
-            f"{where} ended with code {done.returncode} before it was judged; its last words: "
+            f"{where} ended with code {done.returncode} before it was judged; its last output: "
             f"{done.stderr[-LAST_WORDS:].strip() or 'none'}"
         ) from None
     raise getattr(errors, kind)(message)

@@ -1,4 +1,4 @@
-"""Judges one window: finds it, chooses who reads it, has its rows validated, and writes the page."""
+"""Judges one window: finds it, chooses the engine, validates its rows, and writes the page."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from frazil.quality.validation import Validation
 
 ARROW_ROWS_MAX = 5_000_000
-"""Up to so many rows pandas judges. At 1 M it beats Spark and takes 0.8 GB (bench/gate.py); beyond, this is a guess."""
+"""Up to so many rows pandas judges. At 1 M rows it beats Spark with 0.8 GB (bench/gate.py); beyond, it is a guess."""
 
 
 def judge(
     request: GateRequest, *, now: datetime, start_session: Callable[[GateRequest], Any] = start_spark
 ) -> GateResult:
-    """Judge the window and write its page. A window with no rows passes: of no rows nothing is expected.
+    """Judge the window and write its page. A window without rows passes.
 
-    Raises SpecError (the suite cannot be used on this table), and as `open_window` does.
+    Raises SpecError if the suite cannot be used on this table, and as `open_window` does.
     """
     began = time.monotonic()
     suite = read_suite(request.suite)
@@ -59,7 +59,7 @@ def _with_spark(suite: Suite, window: GatedWindow, session: Any) -> tuple[int, V
 
 
 def _validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
-    # Great Expectations takes seconds to load: an empty window, or a suite that is refused, needs none of it.
+    # Loading Great Expectations takes seconds, which an empty window and a refused suite do not need.
     from frazil.quality.validation import validate  # noqa: PLC0415
 
     return validate(suite, frame, spark=spark)

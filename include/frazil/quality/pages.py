@@ -1,10 +1,10 @@
-"""The Data Docs: one page a run, and an index, that need no network.
+"""The Data Docs: a page for each run and an index, which need no network.
 
 Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
-earlier run again. So its renderer makes the content, and the page around it and the index are ours.
+earlier run again. So only the content comes from its renderer; the page around it and the index are ours.
 
-<docs>/index.html                    the newest runs, a link each
-<docs>/runs.jsonl                    a line a run, from which the index is made
+<docs>/index.html                    links to the newest runs
+<docs>/runs.jsonl                    one line for each run, from which the index is made
 <docs>/<table>/<partition>-<time>.html
 """
 
@@ -24,12 +24,12 @@ from frazil.quality.gate import GateRequest
 
 TEMPLATES = Path(__file__).with_name("templates")
 INDEXED_RUNS = 1000
-"""The index links the newest; the pages of the others stay."""
+"""The index links the newest runs; the pages of the others stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a page says above the expectations."""
+    """The head of a page, above the expectations."""
 
     request: GateRequest
     at: datetime
@@ -40,7 +40,7 @@ class Run:
 
 
 def write_pages(run: Run, expectations: str) -> Path:
-    """Write this run's page, and the index anew; the page's path. `expectations` is HTML that is safe as it is."""
+    """Write this run's page and update the index; returns the page's path. `expectations` is safe HTML."""
     docs = run.request.docs
     page = docs / _safe(run.request.table) / f"{_safe(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +55,8 @@ def write_pages(run: Run, expectations: str) -> Path:
 
 
 def _add(file: Path, run: Run, page: str) -> list[dict[str, Any]]:
-    """The runs that are remembered, the newest last."""
-    said = {
+    """Add a run to the file, and return the runs that it keeps, newest last."""
+    entry = {
         "at": f"{run.at:%Y-%m-%d %H:%M:%S}",
         "table": run.request.table,
         "partition": run.request.partition,
@@ -65,7 +65,7 @@ def _add(file: Path, run: Run, page: str) -> list[dict[str, Any]]:
         "page": page,
     }
     before = file.read_text().splitlines() if file.exists() else []
-    lines = [*before, json.dumps(said)][-INDEXED_RUNS:]
+    lines = [*before, json.dumps(entry)][-INDEXED_RUNS:]
     _replace(file, "\n".join(lines) + "\n")
     return [json.loads(line) for line in lines]
 
@@ -75,7 +75,7 @@ def _safe(name: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all: somebody may be reading."""
+    """Replace a file whole, because others may be reading it."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Reads a suite of Great Expectations, and refuses what could not be judged alike by pandas and by Spark."""
+"""Reads a suite of Great Expectations, and refuses what pandas and Spark would judge differently."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ EXPECTATIONS = frozenset(
         "expect_table_row_count_to_equal",
     }
 )
-"""Those that give one verdict on both engines, each held by tests/spark/test_quality.py."""
+"""Expectations with the same verdict on both engines; tests/spark/test_quality.py checks each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite's JSON, checked as far as that goes without the table's data."""
+    """A suite's JSON, checked as far as possible without the table's data."""
 
     path: Path
     content: dict[str, Any]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that an expectation or a row condition names, in the order of its first mention."""
+        """The columns that expectations and row conditions name, in the order of their first mention."""
         return tuple(dict.fromkeys(name for e in self.content["expectations"] for name in _columns(e["kwargs"])))
 
 
 def read_suite(path: Path) -> Suite:
-    """Raises SpecError, with the file and what in it cannot be used."""
+    """Read and check a suite. Raises SpecError with the file and what in it cannot be used."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError(f"the suite {path} cannot be read: {error}") from error
     found = content.get("expectations") if isinstance(content, dict) else None
     if not (isinstance(found, list) and isinstance(content.get("name"), str)):
-        raise SpecError(f"the suite {path} is not one of Great Expectations: it needs a name and a list, expectations")
+        raise SpecError(f"{path} is no Great Expectations suite: it needs a name, and a list named expectations")
     for number, expectation in enumerate(found, start=1):
         if not (isinstance(expectation, dict) and isinstance(expectation.get("kwargs"), dict)):
             raise SpecError(f"{path}: expectation {number} needs a type and kwargs")
@@ -81,7 +81,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
-    """Raises SpecError for columns that the suite names and the table has not."""
+    """Raise SpecError for columns that the suite names but the table lacks."""
     if missing := [name for name in suite.columns if name not in columns]:
         raise SpecError(
             f"{suite.path}: the table {table} has no column {', '.join(missing)}; it has {', '.join(sorted(columns))}"
@@ -106,7 +106,7 @@ def _condition_columns(condition: Any) -> Iterator[str]:
 
 
 def _check_condition(path: Path, number: int, condition: Any) -> None:
-    """A condition written as text is in one engine's language."""
+    """Refuse conditions that are text: they are in one engine's language."""
     match condition:
         case None | {"type": "comparison" | "nullity", "column": {"name": str()}}:
             return

@@ -1,4 +1,4 @@
-"""Great Expectations' part of a gate: a suite's verdict on rows, and its rendering; only this module imports it."""
+"""Validates rows with Great Expectations and renders the result; the only module that imports it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from frazil.quality.verdict import failure, problem
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a suite says of rows."""
+    """A suite's verdict on rows."""
 
     failures: tuple[str, ...]
     html: str
-    """Every expectation and what was found, as Data Docs show them."""
+    """All expectations and their results, as Data Docs show them."""
 
 
 def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
-    """Every expectation of the suite on a DataFrame. Raises SpecError for one that cannot be evaluated.
+    """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
 
-    Counts and examples cost Spark several jobs an expectation: they are asked for where an expectation was not met.
+    Counts and examples cost Spark several jobs each, so they are computed only for expectations that were not met.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
@@ -41,7 +41,7 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     definition = source.add_dataframe_asset("window").add_batch_definition_whole_dataframe("window")
     batch = definition.get_batch(batch_parameters={"dataframe": frame})
     found = batch.validate(_expectations(suite, suite.content["expectations"]), result_format="BOOLEAN_ONLY")
-    if problems := [said for result in found.results if (said := problem(result))]:
+    if problems := [text for result in found.results if (text := problem(result))]:
         raise SpecError(f"{suite.path}: {'; '.join(problems)}")
     if not found.success:
         unmet = [_asked(result) for result in found.results if not result.success]
@@ -53,7 +53,7 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
 
 
 def _asked(result: Any) -> dict[str, Any]:
-    """The expectation of a result: results come in an order of their own."""
+    """The expectation of a result; results are not in the order of the suite."""
     config = result.expectation_config.to_json_dict()
     return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}
 
@@ -62,18 +62,18 @@ def _expectations(suite: Suite, expectations: list[dict[str, Any]]) -> gx.Expect
     try:
         return gx.ExpectationSuite(name=suite.content["name"], expectations=expectations)
     except (GreatExpectationsError, ValidationError, TypeError, ValueError) as error:
-        # Great Expectations puts its traceback into the message.
-        said = str(error).partition("\nTraceback")[0]
-        raise SpecError(f"{suite.path}: {'; '.join(said.splitlines())}") from error
+        # Great Expectations appends its traceback to the message.
+        message = str(error).partition("\nTraceback")[0]
+        raise SpecError(f"{suite.path}: {'; '.join(message.splitlines())}") from error
 
 
 def _rendered(found: ExpectationSuiteValidationResult) -> str:
     for result in found.results:
         result.result = escaped(result.result)
         if "element_count" not in result.result:
-            # Of distinct values: the renderer would ask for their share of the rows.
+            # A result about distinct values, for which the renderer would need their share of the rows.
             result.result = {"observed_value": result.result.get("observed_value")}
-    # The first section is an overview, which the page's head is.
+    # The first section is an overview, which the page's head replaces.
     sections = ValidationResultsPageRenderer().render(found).to_json_dict()["sections"][1:]
     template = DefaultJinjaPageView().env.get_template("section.j2")
     return "".join(
@@ -83,7 +83,7 @@ def _rendered(found: ExpectationSuiteValidationResult) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Values of pandas and of Spark as Python's own, which is what the sentences and the renderer show alike."""
+    """Convert pandas' and Spark's values to Python's, so that sentences and renderer show them alike."""
     match value:
         case dict():
             return {key: plain(one) for key, one in value.items()}
@@ -97,7 +97,7 @@ def plain(value: Any) -> Any:
 
 
 def escaped(value: Any) -> Any:
-    """Values that came from the data, with no markup: Great Expectations escapes a suite's words and not these."""
+    """Escape values from the data: Great Expectations escapes only the suite's texts."""
     match value:
         case str():
             return html.escape(value)

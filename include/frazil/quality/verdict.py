@@ -1,4 +1,4 @@
-"""One expectation's result as a sentence that an operator reads. Pure."""
+"""An expectation's result as a sentence for operators. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 EXAMPLES = 5
 EXAMPLE_CHARACTERS = 80
-_SAID_ELSEWHERE = {"column", "column_A", "column_B", "column_list", "batch_id"}
+_NO_TERMS = {"column", "column_A", "column_B", "column_list", "batch_id"}
 
 
 def failure(result: Any) -> str:
-    """Of an ExpectationValidationResult that did not succeed: expectation, column, how many of how many, examples."""
+    """The sentence for an expectation that was not met: expectation, column, number of failing rows, examples."""
     config, found = result.expectation_config, result.result
     sentence = f"{config.type} {_subject(config.kwargs)}".rstrip()
-    # 20 are handed on at most, with repetitions.
+    # At most 20, with repetitions.
     examples = dict.fromkeys(_shown(value) for value in found.get("partial_unexpected_list", ()) if value is not None)
     such_as = ", ".join(list(examples)[:EXAMPLES])
     if "element_count" not in found:
@@ -24,22 +24,22 @@ def failure(result: Any) -> str:
 
 
 def problem(result: Any) -> str | None:
-    """Why an expectation could not be evaluated, or None where it was."""
+    """Why an expectation could not be evaluated; None if it was."""
     info = result.exception_info or {}
-    # One for the expectation, or one by metric.
+    # One exception for the expectation, or one for each metric.
     raised = [one for one in ([info] if "raised_exception" in info else info.values()) if one["raised_exception"]]
     if not raised:
         return None
     config = result.expectation_config
-    said = str(raised[0]["exception_message"]).strip().partition("\n")[0]
-    return f"{config.type} {_subject(config.kwargs)} cannot be evaluated: {said}"
+    message = str(raised[0]["exception_message"]).strip().partition("\n")[0]
+    return f"{config.type} {_subject(config.kwargs)} cannot be evaluated: {message}"
 
 
 def _subject(kwargs: dict[str, Any]) -> str:
-    """`dep_delay (min_value -60, max_value 1800)`."""
+    """The columns and terms, such as `dep_delay (min_value -60, max_value 1800)`."""
     columns = [kwargs[key] for key in ("column", "column_A", "column_B") if key in kwargs]
     columns += kwargs.get("column_list", [])
-    terms = [f"{key} {_shown(value)}" for key, value in kwargs.items() if key not in _SAID_ELSEWHERE]
+    terms = [f"{key} {_shown(value)}" for key, value in kwargs.items() if key not in _NO_TERMS]
     return f"{', '.join(columns)} ({', '.join(terms)})" if terms else ", ".join(columns)
 
 

@@ -1,4 +1,4 @@
-"""One window of event time of one snapshot, only the columns that are asked for: with PyIceberg, or with Spark."""
+"""Reads the needed columns of one window of a snapshot, with PyIceberg or Spark."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NULLABLE = {
     pa.int32(): pd.Int32Dtype(),
     pa.int64(): pd.Int64Dtype(),
 }
-"""As pandas' own kinds, a column with one null becomes a column of floats, and a long offset another number."""
+"""With pandas' default types, a null turns a column into floats, and a large integer into another number."""
 
 PARTITIONS_A_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GatedWindow:
-    """What a request asks for, found in the catalog; nothing of the data is read yet."""
+    """The window of a request, found in the catalog; no data is read yet."""
 
     request: GateRequest
     schema: Schema
@@ -41,13 +41,13 @@ class GatedWindow:
         return frozenset(field.name for field in self.schema.fields)
 
     def rows_at_most(self) -> int:
-        """Rows of the files that may hold rows of the window, by the snapshot's metadata."""
+        """The rows of all files that may hold rows of the window, from the snapshot's metadata."""
         return sum(task.file.record_count for task in self.scan.plan_files())
 
     def misread(self, columns: tuple[str, ...]) -> bool:
-        """Whether PyIceberg reads what is missing in one of the columns as if it were there.
+        """Whether PyIceberg would misread nulls in one of the columns.
 
-        PyIceberg 0.12 makes a missing list or map of structs an empty one (its `ArrowProjectionVisitor`).
+        PyIceberg 0.12 reads a null list or map of structs as an empty one (its `ArrowProjectionVisitor`).
         """
         return any(_holds_structs(self.schema.find_type(column)) for column in columns)
 
@@ -56,7 +56,7 @@ class GatedWindow:
         return rows.to_pandas(types_mapper=_NULLABLE.get)
 
     def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
-        """A Spark DataFrame of the same rows; as in pandas, what is not a number is missing."""
+        """A Spark DataFrame of the same rows; NaN becomes null, as in pandas."""
         name = ".".join(
             f"`{part}`" for part in (catalog_config(self.request.catalog).name, *self.request.table.split("."))
         )
@@ -68,8 +68,8 @@ class GatedWindow:
             .where(f"`{self.request.event_time}` >= {kind} '{begin}' AND `{self.request.event_time}` < {kind} '{end}'")
             .select(*(f"`{column}`" for column in columns or (self.request.event_time,)))
         )
-        present = rows.selectExpr(*(_not_a_number_is_missing(column, kind) for column, kind in rows.dtypes))
-        # A partition's files are many and small, and every expectation passes over all of them.
+        present = rows.selectExpr(*(_nan_as_null(column, kind) for column, kind in rows.dtypes))
+        # A partition has many small files, and every expectation reads all of them.
         return present.coalesce(PARTITIONS_A_CORE * session.sparkContext.defaultParallelism)
 
     def _bounds(self) -> tuple[datetime, datetime]:
@@ -77,7 +77,7 @@ class GatedWindow:
 
 
 def open_window(request: GateRequest) -> GatedWindow:
-    """Raises SpecError (no such table or column), FrazilError (the snapshot is gone), and as the catalog does."""
+    """Find the window. Raises SpecError (no such table or column), FrazilError (no snapshot), catalog errors."""
     catalog = load_catalog(request.catalog)
     with catalog_errors(catalog.name):
         try:
@@ -86,7 +86,7 @@ def open_window(request: GateRequest) -> GatedWindow:
             raise SpecError(f"{request.suite}: the catalog {catalog.name!r} has no table {request.table}") from error
     snapshot = table.snapshot_by_id(request.snapshot_id)
     if snapshot is None:
-        raise FrazilError(f"{request.table} has no snapshot {request.snapshot_id} any more: judge the window anew")
+        raise FrazilError(f"{request.table} has no snapshot {request.snapshot_id} any more: judge the window again")
     schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
     if request.event_time not in schema.column_names:
         raise SpecError(f"{request.table} has no column {request.event_time}, which was named as its event time")
@@ -99,14 +99,14 @@ def open_window(request: GateRequest) -> GatedWindow:
 
 
 def start_spark(request: GateRequest) -> Any:
-    """A small, quiet session on loopback with the request's catalog; the request's properties have the last word."""
+    """A small, quiet session on loopback with the request's catalog; the request's properties override ours."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - small windows need no Spark
 
     properties = {
         "spark.master": "local[*]",
         "spark.app.name": f"frazil gate {request.table}",
         "spark.driver.memory": "2g",
-        # Starts in half the time, and a million rows are judged no slower.
+        # Halves the start-up time, and judges a million rows no slower.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -126,7 +126,7 @@ def start_spark(request: GateRequest) -> Any:
 
 
 def _holds_structs(kind: IcebergType) -> bool:
-    """Whether a list or map of structs stands anywhere within a type."""
+    """Whether a type contains a list or map of structs."""
     match kind:
         case StructType():
             return any(_holds_structs(field.field_type) for field in kind.fields)
@@ -138,7 +138,7 @@ def _holds_structs(kind: IcebergType) -> bool:
 
 
 def _bounds(request: GateRequest, schema: Schema) -> tuple[datetime, datetime]:
-    """With a zone where the column has one."""
+    """The window's bounds, with a zone if the column has one."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     begin, end = (epoch + timedelta(microseconds=us) for us in (request.from_us, request.to_us))
     if isinstance(schema.find_type(request.event_time), TimestamptzType):
@@ -146,7 +146,7 @@ def _bounds(request: GateRequest, schema: Schema) -> tuple[datetime, datetime]:
     return begin.replace(tzinfo=None), end.replace(tzinfo=None)
 
 
-def _not_a_number_is_missing(name: str, kind: str) -> str:
+def _nan_as_null(name: str, kind: str) -> str:
     if kind not in {"float", "double"}:
         return f"`{name}`"
     return f"CASE WHEN NOT isnan(`{name}`) THEN `{name}` END AS `{name}`"

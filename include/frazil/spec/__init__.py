@@ -1,3 +1,3 @@
-"""What a user declares: frozen models of a stream, how they are loaded, and what they become in Iceberg."""
+"""Declarations: frozen models of a stream, their loading, and their translation to Iceberg."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses that people write: brokers and storage locations, told apart from what only looks like one."""
+"""Checks of the addresses that people write: brokers and storage locations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wa
 """URI schemes that PyIceberg opens through fsspec."""
 
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
-"""What librdkafka allows before a server."""
+"""A prefix that librdkafka allows before a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
 _MOST_PORT = 65_535
 
 
 def servers_problem(text: str) -> str | None:
-    """Why a list of brokers cannot be used, as a half sentence; None when it can."""
+    """Why a list of brokers cannot be used, as the rest of a sentence; None if it can."""
     return next((problem for server in text.split(",") if (problem := _server_problem(server.strip()))), None)
 
 
@@ -36,7 +36,7 @@ def _server_problem(server: str) -> str | None:
 
 
 def location_problem(text: str) -> str | None:
-    """Why files cannot be kept at a location, as a half sentence; None when they can."""
+    """Why a location cannot hold files, as the rest of a sentence; None if it can."""
     if text.startswith("/"):
         return None
     parts = urlsplit(text)
@@ -45,4 +45,4 @@ def location_problem(text: str) -> str | None:
     if parts.scheme in OBJECT_STORES and parts.netloc:
         return None
     schemes = ", ".join(sorted(OBJECT_STORES))
-    return f"is no place for files; write an absolute folder, file:///…, or a URI such as s3://bucket/… ({schemes})"
+    return f"cannot hold files; write an absolute folder, file:///…, or a URI such as s3://bucket/… ({schemes})"

@@ -1,6 +1,6 @@
-"""docs/reference/configuration.md, written from the models so that it cannot differ from what the loader accepts.
+"""Generates docs/reference/configuration.md from the models, so that it cannot differ from what the loader accepts.
 
-`python -m frazil.spec.configuration_page > docs/reference/configuration.md` brings the page up to date.
+`python -m frazil.spec.configuration_page > docs/reference/configuration.md` updates the page.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ A key marked "required" has no default.
 _REFERENCES = """\
 ## References
 
-A secret never stands in a file. In `source.bootstrap-servers`, `source.properties` and `resources.spark` a
+A file must not hold a secret. In `source.bootstrap-servers`, `source.properties` and `resources.spark` a
 value may hold:
 
 | reference | is replaced by |
 |---|---|
 | `${env:NAME}` | the environment variable; it must be set |
-| `${env:NAME:-default}` | the environment variable, or the default where it is unset or empty |
+| `${env:NAME:-default}` | the environment variable, or the default if it is unset or empty |
 | `${airflow:connection.field}` | a field of an Airflow connection, or a key of its extras |
 
 A connection's fields are `host`, `port`, `login`, `password` and `schema`; it is read from the variable
@@ -55,7 +55,7 @@ def render() -> str:
 
 
 def _section(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
-    """A table of the model's own keys, then a section for each model among them."""
+    """A table of the model's own keys, then a section for each nested model."""
     nested: list[tuple[str, type[BaseModel]]] = []
     rows = []
     for field in model.model_fields.values():

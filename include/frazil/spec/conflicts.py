@@ -1,4 +1,4 @@
-"""Where streams that are each sound get in each other's way, a sentence each."""
+"""Conflicts between streams that are each sound, as sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLASHES_SHOWN = 10
 
 
 def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """What is wrong between streams: names, tables, topics, schemas; empty where nothing is."""
+    """Conflicts between streams over names, tables, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
@@ -40,7 +40,7 @@ def _catalogs(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if catalog != spec.table.catalog:
             yield (
                 f"{path}: table: {spec.table.identifier!r} is in another catalog in {other}; signals, assets and "
-                "aggregations know tables by their identifiers, so give one of them another"
+                "aggregations know tables by their identifiers, so rename one"
             )
 
 
@@ -56,7 +56,7 @@ def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Streams of one table: each against the first, and against every other where topics are concerned."""
+    """Conflicts between streams of one table: each is compared to the first, and its topics to those of all others."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         beside = f"the stream in {first_path}, which feeds {spec.table.identifier} too,"
@@ -85,7 +85,7 @@ def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, st
 
 
 def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
-    """Topics that both read, of one cluster as far as its servers' names tell."""
+    """Topics that both read from one cluster, judged by the servers' names."""
     if not _servers(spec) & _servers(other):
         return []
     return sorted(set(spec.source.topics) & set(other.source.topics))
@@ -103,7 +103,7 @@ def _columns(spec: StreamSpec) -> Struct:
 
 
 def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Columns that no table can have for both, with what each declares; one that is not required may be missing."""
+    """Columns that no table can have for both, with both declarations. An optional column may be missing in one."""
     fields = {field.name.lower(): field for field in its.fields}
     for field in mine.fields:
         other = fields.pop(field.name.lower(), None)

@@ -1,4 +1,4 @@
-"""What files say, read again only where one may have changed: hundreds of supervisors look every few seconds."""
+"""Caches what was read from files until they may have changed: hundreds of supervisors read them every few seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.errors import SpecError
 T = TypeVar("T")
 
 SETTLED_NS = 3_000_000_000
-"""Two changes within one tick of a file system's clock look like one; the coarsest ticks are 2 s (FAT, some NFS)."""
+"""Two changes within one tick of the file system's clock look like one; the coarsest ticks are 2 s (FAT, some NFS)."""
 MOST_ENTRIES = 10_000
 
 Signature = tuple[int, int, int, int] | None
@@ -27,30 +27,28 @@ class _Entry(Generic[T]):
 
 
 class FileCache(Generic[T]):
-    """Answers of one reader by path. A SpecError is an answer too, but for one whose cause is an OSError: that may be
-    over although the file stays as it is.
-    """
+    """The results of a reader by path, SpecErrors too unless an OSError caused them, which may pass by itself."""
 
     def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
-        """`beside` names files of the same folder that the reader reads as well; they need not be there."""
+        """`beside` names files of the same folder that the reader also reads; they may be missing."""
         self._read, self._beside = read, beside
         self._entries: dict[Path, _Entry[T]] = {}
 
     def get(self, path: Path) -> T:
-        """What `read` returns, or raises, now. The value is shared: nobody may change it."""
+        """What `read` returns or raises. The value is shared and must not be changed."""
         files = (path, *(path.parent / name for name in self._beside))
         now_ns, seen = time.time_ns(), tuple(map(signature, files))
         entry = self._entries.get(path)
         if entry is None or entry.signature != seen:
             entry = self._answer(path, seen)
-            # A file that changed just now may change once more and look the same; so it is read until it has settled.
+            # A file that just changed may change again with the same signature, so it is read until it has settled.
             if all(one is None or one[0] < now_ns - SETTLED_NS for one in seen):
                 if len(self._entries) >= MOST_ENTRIES:
                     self._entries.clear()
                 self._entries[path] = entry
         if entry.problem is not None:
             raise SpecError(entry.problem)
-        return entry.value  # type: ignore[return-value]  # there is one where there is no problem
+        return entry.value  # type: ignore[return-value]  # set if there is no problem
 
     def _answer(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
         try:
@@ -62,9 +60,9 @@ class FileCache(Generic[T]):
 
 
 def signature(path: Path) -> Signature:
-    """Another one where the file changed; None where there is none, or where it cannot be looked at.
+    """Changes with the file; None if it is missing or inaccessible.
 
-    Change time first: unlike the modification time, nobody can set it.
+    The change time comes first: unlike the modification time, it cannot be set.
     """
     try:
         seen = path.stat()

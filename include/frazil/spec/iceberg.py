@@ -1,4 +1,4 @@
-"""A declared stream in PyIceberg's words: schema, partition spec, sort order; and the dead letters' table."""
+"""Translates a declared stream to PyIceberg: schema, partition spec and sort order; defines the dead-letter schema."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.rules import COORDINATES, REQUIRED_COORDINATES
 
 FIRST_PARTITION_FIELD_ID = 1000
-"""Iceberg specification, "Partition Specs": partition field ids of a first spec start here."""
+"""Iceberg specification, "Partition Specs": the field ids of a first partition spec start here."""
 
 _PRIMITIVES: dict[str, type[Any]] = {
     "boolean": BooleanType,
@@ -84,7 +84,7 @@ _COORDINATE_DOCS = {
 
 
 class _FieldIds:
-    """Fresh ids, a level before what is nested in it, as Iceberg assigns them."""
+    """Assigns fresh ids as Iceberg does: those of a level before those nested in it."""
 
     def __init__(self) -> None:
         self._ids = count(1)
@@ -110,7 +110,7 @@ class _FieldIds:
 
 
 def schema(spec: StreamSpec) -> Schema:
-    """The declared columns in their order, then the Kafka coordinates unless switched off; fresh ids from 1."""
+    """The declared columns in order, then the Kafka coordinates unless switched off; ids from 1."""
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
         declared += [
@@ -120,7 +120,7 @@ def schema(spec: StreamSpec) -> Schema:
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """The declared partitioning over the field ids of `of`; fields are named as Spark names them."""
+    """The declared partitioning over the field ids of `of`, with fields named as in Spark."""
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [
         PartitionField(
@@ -135,7 +135,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """The declared order over the field ids of `of`; the unsorted order (id 0) where none is declared."""
+    """The declared order over the field ids of `of`; the unsorted order (id 0) if none is declared."""
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(

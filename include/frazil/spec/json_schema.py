@@ -1,7 +1,7 @@
-"""The JSON Schema of a stream's file, for editors: completion and checks while one types.
+"""The JSON Schema of a stream's file, for completion and checks in editors.
 
-The models say most of it; what they accept beyond their own fields (the short forms) is added here.
-`python -m frazil.spec.json_schema > include/streams/stream.schema.json` brings the exported one up to date.
+Most of it comes from the models; the short forms that they also accept are added here.
+`python -m frazil.spec.json_schema > include/streams/stream.schema.json` updates the exported file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def stream_schema() -> _Schema:
     for name in ("Maintenance", "Compaction", "Manifests", "Expiry", "Orphans", "Alerts"):
         definitions[name] = {"anyOf": [{"enum": ["on", "off", True, False]}, definitions[name]]}
     source = definitions["Source"]
-    source["required"].remove("bootstrap-servers")  # it may stand in _defaults.yaml
+    source["required"].remove("bootstrap-servers")  # it may be in _defaults.yaml
     source["properties"]["topics"] = _text_or(source["properties"]["topics"])
     for key in ("partition-by", "sort-by"):
         schema["properties"][key] = _text_or(schema["properties"][key])
@@ -42,14 +42,14 @@ def stream_schema() -> _Schema:
 
 
 class _AsWritten(GenerateJsonSchema):
-    """Defaults in the form that people write, not in ISO 8601's."""
+    """Writes default durations as people do, not as ISO 8601."""
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
 
 
 def render() -> str:
-    """The schema as the exported file holds it."""
+    """The schema as text, for the exported file."""
     return json.dumps(stream_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -58,7 +58,7 @@ def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> No
 
 
 def _text_or(listed: _Schema) -> _Schema:
-    """One text is as good as a list of one."""
+    """A list of texts, or one text."""
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}
@@ -78,7 +78,7 @@ def _columns(declared: _Schema, column: _Schema) -> _Schema:
 
 
 def _drop_titles(node: object) -> None:
-    """Pydantic titles every field with its own name, which tells an editor nothing."""
+    """Drop pydantic's titles, which only repeat each field's name."""
     if isinstance(node, dict):
         if isinstance(node.get("title"), str):
             del node["title"]

@@ -1,11 +1,11 @@
-"""The last sound declarations of a folder, so that a typo takes nothing away that stands on them.
+"""Remembers the last sound declarations of a folder, so that a typo removes no DAG and stops no writer.
 
-<home>/declared/<folder>-<hash>/<file>.json    what a file declared when it was sound last
+<home>/declared/<folder>-<hash>/<file>.json    the last sound declaration of a file
 
-Whoever reads a folder remembers what is sound in it, and finds there what a broken file said before. Any process may
-do so at once: a record is replaced whole, and only where it changed. A file that is gone is another matter than one
-that is broken: it is believed in for a moment, since files are replaced and mounts come late, and forgotten then. So
-is a name that a file has given up for another: `<file>~<name>.json`.
+Every reader of a folder records its sound files, and finds there what a broken file declared before. Several processes
+may do so at once: a record is replaced whole, and only if it changed. A missing file differs from a broken one: its
+record counts for a moment, because files are replaced and mounts come late, and is then forgotten. The same holds for a
+stream whose file now declares another name: `<file>~<name>.json`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MOMENT_MS = 60_000
-"""A single file may be gone for so long."""
+"""How long a single file may be missing."""
 EMPTY_MS = 600_000
-"""And all of a folder's: an unmounted volume looks like that."""
+"""How long all files of a folder may be missing: that looks like an unmounted volume."""
 ENDING_MS = 900_000
-"""For so long after that it is known that a file was removed: its DAG ends what still runs."""
+"""How long a removed file stays known after that, for its DAG to end what still runs."""
 
 
 class Declared(Protocol):
@@ -49,39 +49,38 @@ T = TypeVar("T", bound=Declared)
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """What a folder's files declare."""
+    """What the files of a folder declare, and how to read them."""
 
     load: Callable[[Path], T]
-    """What a file means. Raises SpecError."""
+    """Load a file. Raises SpecError."""
     read: Callable[[Path], Mapping[str, Any]]
-    """What it says, as JSON values. Raises SpecError."""
+    """Read a file as JSON values. Raises SpecError."""
     validate: Callable[[Mapping[str, Any], Path], T]
-    """And what that means. Raises SpecError."""
+    """Validate what was read. Raises SpecError."""
 
 
 STREAMS: Kind[StreamSpec] = Kind(load_stream, read_stream, validate_stream)
 _kept: dict[Path, tuple[Declared, Signature]] = {}
-"""By record, what this process knows to be kept there as long as the record stays the same: a folder is looked at every
-few seconds."""
+"""What each record file holds while its signature stays the same: a folder is read every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
-    """One file of a folder, or one that was there."""
+    """One file of a folder, present or missing."""
 
     path: Path
     spec: T | None
-    """As it is, or as it was when it was sound last; None where it never was."""
+    """The current declaration, or the last sound one; None if there never was one."""
     problem: str | None = None
-    """Why `spec` is not what the file says now."""
+    """Why `spec` is not the file's current content."""
     removed: bool = False
-    """The file is gone, and not for a moment."""
+    """The file is gone for good."""
     missing: bool = False
-    """The file is gone, perhaps for a moment, and others of its folder are there: somebody removes or replaces it."""
+    """The file is gone, perhaps for a moment, while others of its folder are there."""
 
 
 def find_declared(folder: Path, kind: Kind[T], *, now_ms: int) -> list[Found[T]]:
-    """Every file of a folder, by path, sound or not; and those that are gone, as long as they are remembered."""
+    """All files of a folder by path, sound or broken, and missing ones as long as they are remembered."""
     memory = Memory(folder)
     problem, paths = _listed(folder)
     found = [_read(path, kind, memory) for path in paths]
@@ -90,7 +89,7 @@ def find_declared(folder: Path, kind: Kind[T], *, now_ms: int) -> list[Found[T]]
         if path in paths:
             continue
         spec = memory.recall(path, kind)
-        if spec is None or spec.name in known:  # of another version; or renamed
+        if spec is None or spec.name in known:  # from another version, or renamed
             memory.forget(path)
         elif problem:
             found.append(Found(path, spec, problem))
@@ -114,9 +113,9 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
         memory.forget(path)
         return
     removed = now_ms - since_ms >= moment_ms
-    said = "was removed" if removed else f"is gone; it is taken for removed after {moment_ms // 1000} s"
+    state = "was removed" if removed else f"is gone; it counts as removed after {moment_ms // 1000} s"
     file = str(path).removesuffix(f"~{spec.name}")
-    yield Found(path, spec, f"{file}: {spec.name} {said}", removed, not removed and moment_ms == MOMENT_MS)
+    yield Found(path, spec, f"{file}: {spec.name} {state}", removed, not removed and moment_ms == MOMENT_MS)
 
 
 def recall(folder: Path, name: str, kind: Kind[T]) -> T | None:
@@ -127,9 +126,9 @@ def recall(folder: Path, name: str, kind: Kind[T]) -> T | None:
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """One stream of a folder; where its file is broken as it was when it was sound last, and what is wrong with it.
+    """One stream of a folder; if its file is broken, the last sound declaration and the problem.
 
-    Raises SpecError where it never was sound.
+    Raises SpecError if it was never sound.
     """
     try:
         return find_stream(folder, name), None
@@ -140,9 +139,9 @@ def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
 
 
 def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """All streams of a folder by name, those with a broken file as above, and what is wrong with files.
+    """All streams of a folder by name, as `find_or_recall` finds them, and the problems of broken files.
 
-    Raises SpecError where there is neither.
+    Raises SpecError if there is neither.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
@@ -152,9 +151,9 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
 
 
 def _listed(folder: Path) -> tuple[str | None, list[Path]]:
-    """Why a folder's files cannot be listed, and the files."""
+    """Why a folder's files cannot be listed, or None, and the files."""
     try:
-        os.listdir(folder)  # noqa: PTH208 - glob() answers with nothing for a folder that cannot be read
+        os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in stream_files(folder)]
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}", []
@@ -165,7 +164,7 @@ def _is_record(name: str) -> bool:
 
 
 class Memory:
-    """The records of one folder's files. What cannot be written or read counts as not remembered, with a warning."""
+    """The records of one folder's files. One that cannot be written or read counts as missing, with a warning."""
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())
@@ -174,7 +173,7 @@ class Memory:
         self._records = home() / "declared" / f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
 
     def paths(self) -> list[Path]:
-        """The files that are remembered."""
+        """The remembered files."""
         try:
             records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home that is closed to us
         except FileNotFoundError:
@@ -185,14 +184,14 @@ class Memory:
         return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
 
     def remember(self, path: Path, spec: T, kind: Kind[T]) -> None:
-        """Raises SpecError where the file changed since, and is broken."""
+        """Record a sound declaration. Raises SpecError if the file has changed meanwhile and is broken."""
         target = self._record(path)
         seen = signature(target)
         if seen is not None and _kept.get(target) == (spec, seen):
             return
-        said = kind.read(path)
-        kind.validate(said, path)
-        record = {"format": FORMAT_VERSION, "declared": said}
+        declared = kind.read(path)
+        kind.validate(declared, path)
+        record = {"format": FORMAT_VERSION, "declared": declared}
         before = self._read(path)
         if before != record:
             last = self.recall(path, kind)
@@ -205,11 +204,11 @@ class Memory:
     def recall(self, path: Path, kind: Kind[T]) -> T | None:
         try:
             return kind.validate(self._read(path)["declared"], path)
-        except (SpecError, KeyError):  # none, or another version's
+        except (SpecError, KeyError):  # none, or from another version
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Since when a file is gone that was remembered: since now, if nobody saw it before."""
+        """Since when a remembered file is missing: since now, if nobody has noticed before."""
         record = self._read(path)
         since_ms = record.get("missing-since-ms")
         if isinstance(since_ms, int) and since_ms <= now_ms:
@@ -247,4 +246,4 @@ class Memory:
         except (OSError, ValueError, TypeError) as error:
             with suppress(OSError):
                 temporary.unlink()
-            log.warning("the declaration of %s cannot be kept for the time when it is broken: %s", path, error)
+            log.warning("the declaration of %s cannot be remembered: %s", path, error)

@@ -1,7 +1,7 @@
 """Partition and sort terms as text (`day(ts)`, `bucket(16, id) desc nulls last`), parsed without PyIceberg.
 
-Which transform fits which type is Iceberg's specification, section "Partition Transforms"; a test holds the
-table here against PyIceberg's `can_transform`.
+Iceberg's specification, section "Partition Transforms", defines which transform fits which type; a test compares the
+table here with PyIceberg's `can_transform`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SortTerm:
 
 
 def parse_term(text: str) -> Term:
-    """One partition term; a bare column is its identity. Raises ValueError that says what is allowed."""
+    """One partition term; a bare column is its identity. Raises ValueError saying what is allowed."""
     match = _TERM.fullmatch(text.strip())
     if match is None or bool(match["transform"]) != bool(match["close"]):
         raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED}")

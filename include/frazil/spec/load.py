@@ -1,6 +1,6 @@
-"""Declared streams from YAML: every problem of a file in one SpecError, each with its key and way out.
+"""Loads declared streams from YAML, and reports all problems of a file in one SpecError.
 
-It loads no PyIceberg, for Airflow's DAG processor reads the folder again and again.
+It does not import PyIceberg, because Airflow's DAG processor runs it often.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DEFAULTS_FILE = "_defaults.yaml"
 
 
 def load_stream(path: Path) -> StreamSpec:
-    """The stream that one file declares, over the `_defaults.yaml` of the same folder.
+    """The stream that one file declares, with defaults from `_defaults.yaml` of the same folder.
 
-    Raises SpecError that names the file, and for every problem its key, value and what is allowed.
+    Raises SpecError, which names the file, and for every problem the key, the value and what is allowed.
     """
     return _STREAMS.get(path)
 
@@ -35,24 +35,24 @@ def _load_stream(path: Path) -> StreamSpec:
 
 
 def read_stream(path: Path) -> dict[str, Any]:
-    """What one file says over the `_defaults.yaml` of its folder, not validated yet. Raises SpecError."""
+    """One file merged over `_defaults.yaml` of its folder, not validated. Raises SpecError."""
     declared = read_mapping(path)
     defaults_file = path.parent / DEFAULTS_FILE
     return _merge(read_mapping(defaults_file) if defaults_file.exists() else {}, declared)
 
 
-def validate_stream(said: Mapping[str, Any], path: Path) -> StreamSpec:
-    """The stream that `read_stream`'s answer means. Raises SpecError as `load_stream`."""
+def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
+    """The stream of what `read_stream` returned. Raises SpecError as `load_stream`."""
     try:
-        return StreamSpec.model_validate(said, by_alias=True, by_name=False)
+        return StreamSpec.model_validate(declared, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise SpecError(describe(error, said, path)) from None
+        raise SpecError(describe(error, declared, path)) from None
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
     """Every stream of a folder by name, sorted; files that begin with an underscore are not streams.
 
-    Raises SpecError with the problems of all files together, and where two streams get in each other's way.
+    Raises SpecError with the problems of all files and the conflicts between streams.
     """
     if not folder.is_dir():
         raise SpecError(f"{folder} is not a folder; name the folder of declared streams by --streams or FRAZIL_STREAMS")
@@ -70,9 +70,9 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """The streams of a folder that can be read, by name, and what is wrong with the other files.
+    """The sound streams of a folder by name, and the problems of the other files.
 
-    Raises SpecError where there is neither.
+    Raises SpecError if there is neither.
     """
     specs: list[StreamSpec] = []
     errors: list[str] = []
@@ -87,14 +87,14 @@ def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
 
 
 def no_stream(folder: Path) -> SpecError:
-    """What a folder without declared streams is answered with."""
+    """The error for a folder without declared streams."""
     return SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """One stream of a folder by its name; the other files of the folder need not be sound.
+    """One stream of a folder by its name; other files of the folder may be broken.
 
-    Raises SpecError: the known names when it is not there, or what is wrong with its file.
+    Raises SpecError with the known names if it is missing, or with the problems of its file.
     """
     known: dict[str, Path] = {}
     failures: list[str] = []
@@ -118,8 +118,8 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """The streams that feed a table, by name.
 
-    Raises SpecError where there is none, with the tables that are fed; and where a file that is not sound names the
-    table, for then it is not known who feeds it.
+    Raises SpecError with the known tables if there is none; also if a broken file names the table, because then its
+    streams are unknown.
     """
     sound: list[StreamSpec] = []
     failures: list[str] = []
@@ -133,7 +133,7 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     feeding = tuple(spec for spec in sorted(sound, key=lambda s: s.name) if spec.table.identifier == table)
     if not feeding:
         known = sorted({spec.table.identifier for spec in sound})
-        message = f"no stream in {folder} feeds the table {table!r}; fed are: {', '.join(known) or 'none'}"
+        message = f"no stream in {folder} feeds the table {table!r}; known tables: {', '.join(known) or 'none'}"
         raise SpecError("\n".join([message, *failures]))
     return feeding
 
@@ -145,7 +145,7 @@ def stream_files(folder: Path) -> list[Path]:
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings merge key by key; anything else of `above` replaces what is beneath."""
+    """Merge mappings key by key; any other value of `above` replaces the one beneath."""
     merged = dict(beneath)
     for key, value in above.items():
         below = merged.get(key)

@@ -1,4 +1,4 @@
-"""How a table is kept in shape, as its user declares it: every action has defaults and can be switched off."""
+"""The declared maintenance of a table: every action has defaults and can be switched off."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 from frazil.spec.values import Bytes, Model, PositiveDuration
 
 _SWITCH = {"on": True, "off": False, True: True, False: False}
-"""YAML 1.1 has booleans for on and off, and our loader the words."""
+"""YAML 1.1 reads on and off as booleans; our loader reads them as words."""
 
 
 class Switched(Model):
-    """An action: `off` in its place switches it off."""
+    """An action that `off` switches off."""
 
     enabled: bool = Field(True, description="`false`, or `off` in place of the mapping, switches it off.")
 
@@ -33,10 +33,10 @@ class Compaction(Switched):
     )
     budget: Bytes = Field(default=20 * 2**30, description="The most bytes of data files that one run rewrites.")
     min_files: int = Field(
-        default=5, gt=1, description="A complete partition is worth a rewrite from this many small files on."
+        default=5, gt=1, description="A complete partition is rewritten from this many small files on."
     )
     open_files: int = Field(
-        default=200, gt=1, description="A partition that is still written is left alone up to this many small files."
+        default=200, gt=1, description="A partition that is still written to is left alone up to this many small files."
     )
 
 
@@ -53,7 +53,7 @@ class Expiry(Switched):
         default=timedelta(hours=6),
         description="How long readers may go back, within `at-most`: younger snapshots are kept.",
     )
-    at_least: int = Field(default=20, gt=0, description="How many of the newest snapshots are kept, however old.")
+    at_least: int = Field(default=20, gt=0, description="How many of the newest snapshots are always kept.")
     at_most: int = Field(
         default=500,
         gt=0,
@@ -63,7 +63,7 @@ class Expiry(Switched):
 
 
 class Orphans(Switched):
-    """Files below the table's location that no snapshot, journal or backfill knows are deleted, once a day."""
+    """Once a day, files below the table's location that no snapshot, journal or backfill knows are deleted."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are left alone.")
     max_listed: int = Field(
@@ -95,13 +95,13 @@ class Alerts(Switched):
         default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."
     )
     writer_down: PositiveDuration = Field(
-        default=timedelta(minutes=5), description="How long a stream that is wanted may be without a running writer."
+        default=timedelta(minutes=5), description="How long a stream that should run may have no running writer."
     )
     restarts: int = Field(
         default=3, gt=0, description="How often in a row, within an hour, the writer may end without a commit."
     )
     waiting_batches: int = Field(
-        default=3, gt=0, description="Batches that are journaled and not committed, where the last commit is long ago."
+        default=3, gt=0, description="Batches that are journaled but not committed, when the last commit is long ago."
     )
     dead_letters: int = Field(
         default=5, gt=0, le=100, description="Percent of the records of the last hour that are dead letters."
@@ -127,7 +127,7 @@ class Maintenance(Model):
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """What it leaves of snapshots and of manifests, None where it leaves them alone, and how often it runs."""
+        """How many snapshots and manifests it leaves, None if it does not limit them, and how often it runs."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,
@@ -137,7 +137,7 @@ class Maintenance(Model):
     @model_validator(mode="before")
     @classmethod
     def _switch_alone(cls, value: object) -> object:
-        """`maintenance: off` leaves the table to its owner; its health is still watched."""
+        """`maintenance: off` switches every action off except the alerts."""
         if not isinstance(value, str | bool) or value not in _SWITCH:
             return value
         return {} if _SWITCH[value] else dict.fromkeys(("compaction", "manifests", "expiry", "orphans"), False)

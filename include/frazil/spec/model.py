@@ -1,7 +1,7 @@
-"""A stream as its user declares it: frozen, kebab-case in YAML, complete with defaults.
+"""The model of a declared stream: frozen, kebab-case in YAML, complete with defaults.
 
-Nothing here holds a secret: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay as
-written until `frazil.spec.references.resolve` is asked for the value, at the moment of use.
+It holds no secrets: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
+`frazil.spec.references.resolve` replaces them at the moment of use.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Source(Model):
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
     topics: Annotated[tuple[str, ...], Written("topic, or list of topics")] = Field(
-        min_length=1, description="What the stream reads; every topic's records land in the one table."
+        min_length=1, description="What the stream reads; the records of all topics land in one table."
     )
     format: Literal["json"] = Field(default="json", description="How a record's value is encoded.")
     start: Start = Field(
         default="earliest",
         description="Where a new stream begins: `earliest`, `latest`, or an ISO 8601 time with a zone. "
-        "Later starts go on from the table's marker.",
+        "Later starts continue from the table's marker.",
     )
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
-        description="When retention deleted records before they were read: `fail` ends the writer, which names the "
-        "lost offsets; `skip` goes on at the first that are left, and names the lost in the snapshot's summary. The "
-        "same where a log was cut below what was read: `skip` goes on where it was cut.",
+        description="When retention deleted records before they were read: `fail` ends the writer with the lost "
+        "offsets; `skip` continues at the first that are left, and records the lost ones in the snapshot's summary. "
+        "The same if a log was cut below what was read: `skip` continues at the cut.",
     )
     properties: Properties = Field(
         default_factory=dict,
@@ -71,7 +71,7 @@ class Source(Model):
 
 
 class Column(Model):
-    """One column: an Iceberg type as Iceberg writes it, `struct<…>`, `list<…>` and `map<…>` included."""
+    """One column, with an Iceberg type in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
 
     name: str = Field(min_length=1)
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
@@ -87,12 +87,12 @@ class Column(Model):
     @classmethod
     def _plain_name(cls, value: str) -> str:
         if "." in value or value != value.strip():
-            raise ValueError("holds a dot or surrounding spaces; a column's name holds neither")
+            raise ValueError("has a dot or surrounding spaces, which a column's name must not have")
         return value
 
 
 class Table(Model):
-    """Which table the stream lands in, and how it is laid out."""
+    """The table that the stream writes, and its layout."""
 
     identifier: str = Field(description="`namespace.table`; made at the first start if missing.")
     catalog: str | None = Field(None, description="A PyIceberg catalog's name; the default catalog if not named.")
@@ -126,7 +126,7 @@ class EventTime(Model):
 
 
 class Commit(Model):
-    """When a batch is due: its size or its oldest unread record's age, whichever comes first."""
+    """When a batch is due: by its size or the age of its oldest unread record, whichever comes first."""
 
     interval: PositiveDuration = Field(
         default=timedelta(seconds=60), description="How old the oldest uncommitted record may become."
@@ -135,8 +135,8 @@ class Commit(Model):
     max_records: int = Field(default=20_000_000, gt=0, description="The most records in one batch, after a downtime.")
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="Where the table's metadata grows faster than maintenance shrinks it: `warn` says so; `stretch` "
-        "commits less often as well, up to `max-interval`, until it is in shape again.",
+        description="When the table's metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` "
+        "also commits less often, up to `max-interval`, until it is in shape again.",
     )
     max_interval: PositiveDuration = Field(
         default=timedelta(minutes=10), description="How far `throttle: stretch` may stretch the interval."
@@ -149,7 +149,7 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """How old the oldest uncommitted record may become while the commits are throttled."""
+        """The commit interval at most, when throttled."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
@@ -179,7 +179,7 @@ class DeadLetters(Model):
 
 
 class Resources(Model):
-    """What the writer may use of its machine."""
+    """The resources of its machine that the writer may use."""
 
     cores: int = Field(default=2, gt=0, description="Tasks that run at once.")
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
@@ -260,7 +260,7 @@ class StreamSpec(Model):
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
-        """What completes: as declared, else the table's partition by time of the event."""
+        """The windows that complete: as declared, else the table's partitioning by event time."""
         if self.complete is not None:
             return None if self.complete == "none" else self.complete
         by_time = self.event_time_partitions
@@ -268,14 +268,14 @@ class StreamSpec(Model):
 
     @property
     def event_time_partitions(self) -> tuple[str, ...]:
-        """The transforms of the event time that the table is partitioned by."""
+        """The table's partition transforms of the event time."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
     def fingerprint(self) -> str:
-        """A digest of what a writer acts on: it changes exactly when a running writer must be restarted.
+        """A digest of what a writer depends on: it changes exactly when a running writer must be restarted.
 
-        Of the maintenance a writer reads what its throttle is judged by, where that is not the default.
+        Of the maintenance, that is only what throttling uses, if it differs from the default.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude={"maintenance"}).encode())
         kept = self.maintenance.kept
@@ -285,7 +285,7 @@ class StreamSpec(Model):
 
 
 def column_of(name: str, declared: object) -> object:
-    """`"type [not null]"`, or a mapping with `type`; anything else is left for the model to refuse."""
+    """A column from `"type [not null]"` or from a mapping with `type`; the model refuses anything else."""
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)
         return {"name": name, "type": bare, "required": bare != declared}
@@ -293,7 +293,7 @@ def column_of(name: str, declared: object) -> object:
 
 
 def _rejoined(terms: list[str]) -> list[str]:
-    """YAML splits `[day(ts), bucket(16, id)]` at every comma: put together what the parentheses hold together."""
+    """Undo YAML's splitting of `[day(ts), bucket(16, id)]` at the comma within parentheses."""
     whole: list[str] = []
     for term in terms:
         if whole and whole[-1].count("(") > whole[-1].count(")"):
@@ -304,7 +304,7 @@ def _rejoined(terms: list[str]) -> list[str]:
 
 
 def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """Every term in its canonical form. Raises InconsistentError with all that cannot be read."""
+    """The terms in canonical form. Raises InconsistentError with all that cannot be read."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

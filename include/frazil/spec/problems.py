@@ -1,4 +1,4 @@
-"""Pydantic's errors as sentences for whoever wrote the YAML: key, value, what is allowed, the near miss."""
+"""Turns pydantic's errors into sentences for the author of the YAML: key, value, what is allowed, a suggestion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.spec.model import STREAM_NAME, Column, StreamSpec, column_of
 from frazil.spec.rules import InconsistentError, Problem, is_secret
 
 MOST = 50
-"""Problems told of one file."""
+"""Problems reported for one file."""
 
 _STAND_INS: Mapping[str, Any] = {
     "name": "stand-in",
@@ -22,7 +22,7 @@ _STAND_INS: Mapping[str, Any] = {
     "table": {"identifier": "stand.in"},
     "event-time": {"column": "stand-in"},
 }
-"""What a stream cannot be without, besides its columns."""
+"""A stream's required parts besides its columns."""
 
 _MEANINGS = {
     "missing": "is missing",
@@ -40,7 +40,7 @@ _MEANINGS = {
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path) -> str:
-    """One line a problem, each `file: key: value message`, up to `MOST`; a secret's value is not shown."""
+    """One line for each problem, `file: key: value message`, up to `MOST`; a secret's value is not shown."""
     found = _problems(error, declared)
     known = {problem.key for problem in found}
     found += [problem for problem in _between(error, declared) if problem.key not in known]
@@ -66,7 +66,7 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
 
 
 def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Problems between the parts, which pydantic does not reach while one is wrong: look with stand-ins for those."""
+    """Problems between parts. Pydantic does not check these while a part is wrong, so stand-ins replace wrong parts."""
     locations = [details["loc"] for details in error.errors() if details["loc"]]
     if not locations:
         return []
@@ -81,7 +81,7 @@ def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Proble
 
 
 def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
-    """What is declared without its wrong parts, and with something harmless where a part cannot be missing."""
+    """The declaration without its wrong parts, with harmless stand-ins for required ones."""
     sound: dict[str, Any] = {key: _copied(value) for key, value in declared.items() if isinstance(key, str)}
     columns = sound.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
@@ -100,7 +100,7 @@ def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[in
 
 
 def _remove(sound: dict[str, Any], location: Sequence[int | str]) -> None:
-    """Take out the part at a path, or the nearest above it that is one value of a mapping."""
+    """Remove the part at a path, or its nearest ancestor that is the value of a mapping."""
     inner: Any = sound
     for part, below in zip(location, [*location[1:], None], strict=True):
         if not isinstance(inner, dict) or part not in inner:
@@ -132,7 +132,7 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
     key = _key(details["loc"], declared)
     value = details["input"]
     if is_secret(key) or details["type"] == "missing" or not isinstance(value, str | int | float):
-        value = None  # what is nested may hold a secret
+        value = None  # nested values may hold a secret
     if details["type"] == "extra_forbidden":
         yield Problem(key, None, _unknown_key(details["loc"]))
     else:
@@ -152,7 +152,7 @@ def _meaning(details: ErrorDetails) -> str:
 
 
 def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
-    """The dotted path as the YAML writes it: a column by its name, not by its place."""
+    """The dotted path as in the YAML, with columns by name instead of index."""
     parts = [str(part) for part in location]
     columns = declared.get("schema")
     if len(location) > 1 and location[0] == "schema" and isinstance(columns, Mapping) and isinstance(location[1], int):
@@ -180,7 +180,7 @@ def _allowed_keys(location: Sequence[int | str]) -> list[str]:
 
 
 def _model_of(annotation: Any) -> type[BaseModel]:
-    """The model that a field holds, itself or as the item of a tuple."""
+    """The model that a field holds, directly or in a tuple."""
     inner = getattr(annotation, "__args__", (annotation,))[0]
     model: type[BaseModel] = inner
     return model

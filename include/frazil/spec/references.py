@@ -1,9 +1,9 @@
-"""References stand in for values that a file must not hold: they are resolved at the moment of use, never before.
+"""References to values that a file must not hold, resolved only at the moment of use.
 
 `${env:NAME}`, `${env:NAME:-default}`: an environment variable.
 `${airflow:conn_id.field}`: a field of an Airflow connection (host, port, login, password, schema, or a key of its
-extras), read from AIRFLOW_CONN_<CONN_ID>; the Airflow operator exports the connections that a stream names into its
-writer's environment, so that a writer needs no Airflow.
+extras), read from AIRFLOW_CONN_<CONN_ID>. The supervisor puts the connections that a stream names into the environment
+of its writer, which therefore needs no Airflow.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _FIELDS = ("host", "port", "login", "password", "schema")
 
 
 def resolve(text: str, environment: Mapping[str, str]) -> str:
-    """The text with every reference replaced; text without references passes through.
+    """The text with every reference replaced.
 
-    Raises SpecError that names the missing variable, connection or field, never a value.
+    Raises SpecError naming the missing variable, connection or field, never a value.
     """
     return _REFERENCE.sub(lambda match: _value(match[1], environment), text)
 
 
 def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Every value resolved. Raises SpecError that names the key as well."""
+    """The properties with resolved values. Raises SpecError that also names the key."""
     resolved = {}
     for key, text in properties.items():
         try:
@@ -46,12 +46,12 @@ def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -
 
 
 def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
-    """librdkafka's properties of a stream's source as they are declared, references and all."""
+    """The librdkafka properties of a stream's source as declared, with unresolved references."""
     return {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
 
 
 def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """librdkafka's properties of a stream's source: the brokers and what the user declared, all resolved."""
+    """The librdkafka properties of a stream's source, with resolved references."""
     try:
         resolved = resolve_all(declared_kafka_properties(spec), environment)
     except SpecError as error:
@@ -72,7 +72,7 @@ def connections(spec: StreamSpec) -> frozenset[str]:
 
 
 def problem_in(text: str) -> str | None:
-    """Why a text's references cannot be read, for the person who wrote them; None when they can."""
+    """Why the references in a text cannot be read, for their author; None if they can."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
             return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
@@ -80,14 +80,14 @@ def problem_in(text: str) -> str | None:
 
 
 def connection_variable(connection: str) -> str:
-    """The environment variable in which Airflow, and we, look for a connection."""
+    """The environment variable in which Airflow and frazil expect a connection."""
     return f"AIRFLOW_CONN_{connection.upper()}"
 
 
 def _value(reference: str, environment: Mapping[str, str]) -> str:
     if match := _ENVIRONMENT.fullmatch(reference):
         value = environment.get(match["name"])
-        if not value and match["default"] is not None:  # as a shell's ${NAME:-default}: empty counts as unset
+        if not value and match["default"] is not None:  # like a shell's ${NAME:-default}, empty counts as unset
             return match["default"]
         if value is None:
             raise SpecError(f"the environment variable {match['name']} is not set; set it, or write a default")
@@ -101,23 +101,23 @@ def _connection_field(connection: str, field: str, environment: Mapping[str, str
     variable = connection_variable(connection)
     if variable not in environment:
         raise SpecError(
-            f"the Airflow connection {connection!r} is not there: add it in Airflow, or set {variable} for a writer "
+            f"the Airflow connection {connection!r} is missing: add it in Airflow, or set {variable} for a writer "
             "that Airflow does not start"
         )
     fields = _parse_connection(environment[variable], variable)
     value = fields.get(field)
     if value is None:
-        known = ", ".join(sorted(name for name, held in fields.items() if held is not None))
+        known = ", ".join(sorted(name for name, field in fields.items() if field is not None))
         raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
-    """A connection's fields and extras by name, from either form that Airflow writes."""
+    """A connection's fields and extras by name, from either of Airflow's formats."""
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
     except (ValueError, TypeError):
-        # Neither the text nor the cause is shown: both may hold a password.
+        # The message shows neither text nor cause, because both may hold a password.
         raise SpecError(f"{variable} is neither an Airflow connection's JSON nor its URI") from None
 
 
@@ -133,7 +133,7 @@ def _from_json(text: str) -> dict[str, Any]:
 
 
 def _from_uri(text: str) -> dict[str, Any]:
-    """As `airflow.models.Connection` reads it: percent-encoded parts, extras in the query or as `__extra__`."""
+    """Parses like `airflow.models.Connection`: percent-encoded parts, extras in the query or as `__extra__`."""
     parts = urlsplit(text)
     if not parts.scheme:
         raise ValueError("no scheme")

@@ -1,4 +1,4 @@
-"""What must hold between the parts of a declared stream: pure checks, all of them reported at once."""
+"""Rules between the parts of a declared stream. Pure; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COORDINATES = {
     "kafka_offset": Primitive("long"),
     "kafka_timestamp": Primitive("timestamptz"),
 }
-"""The columns that frazil adds, with their types, unless `coordinates: false`."""
+"""The columns that frazil adds, unless `coordinates: false`, with their types."""
 
 REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})
 
@@ -31,12 +31,12 @@ SET_BY_FRAZIL = {
     "bootstrap.servers": "write source.bootstrap-servers",
     "isolation.level": "frazil reads committed records only",
     "auto.offset.reset": "frazil never jumps over records; a new stream's start is source.start",
-    "enable.partition.eof": "frazil needs it to see the end of a range",
+    "enable.partition.eof": "frazil needs it to find the end of a range",
     "group.id": "offsets live in the table, and there is no consumer group to join",
     "enable.auto.commit": "offsets live in the table",
     "enable.auto.offset.store": "offsets live in the table",
 }
-"""librdkafka properties that are not the user's, and why."""
+"""librdkafka properties that users must not set, and why."""
 
 JAVA_ONLY = {
     "sasl.jaas.config": "write sasl.username and sasl.password",
@@ -52,21 +52,21 @@ JAVA_ONLY = {
     "fetch.max.wait.ms": "write fetch.wait.max.ms",
     "default.api.timeout.ms": "leave it out",
 }
-"""Properties of Kafka's Java client that librdkafka has not, and what to write instead."""
+"""Properties of Kafka's Java client that librdkafka lacks, and what to write instead."""
 
 _WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
 """Table properties whose value is a whole number (Iceberg's configuration page)."""
 
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 Columns = Mapping[str, Type | None]
-"""Types by column; None where the declared one cannot be read."""
+"""Types by column; None for a type that cannot be read."""
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`key` is the dotted kebab path; `value` what was written there, None where it must not be shown."""
+    """`key` is the dotted path in the YAML; `value` is what was written there, None if it must not be shown."""
 
     key: str
     value: object
@@ -74,7 +74,7 @@ class Problem:
 
 
 class InconsistentError(ValueError):
-    """Raised inside the model's validation; `frazil.spec.load` turns it into a SpecError."""
+    """Raised by the model's validation; `frazil.spec.load` turns it into a SpecError."""
 
     def __init__(self, found: tuple[Problem, ...]) -> None:
         super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
@@ -82,15 +82,15 @@ class InconsistentError(ValueError):
 
 
 def is_secret(key: str) -> bool:
-    """Whether a property's value must not stand in a file."""
+    """Whether a property's value must not be in a file."""
     return _SECRET.search(key) is not None
 
 
 def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """Everything that is wrong between the parts; empty when the stream is sound.
+    """All problems between the parts; empty if the stream is sound.
 
-    `wrong` names parts by their dotted keys whose value is a stand-in, because what was written there cannot be used:
-    no rule is asked that needs one of them. A column whose type is wrong has an empty one here.
+    `wrong` has the dotted keys of parts that are stand-ins for unusable values: rules that need one of them are
+    skipped. A column whose type is wrong has an empty type.
     """
     return tuple(
         problem
@@ -101,15 +101,15 @@ def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[
 
 
 def _overlaps(need: str, wrong: str) -> bool:
-    if need == "schema":  # of which single columns may be wrong
+    if need == "schema":  # single columns of it may be wrong
         return wrong == need
     return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
 
 
 def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """What a stream of an existing table may have, and none of a new one."""
+    """Problems that are errors only for a stream whose table is new."""
     return tuple(
-        Problem(place, name, f"{reason}. A table that has the column already is written on; a new one is refused")
+        Problem(place, name, f"{reason}. A table that has the column can still be written; a new one is refused")
         for column in spec.columns
         for name, reason in UNREADABLE.items()
         for place in places_of(name, parse_type(column.type), f"schema.{column.name}")
@@ -124,7 +124,7 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(
                 f"schema.{column.name}",
                 column.type or None,
-                f"names the column {seen[lower]!r} again; case does not tell apart",
+                f"names the column {seen[lower]!r} again; names are case-insensitive",
             )
         if spec.coordinates and lower in COORDINATES:
             yield Problem(
@@ -144,7 +144,7 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem(
             "event-time",
             name,
-            f"is a column of type {declared[name]}; event time is a timestamptz or timestamp (where the record "
+            f"is a column of type {declared[name]}; event time is a timestamptz or timestamp (if the record "
             "holds a number, declare the column timestamptz, and event-time: {column: …, unit: ms})",
         )
 
@@ -167,16 +167,16 @@ def _sorting(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _aligned(spec: StreamSpec) -> Iterator[Problem]:
-    """Windows can only be kept apart where no data file spans two of them."""
+    """Whole windows need data files that span no two of them."""
     if spec.commit.align == "none":
         return
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")
     terms = " or ".join(f"{transform}({column})" for transform in fine)
     if spec.window is None:
-        what = f"waits for windows to complete, and the stream has none; partition by {terms}, or declare complete"
+        what = f"waits for windows to complete, but the stream has none; partition by {terms}, or declare complete"
         yield Problem("commit.align", spec.commit.align, what)
     elif not set(fine) & set(spec.event_time_partitions):
-        what = f"needs partition-by {terms}, for files that lie in one {spec.window} each, which is what completes"
+        what = f"needs partition-by {terms}, so that each file lies in one {spec.window}, the window that completes"
         yield Problem("commit.align", spec.commit.align, what)
 
 
@@ -208,7 +208,7 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
 
 
 def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
-    """A partition field's name is its own, and one column has one granularity of time (Iceberg Java refuses two)."""
+    """Partition field names are unique, and a column has one time granularity (Iceberg Java refuses two)."""
     other = next((t for t in before if t.field_name == term.field_name), None)
     if other is not None:
         yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
@@ -221,7 +221,7 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
 
 
 def _source(path: str, columns: Columns) -> Type | None:
-    """The type at a dotted path; a path goes through structs only, as Iceberg's sources do."""
+    """The type at a dotted path, which leads through structs only, like Iceberg's sources."""
     first, *rest = path.split(".")
     found = columns.get(first)
     for name in rest:
@@ -252,7 +252,7 @@ def _secrets(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(
                     f"{path}.{key}",
                     None,
-                    "is a secret, never to stand in the file; write ${env:NAME} or ${airflow:connection.password}",
+                    "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}",
                 )
 
 
@@ -264,7 +264,7 @@ def _references(spec: StreamSpec) -> Iterator[Problem]:
         if message := problem_in(text):
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
-        yield Problem("table.location", spec.table.location, "holds a reference, and a location takes none")
+        yield Problem("table.location", spec.table.location, "holds a reference, which a location does not allow")
     elif spec.table.location and (what := location_problem(spec.table.location)):
         yield Problem("table.location", spec.table.location, what)
 
@@ -281,16 +281,16 @@ def _table_properties(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(
                 path,
                 None,
-                "is a secret, and readable in the table; it belongs to the catalog's configuration",
+                "is a secret, and would be readable in the table; it belongs to the catalog's configuration",
             )
         elif key.startswith("frazil."):
-            yield Problem(path, value, "is set by frazil: the prefix frazil. is the marker's")
+            yield Problem(path, value, "is set by frazil: the prefix frazil. is reserved for it")
         elif key == "format-version" and value != "2":
             yield Problem(path, value, "is not supported; frazil writes format version 2")
         elif key == "write.format.default" and value.lower() != "parquet":
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
         elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
-            yield Problem(path, value, "is not a whole number, which this property is to Iceberg")
+            yield Problem(path, value, "is not a whole number, as Iceberg requires")
 
 
 def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
@@ -313,4 +313,4 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_dead_letters, ("table.identifier", "dead-letters")),
     (_table_properties, ("table.properties",)),
 )
-"""Each rule with the parts that it needs."""
+"""The rules, each with the parts that it needs."""

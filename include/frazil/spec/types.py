@@ -1,6 +1,6 @@
-"""Iceberg's types as text, parsed without PyIceberg: an Airflow DAG file is parsed often and loads only this.
+"""Parses Iceberg's types from text without PyIceberg, because Airflow parses DAG files often.
 
-`frazil.spec.iceberg` turns the parsed form into PyIceberg's; the names and the nesting are Iceberg's own.
+`frazil.spec.iceberg` translates them to PyIceberg's types.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_DECIMAL_PRECISION = 38
 
 UNREADABLE = {
     "time": (
-        "Spark reads no table with a time column, not even its other columns, and compaction fails on it; "
-        "write string ('10:11:12'), or long where records hold a number"
+        "Spark cannot read a table with a time column, not even its other columns, and compaction fails on it; "
+        "write string ('10:11:12'), or long if records hold a number"
     )
 }
-"""Types that frazil writes and an engine cannot read: why they are refused in new tables, and the ways out."""
+"""Types that frazil can write but an engine cannot read: why new tables refuse them, and what to write instead."""
 
 _FORMAT_3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
 _JSON = frozenset({"json", "jsonb", "object", "any", "dict"})
@@ -107,7 +107,7 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Elements may be null, as Iceberg's default is."""
+    """Elements may be null, which is Iceberg's default."""
 
     element: Type
 
@@ -117,7 +117,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Keys are never null, values may be."""
+    """Keys are never null; values may be."""
 
     key: Type
     value: Type
@@ -130,7 +130,7 @@ Type = Primitive | Struct | List | Map
 
 
 def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
-    """The dotted paths at which a primitive type stands within a type, from `where` on."""
+    """The dotted paths of a primitive type within a type; `where` is the path of the latter."""
     match kind:
         case Primitive():
             if kind.name == name:
@@ -149,10 +149,10 @@ _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[
 
 
 def parse_type(text: str) -> Type:
-    """One Iceberg type, nested ones included.
+    """Parse one Iceberg type, which may be nested.
 
-    Raises ValueError that names the part that cannot be read and what is allowed, or Iceberg's name for a
-    type of another system (`varchar`, `bigint`).
+    Raises ValueError naming the unreadable part and what is allowed, or Iceberg's name for a type of another system
+    (`varchar`, `bigint`).
     """
     reader = _Reader(_tokens(text))
     parsed = reader.type()
@@ -166,7 +166,7 @@ def _tokens(text: str) -> list[str]:
     while position < len(stripped):
         match = _TOKEN.match(stripped, position)
         if match is None:
-            raise ValueError(f"has {stripped[position:].strip()[0]!r}, which no Iceberg type holds; allowed: {ALLOWED}")
+            raise ValueError(f"has {stripped[position:].strip()[0]!r}, which no Iceberg type has; allowed: {ALLOWED}")
         tokens.append(match[0].strip())
         position = match.end()
     return tokens
@@ -213,7 +213,7 @@ class _Reader:
         self._take(">")
         names = [field.name.lower() for field in fields]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"names the struct's field {doubled[0]!r} twice (case does not tell names apart)")
+            raise ValueError(f"names the struct's field {doubled[0]!r} twice (names are case-insensitive)")
         return Struct(tuple(fields))
 
     def _field(self) -> Field:
@@ -245,7 +245,7 @@ class _Reader:
 
     def _may_be_null(self, what: str, instead: str) -> None:
         if [token.lower() for token in self._tokens[self._position : self._position + 2]] == ["not", "null"]:
-            raise ValueError(f"has 'not null' where {what} may always be null; write {instead}")
+            raise ValueError(f"has 'not null', but {what} may always be null; write {instead}")
 
     def _decimal(self) -> Primitive:
         self._take("(")
@@ -304,7 +304,7 @@ def _unknown(name: str) -> ValueError:
     if lower in _JSON:
         return ValueError(
             f"has {name!r}, which is no Iceberg type; say what is inside, struct<name: type>, list<type> or "
-            "map<string, type>, or write string where the record holds it as text"
+            "map<string, type>, or write string if the record holds it as text"
         )
     if lower in _FORMAT_3:
         return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, so that a YAML never needs a comment about its units."""
+"""Parses and formats durations and sizes with units."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
 def parse_duration(value: object) -> timedelta:
     """`60s`, `250ms`, `1h30m`, `7d`, or `0`; a timedelta passes through.
 
-    Raises ValueError that says what is allowed. A bare number is refused: its unit would be a guess.
+    Raises ValueError saying what is allowed. A bare number is refused, because its unit would be a guess.
     """
     if isinstance(value, timedelta):
         duration = value
@@ -48,7 +48,7 @@ def parse_duration(value: object) -> timedelta:
 def parse_bytes(value: object) -> int:
     """`128MiB` (binary), `1GB` (decimal), `512B`, or a whole number of bytes.
 
-    Raises ValueError that says what is allowed.
+    Raises ValueError saying what is allowed.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -72,7 +72,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def rounded_bytes(size_bytes: float) -> str:
-    """A measured size as people read it: `512 B`, `1.4 GiB`."""
+    """A measured size, rounded: `512 B`, `1.4 GiB`."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -82,7 +82,7 @@ def rounded_bytes(size_bytes: float) -> str:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """The largest unit that divides the size exactly: `128MiB`, `1GB`; `parse_bytes` reads it back."""
+    """The size in the largest unit that divides it: `128MiB`, `1GB`; `parse_bytes` reads it back."""
     if size_bytes == 0:
         return "0B"
     for unit in ("TiB", "GiB", "MiB", "TB", "GB", "KiB", "MB", "KB"):

@@ -1,7 +1,6 @@
-"""How values are written in YAML - durations, sizes, moments, mappings - and the model that all declarations share.
+"""Types of YAML values (durations, sizes, times, mappings), and the base model of all declarations.
 
-A validator's ValueError is a half sentence that follows the value: `frazil.spec.problems` puts file, key and
-value before it.
+A validator's ValueError continues a sentence: `frazil.spec.problems` puts file, key and value before it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _start(value: object) -> object:
 
 
 def _moment(value: object, besides: str = "") -> datetime:
-    """A moment needs its zone: without one it would mean something else on every machine."""
+    """A time with its zone, without which it would differ from machine to machine."""
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     except ValueError:
@@ -54,7 +53,7 @@ def _moment(value: object, besides: str = "") -> datetime:
 
 
 def _texts(value: object) -> object:
-    """Properties are text to Kafka, Iceberg and Spark: a number or boolean of the YAML becomes its text."""
+    """Turn numbers and booleans into text, because Kafka, Iceberg and Spark take properties as text."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -65,7 +64,7 @@ def _texts(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a value is written in YAML, in words: what the configuration reference says instead of a Python type."""
+    """How a value is written in YAML, in words, for the configuration reference."""
 
     words: str
 
@@ -113,6 +112,6 @@ Properties = Annotated[
 
 
 class Model(BaseModel):
-    """Python names fields in snake_case, YAML in kebab-case; an unknown key is an error."""
+    """Fields are snake_case in Python and kebab-case in YAML; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True)

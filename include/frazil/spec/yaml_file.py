@@ -1,4 +1,4 @@
-"""YAML as YAML 1.2 reads it: `on` and `no` are words, a time is text, a key that stands twice is an error."""
+"""Reads YAML by the rules of YAML 1.2: `on` and `no` are words, a time is text, a duplicate key is an error."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from frazil.errors import SpecError
 from frazil.spec.file_cache import FileCache
 
 MOST_BYTES = 4 * 2**20
-"""More is no declaration that a person wrote."""
+"""No declaration that a person writes is larger."""
 
 MOST_NESTED = 50
-"""PyYAML's C code recurses, and deep nesting ends the whole process."""
+"""PyYAML's C code recurses, so deep nesting would crash the process."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """PyYAML's safe loader without the surprises of YAML 1.1."""
+    """PyYAML's safe loader without YAML 1.1's booleans and timestamps."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -31,7 +31,7 @@ class _StreamLoader(_Loader):  # type: ignore[misc]
                 raise yaml.constructor.ConstructorError(None, None, "a key is text, no list or mapping", key.start_mark)
             if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                    None, None, f"the key {key.value!r} appears twice", key.start_mark
                 )
             seen.add(str(key.value))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
@@ -47,9 +47,9 @@ _StreamLoader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|false|Fals
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """The file's one mapping, which is shared: nobody may change it.
+    """The mapping in a file. It is shared and must not be changed.
 
-    Raises SpecError naming the file, and line and column where it is not YAML.
+    Raises SpecError naming the file, with line and column if it is not YAML.
     """
     return _FILES.get(path)
 
@@ -65,10 +65,10 @@ def _read(path: Path) -> Mapping[str, Any]:
         line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
         problem = error.problem or "is not YAML"
         raise SpecError(f"{path}: {where}{problem}{_hint(problem, line)}") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's own constructors raise the rest
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's constructors raise these
         raise SpecError(f"{path}: is not YAML that can be read: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
-        raise SpecError(f"{path}: holds no mapping; a stream begins with name: …")
+        raise SpecError(f"{path}: holds no mapping; begin a stream with name: …")
     return loaded
 
 
@@ -83,7 +83,7 @@ def _text(path: Path) -> str:
         raise SpecError(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: cannot be read as UTF-8 text: {error}") from None
-    except OSError as error:  # kept as the cause: `FileCache` remembers no such answer
+    except OSError as error:  # as the cause, so that `FileCache` does not keep it
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
@@ -95,17 +95,17 @@ def _check_depth(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MOST_NESTED:
-            raise yaml.YAMLError(f"it is nested over {MOST_NESTED} deep")
+            raise yaml.YAMLError(f"it is nested over {MOST_NESTED} levels deep")
 
 
 def _hint(problem: str, line: str) -> str:
-    """What to do about it, where the line tells."""
+    """What to do, if the line tells."""
     if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in problem:
-        return "; indent with spaces, for YAML allows no tabs"
+        return "; indent with spaces, because YAML allows no tabs"
     if "cannot start any token" in problem:
         return "; quote a value that begins with such a character"
     if re.search(r"\b(struct|list|map)\s*<", line):
-        return '; quote the type, for it holds ": " or ",": "list<struct<a: int>>"'
+        return '; quote the type, because it holds ": " or ",": "list<struct<a: int>>"'
     if "mapping values are not allowed" in problem:
         return '; quote a value that holds ": ", or begin a new line before the second key'
     return ""

@@ -101,6 +101,6 @@ def test_a_held_window_is_shown_and_released_with_a_reason(made: MadeStream, tmp
 
 
 def test_a_table_that_no_stream_feeds_is_named_with_those_that_are_fed(tmp_path: Path, made: MadeStream) -> None:  # noqa: ARG001
-    with pytest.raises(SpecError, match=r"feeds the table 'demo.flight'; fed are: demo.made"):
+    with pytest.raises(SpecError, match=r"feeds the table 'demo.flight'; known tables: demo.made"):
         call(tmp_path, "demo.flight")
     assert call(tmp_path, "demo.made", "--send-again", "2013").exit_code == 2

@@ -114,7 +114,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "too coarse to align",
         {"commit": {"align": "watermark"}, "complete": "hour", "partition_by": "day(departed)"},
-        ["commit.align: 'watermark' needs partition-by hour(departed), for files that lie in one hour each"],
+        ["commit.align: 'watermark' needs partition-by hour(departed), so that each file lies in one hour"],
     ),
     (
         "nothing to stretch",
@@ -186,7 +186,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "location",
         {"table": {"identifier": "a.b", "location": "not a uri"}},
-        ["table.location: 'not a uri' is no place for files", "s3://bucket"],
+        ["table.location: 'not a uri' cannot hold files", "s3://bucket"],
     ),
     (
         "file format",
@@ -304,7 +304,7 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
     ("text", "answer"),
     [
         ("name: [x\n", "line 2, column 1"),
-        ("name: x\nname: y\n", "line 2, column 1: the key 'name' stands twice"),
+        ("name: x\nname: y\n", "line 2, column 1: the key 'name' appears twice"),
         ("- a\n", "no mapping"),
         ("", "no mapping"),
         ("a: \t- b: [", "line 1"),

@@ -34,7 +34,7 @@ def test_a_type_that_only_an_existing_table_may_have_is_a_warning(declare: Decla
     assert result.exit_code == 0
     (line,) = result.stderr.splitlines()
     assert line.startswith("warning: ")
-    assert "schema.open.at.element: 'time': Spark reads no table with a time column" in line
+    assert "schema.open.at.element: 'time': Spark cannot read a table with a time column" in line
     answer = json.loads(CliRunner().invoke(frazil, ["validate", "--json", "--streams", str(tmp_path)]).stdout)
     assert len(answer["warnings"]) == 1
 
