@@ -78,7 +78,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
-        _show(found, in_full=table is not None)
+        _show(found, _rules_of(running), in_full=table is not None)
         for sentence in (reading.sentence for stream in running for reading in stream.beyond):
             click.echo(sentence)
     for error in () if as_json else errors:
@@ -114,7 +114,15 @@ def _look_at_stream(spec: StreamSpec, *, now_ms: int) -> StreamReport:
     return StreamReport(state, tuple(reading for reading in seen if reading.is_beyond))
 
 
-def _show(found: Sequence[TableReport], *, in_full: bool) -> None:
+def _rules_of(running: Sequence[StreamReport]) -> dict[str, list[str]]:
+    """By table, what is wrong with the streams that write to it."""
+    rules: dict[str, list[str]] = {}
+    for stream in running:
+        rules.setdefault(stream.state.table, []).extend(f"{r.rule}:{stream.state.name}" for r in stream.beyond)
+    return rules
+
+
+def _show(found: Sequence[TableReport], of_streams: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
     if in_full:
         for look in found:
             echo_fields(_fields(look.health) if look.health else {"table": look.table, "state": _state(look)})
@@ -122,17 +130,18 @@ def _show(found: Sequence[TableReport], *, in_full: bool) -> None:
                 _show_partitions(look.health.partitions)
     else:
         columns = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
-        echo_table(columns, map(_row, found), numbers=frozenset(columns[1:7]))
+        rows = [_row(look, of_streams.get(look.table, ())) for look in found]
+        echo_table(columns, rows, numbers=frozenset(columns[1:7]))
     for look in found:
         for said in (look.problem and f"{look.table}: {look.problem}", *(r.sentence for r in look.beyond)):
             if said:
                 click.echo(said)
 
 
-def _row(look: TableReport) -> tuple[str, ...]:
+def _row(look: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
     one = look.health
     if one is None:
-        return (look.table, *[""] * 7, _state(look))
+        return (look.table, *[""] * 7, _state(look, of_streams))
     return (
         look.table,
         f"{one.data_files:,}",
@@ -142,14 +151,14 @@ def _row(look: TableReport) -> tuple[str, ...]:
         rounded_bytes(one.metadata_bytes),
         f"{one.snapshots:,}",
         _compacted(one),
-        _state(look),
+        _state(look, of_streams),
     )
 
 
-def _state(look: TableReport) -> str:
+def _state(look: TableReport, of_streams: Sequence[str] = ()) -> str:
     if look.health is None:
-        return "unknown" if look.problem else "no table yet"
-    return ", ".join(r.rule for r in look.beyond) or "ok"
+        return ", ".join(["unknown" if look.problem else "no table yet", *of_streams])
+    return ", ".join([*(r.rule for r in look.beyond), *of_streams]) or "ok"
 
 
 def _fields(one: TableHealth) -> dict[str, str]:

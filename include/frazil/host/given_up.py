@@ -1,4 +1,4 @@
-"""Records that the supervisor gave up, so that it does so once for each cause and holds from then on."""
+"""That the supervisor gave up: recorded, so that it does so once for each cause and then holds; and read by others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 
 from frazil import clock
 from frazil.home import run_folder
+from frazil.host.launcher import Observation
 from frazil.host.records import GivenUp, read_notes, write_notes
 
 
@@ -14,3 +15,14 @@ def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprin
     folder = run_folder(stream)
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     write_notes(folder, dataclasses.replace(read_notes(folder), given_up=given_up))
+
+
+def standing_given_up(stream: str, seen: Observation) -> GivenUp | None:
+    """What the supervisor gave up on, on this host, if nothing was started since.
+
+    Raises OSError, ValueError and TypeError for a run folder that cannot be read.
+    """
+    given_up = read_notes(run_folder(stream)).given_up
+    if given_up is None or seen.process.is_alive:
+        return None
+    return given_up if seen.launch is None or seen.launch.id == given_up.subject else None

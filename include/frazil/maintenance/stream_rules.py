@@ -37,6 +37,8 @@ class StreamState:
     ended_at_ms: int | None = None
     """When the last writer on this host ended; None if none was ever started here."""
     last_words: str = ""
+    given_up: str | None = None
+    """Why the supervisor of this host gave up; None if it did not, or something was started since."""
     fruitless: int = 0
     """Consecutive ends within an hour without a commit and without a request to stop."""
     waiting_batches: int | None = 0
@@ -60,16 +62,16 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         f"were; no writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
     )
     down_s = _down_s(state, now_ms)
-    since = "ever on this host" if down_s == math.inf else f"for {ago(int((down_s or 0) * 1000))}"
-    last_words = f" {state.last_words}" if state.last_words else ""
-    yield Reading(
-        "writer",
-        down_s,
-        alerts.writer_down.total_seconds(),
-        "a writer runs, or none is wanted" if not down_s else f"no writer has run {since}",
-        f"stream {name} is wanted, and no writer has run {since}.{last_words} {look} says more; its DAG "
-        f"frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was "
-        f"given up; `frazil pause {name}` says that none shall run",
+    yield (
+        _writer(state, down_s, alerts)
+        if not (state.given_up and down_s)
+        else flag(
+            "writer",
+            True,
+            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. {look} says more. Once the "
+            f"cause is mended, `frazil resume {name}` starts it; `frazil pause {name}` says that none shall run",
+            "the supervisor gave up",
+        )
     )
     yield Reading(
         "restarts",
@@ -99,9 +101,26 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
     )
 
 
+def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading:
+    name = state.name
+    since = "ever on this host" if down_s == math.inf else f"for {ago(int((down_s or 0) * 1000))}"
+    last_words = f" {state.last_words}" if state.last_words else ""
+    return Reading(
+        "writer",
+        down_s,
+        alerts.writer_down.total_seconds(),
+        "a writer runs, or none is wanted" if not down_s else f"no writer has run {since}",
+        f"stream {name} is wanted, and no writer has run {since}.{last_words} `frazil status {name}` says more; its "
+        f"DAG frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` tries again what "
+        f"was given up; `frazil pause {name}` says that none shall run",
+    )
+
+
 def _down_s(state: StreamState, now_ms: int) -> float | None:
     if state.alive or state.wanted is False:
         return 0
+    if state.given_up:
+        return math.inf
     if state.wanted is None or state.alive is None:
         return None
     return math.inf if state.ended_at_ms is None else max(now_ms - state.ended_at_ms, 0) / 1000

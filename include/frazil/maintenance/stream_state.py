@@ -15,6 +15,7 @@ from frazil.commit.history import ancestors, commit_records
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import property_name, read_marker
 from frazil.errors import FrazilError
+from frazil.host.given_up import standing_given_up
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.host.records import ExitRecord
@@ -29,6 +30,8 @@ from frazil.table.tables import load_stream_table, state_location
 log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
+SAID_MOST = 500
+"""Characters of what a writer, or its supervisor, said last."""
 WAITING_MOST = 1_000
 """At most this many waiting batches are counted."""
 
@@ -57,6 +60,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
         ),
         ended_at_ms=_ended_at_ms(writer),
         last_words=_last_words(writer),
+        given_up=_given_up(spec.name, writer),
         fruitless=len(exits),
         waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
         records=records,
@@ -121,7 +125,16 @@ def _last_words(writer: Observation | None) -> str:
         error: str | None = beat.error
     else:
         error = end.error if end is not None else None
-    return f"The last one said: {' '.join(error.split())[:500]}." if error else ""
+    return f"The last one said: {' '.join(error.split())[:SAID_MOST]}." if error else ""
+
+
+def _given_up(stream: str, writer: Observation | None) -> str | None:
+    try:
+        given_up = standing_given_up(stream, writer) if writer else None
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("the supervisor's notes on stream %s cannot be read: %r", stream, error)
+        return None
+    return " ".join(given_up.reason.split())[:SAID_MOST] if given_up else None
 
 
 def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:

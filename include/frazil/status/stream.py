@@ -17,6 +17,7 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.errors import FrazilError
 from frazil.home import run_folder
+from frazil.host.given_up import standing_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
@@ -174,6 +175,7 @@ def _position(view: TableView, beat: Heartbeat | None) -> Position:
 def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:
     try:
         observation = open_launcher(name).observe()
+        given_up = standing_given_up(name, observation)
     except (OSError, ValueError, TypeError, KeyError) as error:
         unknown = WriterStatus(state="unknown")
         return unknown, None, [f"the run folder {run_folder(name)} cannot be read: {error!r}"]
@@ -184,6 +186,9 @@ def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observatio
         problems.append(f"pid {writer.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
     if writer.error:
         problems.append(f"the last writer ended with {exit_words(writer)}: {_without_name(writer)}")
+    if given_up:
+        when = f"{ago(now_ms - given_up.at_ms)} ago"
+        problems.append(f"the supervisor gave up {when}; once the cause is mended, `frazil resume {name}` starts it")
     return writer, observation, problems
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
 from frazil.errors import CommitUnavailable, SpecError
+from frazil.host.given_up import confirm_given_up
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
@@ -116,4 +117,21 @@ def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStre
         append_exit(folder, end)
     launch = Launch("l3", LaunchKind.SUPERVISED, now_ms, writer=ProcessMark(2**22 + 1, 0))
     (folder / "lock").write_text(json.dumps(launch.to_json()))
-    assert "ended 4 times in a row without one commit" in call(tmp_path).stdout
+    said = call(tmp_path).stdout
+    assert "ended 4 times in a row without one commit" in said
+    assert said.splitlines()[1].rstrip().endswith("restarts:made")
+
+
+def test_a_writer_that_was_given_up_is_said_at_once_by_health_and_status(tmp_path: Path, frazil_home: Path):
+    (tmp_path / "made.yaml").write_text(YAML)
+    folder, now_ms = frazil_home / "streams" / "made", time.time_ns() // 1_000_000
+    folder.mkdir(parents=True)
+    append_exit(folder, ExitRecord("l3", 12, now_ms, now_ms, "f", 0, committed=False, error="RolledBack: it went back"))
+    (folder / "lock").write_text(json.dumps(Launch("l3", LaunchKind.SUPERVISED, now_ms).to_json()))
+    confirm_given_up("made", "l3", reason="it broke", table_fingerprint=None)
+    said = call(tmp_path).stdout
+    assert said.splitlines()[1].rstrip().endswith("no table yet, writer:made")
+    assert "its supervisor gave up: it broke" in said
+    people = CliRunner().invoke(frazil, ["status", "--streams", str(tmp_path)]).stdout
+    assert "made: the supervisor gave up " in people
+    assert "`frazil resume made` starts it" in people

@@ -13,6 +13,7 @@ import pytest
 
 from frazil.aggregate.due import WaitingDay
 from frazil.host.exchange import open_exchange
+from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
@@ -52,6 +53,7 @@ def state(**changes: Any) -> StreamState:
         ({"problem": "s.yaml: latenes: is an unknown key"}, "declaration", "s.yaml: latenes: is an unknown key"),
         ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
         ({"alive": False}, "writer", "no writer has run ever"),
+        ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` says"),
         ({"fruitless": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
@@ -195,3 +197,29 @@ def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
 
     assert (fruitless(lived_ms=900, lag=0), fruitless(lived_ms=1_100, lag=0)) == (5, 0)
     assert fruitless(lived_ms=1_100, lag=1) == 5, "there is something to commit"
+
+
+def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_started(
+    frazil_home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    spec, now_ms = load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000
+    folder = frazil_home / "streams" / "made"
+    folder.mkdir(parents=True)
+    append_exit(folder, end(9, at_ms=now_ms - 1_000))
+    (folder / "lock").write_text(json.dumps(Launch("l9", LaunchKind.SUPERVISED, now_ms - 2_000).to_json()))
+    confirm_given_up("made", "l9", reason="5 crashes without one commit", table_fingerprint=None)
+
+    def alerts_now() -> list[str]:
+        seen = stream_readings(observe_stream(spec, None, now_ms=now_ms), ALERTS, now_ms=now_ms)
+        fired = step_readings(AlertStates(), "stream made", seen, ALERTS, now_ms=now_ms).fired
+        return [alert.sentence for alert in fired if alert.rule == "writer"]
+
+    (sentence,) = alerts_now()
+    assert sentence.startswith("stream made has no writer, and its supervisor gave up: 5 crashes without one commit.")
+    (folder / "lock").write_text(json.dumps(Launch("l10", LaunchKind.SUPERVISED, now_ms).to_json()))
+    assert alerts_now() == []
+
+
+def test_a_pause_ends_the_alert_of_a_writer_that_was_given_up() -> None:
+    assert beyond(state(alive=False, wanted=False, given_up="it broke")) == {}
