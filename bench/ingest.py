@@ -124,7 +124,6 @@ def context(bootstrap: str, folder: Path) -> StageContext:
         epoch=1,
         batch=1,
         kafka={"bootstrap.servers": bootstrap},
-        io={},
         format="json",
         event_time_column="ts",
         event_time_unit="iso",

@@ -61,7 +61,6 @@ def context(kafka: EmbeddedKafka, tmp_path: Path) -> StageContext:
         epoch=1,
         batch=1,
         kafka={"bootstrap.servers": kafka.bootstrap},
-        io={},
         format="json",
         event_time_column="at",
         event_time_unit="iso",

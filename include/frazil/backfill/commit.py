@@ -248,7 +248,11 @@ def _publish_letters(tables: StreamTables, lane: Lane) -> None:
 
 def _sweep(own: StreamTables, lane: Lane) -> None:
     """Delete staged files that no committed chunk names, after closing the keys of uncommitted chunks."""
-    keys = {key for h in own.targets.values() for key, _ in batch_folders(own.store, h.refresh(), own.stream)}
+    keys = {
+        key
+        for target, handle in own.targets.items()
+        for key, _ in batch_folders(own.store_of(target), handle.refresh(), own.stream)
+    }
     for key in sorted(keys):
         journal = own.journals.get(key)
         if lane.has(key):

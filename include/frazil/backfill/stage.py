@@ -66,7 +66,7 @@ def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: 
     """Stage one chunk; its source is asked once more whether it is still what was planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
-    progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.io)
+    progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.main.io)
     plans = [
         json.dumps({"task": task.to_json(), "position": None})
         for task in backfill.source.tasks(spans, engine.parallelism)

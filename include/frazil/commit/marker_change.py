@@ -186,9 +186,9 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
         return highest_epoch(tables)
     except MarkerUnreadable:
         found = {tables.journals.highest_epoch()}
-    for handle in tables.targets.values():
+    for target, handle in tables.targets.items():
         table = handle.current()
-        found |= {key.epoch for key, _ in batch_folders(tables.store, table, tables.stream)}
+        found |= {key.epoch for key, _ in batch_folders(tables.store_of(target), table, tables.stream)}
         for snapshot in ancestors(table.metadata):
             summary = snapshot.summary
             if summary and summary.get("frazil.stream") == tables.stream:

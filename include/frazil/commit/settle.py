@@ -58,7 +58,7 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
     keys = tables.journals.keys()
     for journal in _waiting(tables, marker, keys):
         try:
-            _commit_waiting(committer, journal, tables.store)
+            _commit_waiting(committer, journal, tables)
         except (StaleBatch, TopicRecreated) as reason:
             discarded.append(journal.key)
             tables.journals.void(journal.key)
@@ -94,18 +94,19 @@ def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> 
             yield journal
 
 
-def _commit_waiting(committer: Committer, journal: Journal, store: ObjectStore) -> None:
+def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
     """Raises `StaleBatch` also where other files hold the records, as after a reset to a later position."""
-    _check_whole(store, journal)
+    _check_whole(tables, journal)
     if committer.commit(journal).settled != journal.key:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
 
 
-def _check_whole(store: ObjectStore, journal: Journal) -> None:
+def _check_whole(tables: StreamTables, journal: Journal) -> None:
     """Every staged file is still there: a table must never reference one that is not."""
     wanted = _files_of(journal)
-    folders = {f.path.rsplit("/", 1)[0] for f in journal.files}
-    missing = wanted - {bare_path(found.path) for folder in folders for found in store.list_files(folder)}
+    folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in journal.files}
+    there = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
+    missing = wanted - {bare_path(found.path) for found in there}
     if missing:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lacks staged files: {sorted(missing)}")
 
@@ -134,10 +135,10 @@ def sweep(
     deleted = 0
     for target, handle in tables.targets.items():
         side = _Side(target, handle.refresh(), tables.stream)
-        for key, folder in batch_folders(tables.store, side.table, tables.stream):
+        for key, folder in batch_folders(tables.store_of(target), side.table, tables.stream):
             if key.epoch < below_epoch and not (just_settled and _swept_before(view, key)):
                 kept = _kept(view, side, key)
-                deleted += 0 if kept is None else _delete_others(tables.store, folder, kept)
+                deleted += 0 if kept is None else _delete_others(tables.store_of(target), folder, kept)
     return deleted
 
 
@@ -261,14 +262,14 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
     for target, handle in tables.targets.items():
         side = _Side(target, handle.refresh(), tables.stream)
         kept = _landed_alone(side, key)
-        deleted += _delete_others(tables.store, batch_folder(side.table, tables.stream, key), kept)
+        deleted += _delete_others(tables.store_of(target), batch_folder(side.table, tables.stream, key), kept)
     return deleted
 
 
 def _sweep_folders(tables: StreamTables, key: BatchKey, *, kept: Set[str]) -> int:
     return sum(
-        _delete_others(tables.store, batch_folder(handle.current(), tables.stream, key), kept)
-        for handle in tables.targets.values()
+        _delete_others(tables.store_of(target), batch_folder(handle.current(), tables.stream, key), kept)
+        for target, handle in tables.targets.items()
     )
 
 
@@ -322,12 +323,12 @@ def highest_epoch(tables: StreamTables) -> int:
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
     # An epoch is in the marker before it journals: only where there is none do the journals tell more.
     found = {marker.at.epoch if marker else tables.journals.highest_epoch()}
-    for handle in tables.targets.values():
+    for target, handle in tables.targets.items():
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)
         found |= {marker.at.epoch} if marker else set()
         found |= set(_epochs_in_history(table, tables.stream))
-        folders = tables.store.list_folders(f"{data_location(table)}/{tables.stream}")
+        folders = tables.store_of(target).list_folders(f"{data_location(table)}/{tables.stream}")
         names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)
         found |= {int(name) for name in names if name.isdigit()}
     return max(found, default=0)

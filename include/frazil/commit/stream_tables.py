@@ -13,7 +13,6 @@ from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import Target
 from frazil.partitions.open_windows import Alignment
 from frazil.table.object_store import ObjectStore
-from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 
@@ -45,9 +44,7 @@ class StreamTables:
         Raises SpecError for a location that no storage serves.
         """
         main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
-        # By way of the handle, so that the store has the credentials of the newest load.
-        store = open_store(main.location(), handles["main"].io_properties)
-        journals = JournalStore(store, state_location(main, stream))
+        journals = JournalStore(handles["main"].store, state_location(main, stream))
         return cls(stream, handles, journals, clock_ms, patience or Patience(), align)
 
     @property
@@ -62,6 +59,10 @@ class StreamTables:
     def store(self) -> ObjectStore:
         """The storage of the main table, which has the journals."""
         return self.journals.store
+
+    def store_of(self, target: Target) -> ObjectStore:
+        """The storage of a target's staged files, with the credentials of its own table."""
+        return self.store if target == "main" else self.targets[target].store
 
     @property
     def state(self) -> str:

@@ -33,6 +33,8 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpd
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError
 from frazil.table.expired import has_expired
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class TableHandle:
         self._table: Table | None = None
         self._loaded: Table | None = None
         self._newest: Table | None = None
+        self._store: ObjectStore | None = None
 
     @classmethod
     def of(cls, table: Table) -> TableHandle:
@@ -71,6 +74,14 @@ class TableHandle:
     def io_properties(self) -> Mapping[str, str]:
         """The FileIO's properties as last loaded: a catalog that vends credentials renews them with every load."""
         return (self._loaded or self.refresh()).io.properties
+
+    @property
+    def store(self) -> ObjectStore:
+        """The storage of the table's own files. Raises SpecError for a location that no storage serves."""
+        if self._store is None:
+            # By way of the handle, so that the store has the credentials of the newest load.
+            self._store = open_store((self._loaded or self.refresh()).location(), self.io_properties)
+        return self._store
 
     def current(self) -> Table:
         """The table as last seen; loaded if it was not yet."""

@@ -6,6 +6,7 @@ from pyiceberg.table import Table, TableProperties
 
 from frazil.commit.marker import PROPERTY_PREFIX
 from frazil.ingest.contract import TargetTable
+from frazil.table.object_store import file_io_properties
 
 TARGET_FILE_BYTES = 512 * 2**20
 """Iceberg's own default of `write.target-file-size-bytes`."""
@@ -21,6 +22,7 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
         properties={k: v for k, v in metadata.properties.items() if not k.startswith(PROPERTY_PREFIX)},
         folder=folder,
         target_file_bytes=target_file_bytes(table),
+        io=file_io_properties(table.io.properties),
     )
 
 

@@ -69,6 +69,8 @@ class TargetTable:
     properties: Mapping[str, str]
     folder: str
     target_file_bytes: int
+    io: Mapping[str, str] = field(default_factory=dict)
+    """PyIceberg FileIO properties of this table alone: vended credentials open no other table's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,6 @@ class StageContext:
     kafka: Mapping[str, str]
     """librdkafka properties as declared: executors find what references name in their own environment, and no secret
     travels to them."""
-    io: Mapping[str, str]
-    """PyIceberg FileIO properties."""
     format: Literal["json"]
     event_time_column: str
     event_time_unit: Literal["iso", "s", "ms", "us", "ns"]

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.contract import StageContext, StageResult, StageTask
+from frazil.ingest.contract import StageContext, StageResult, StageTask, Target
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
@@ -154,7 +154,6 @@ class _Stage:
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         schema = Schema.model_validate_json(context.main.schema_json)
-        io = load_file_io(dict(context.io), location=context.main.folder)
         name = file_namer(task.index, attempt)
         self._context = context
         self._ranges = task.ranges
@@ -162,8 +161,8 @@ class _Stage:
         make = _decoder_maker(context, schema)
         self._decode = make() if attempt == 0 else IsolatedDecoder(make)
         self._shape = Shaper(context, schema, task.ranges, decode=self._decode)
-        self._main = TableWriter(context.main, "main", io=io, file_name=name)
-        self._dead = TableWriter(context.dead_letters, "dead-letters", io=io, file_name=name)
+        self._main = _writer(context, "main", name)
+        self._dead = _writer(context, "dead-letters", name)
         self._dead_letters = DeadLetterTable(
             Schema.model_validate_json(context.dead_letters.schema_json),
             task.ranges,
@@ -240,12 +239,17 @@ class _Stage:
         self._dead.abort()
 
 
+def _writer(context: StageContext, target: Target, file_name: Callable[[], str]) -> TableWriter:
+    table = context.targets[target]
+    return TableWriter(table, target, io=load_file_io(dict(table.io), location=table.folder), file_name=file_name)
+
+
 def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
     if not context.files:
         partitions = {(r.topic, r.partition) for r in task.ranges}
         reader = RangeReader if len(partitions) == len(task.ranges) else TurnReader
         return reader(resolve_all(context.kafka, os.environ), task.ranges)
-    io = load_file_io(dict(context.io), location=context.files[0].path)
+    io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
     return FileReader(context.files, task.ranges, io=io, schema=schema)
 

@@ -134,7 +134,7 @@ class BatchRunner:
     def staged(self, stage: Stage, key: BatchKey) -> tuple[tuple[TaskAnswer, ...], Journal] | None:
         """The tasks' answers and the batch's journal; None for a batch without a task."""
         context = self._context(key)
-        answers = stage(StageRows(context, dataclasses.replace(self.progress, io=context.io)))
+        answers = stage(StageRows(context, dataclasses.replace(self.progress, io=context.main.io)))
         return (answers, self._journal(context, answers)) if answers else None
 
     def _discard(self, key: BatchKey) -> None:

@@ -11,7 +11,6 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
-from frazil.table.object_store import file_io_properties
 from frazil.table.tables import check_stageable
 
 
@@ -35,7 +34,6 @@ def stage_context(
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
-        io=file_io_properties(now["main"].io.properties),
         format=spec.source.format,
         event_time_column=spec.event_time.column,
         event_time_unit=spec.event_time.unit,

@@ -93,7 +93,6 @@ class World:
             epoch=1,
             batch=1,
             kafka={},
-            io={},
             format="json",
             event_time_column=self.spec.event_time.column,
             event_time_unit=self.spec.event_time.unit,

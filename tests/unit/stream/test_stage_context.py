@@ -11,6 +11,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.types import LongType, StringType
 from pyspark.cloudpickle import dumps
 
+from frazil.commit import swap
 from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
@@ -22,6 +23,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
+from frazil.table.object_store import IoProperties
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.unit.stream_with_secret import SPEC
 
@@ -55,16 +57,60 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     context = stage_context(
         SPEC, tables, BatchKey(1, 1), kafka_properties=declared_kafka_properties(SPEC), topic_ids={}
     )
-    shipped = dumps(StageRows(context, ProgressFolder("/progress", context.io)))
+    shipped = dumps(StageRows(context, ProgressFolder("/progress", context.main.io)))
 
     for secret in (b"hunter2", b"catalog-secret", b"catalog-token", b"a marker of many"):
         assert secret not in shipped
-    assert context.io == {"s3.session-token": "vended"}
+    assert context.main.io == {"s3.session-token": "vended"}
+    assert "s3.session-token" not in context.dead_letters.io
 
     opened: list[dict[str, str]] = []
     monkeypatch.setattr(stage_module, "RangeReader", lambda properties, _: opened.append(properties))
     stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
+
+
+class Vending(TableHandle):
+    """A table with credentials of its own, newer ones with every load."""
+
+    loads = 0
+
+    def refresh(self) -> Any:
+        table = super().refresh()
+        self.loads += 1
+        table.io = PyArrowFileIO({"s3.session-token": f"{self.identifier}, load {self.loads}"})
+        self._loaded = self._table = table
+        return table
+
+
+def test_each_target_is_written_with_the_credentials_of_its_own_table(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = load_catalog(None)
+    main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
+    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
+    own = {target: Vending(catalog, handle.identifier) for target, handle in tables.targets.items()}
+    tables = dataclasses.replace(tables, targets=own)
+    names = {"main": "demo.flights", "dead-letters": "demo.flights_dead_letters"}
+
+    context = stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
+    opened: dict[str, dict[str, str]] = {}
+    monkeypatch.setattr(
+        stage_module, "load_file_io", lambda properties, location: opened.update({location: properties})
+    )
+    stage_module._Stage(context, StageTask(0, ()), attempt=0, now_us=lambda: 0)
+    assert opened == {
+        context.targets[target].folder: {"s3.session-token": f"{names[target]}, load 1"} for target in own
+    }
+
+    asked: dict[str, IoProperties] = {}
+    monkeypatch.setattr(swap, "open_store", lambda location, io: asked.update({location: io}))
+    tables.store_of("dead-letters")
+    own["dead-letters"].refresh()
+    (renewed,) = asked.values()
+    assert callable(renewed)
+    assert renewed() == {"s3.session-token": "demo.flights_dead_letters, load 2"}
 
 
 def test_what_others_do_to_the_columns_is_looked_at_before_each_batch(
