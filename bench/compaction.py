@@ -91,7 +91,7 @@ def run(variant: str, folder: Path) -> None:
     began, before = time.monotonic(), cpu_seconds()
     if variant == "ours":
         now_ms, table = time.time_ns() // 1_000_000, find_maintained([spec], TABLE)
-        (outcome,) = maintain(spark, catalog, table, actions=[Action.COMPACTION], now_ms=now_ms)
+        (outcome,) = maintain(lambda: spark, catalog, table, actions=[Action.COMPACTION], now_ms=now_ms)
         removed, size = outcome.numbers["files-removed"], outcome.numbers["bytes"]
     else:
         row = spark.sql(f"CALL {catalog.name}.system.rewrite_data_files(table => '{TABLE}')").collect()[0]

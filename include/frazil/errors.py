@@ -14,9 +14,11 @@ FrazilError                  exit  restart?
 ├── CommitRefused             19   no   the catalog refuses a request, and waiting does not help
 ├── StaleBatch                20   yes  the batch does not start at the marker's offsets: stage it again
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
+│   └── TableLost             25   yes  the catalog answers, and lacks a table whose files are there
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
 │   └── TopicMissing          24   yes  the brokers answer, but have no such topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
+├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
 
@@ -88,6 +90,10 @@ class CommitUnavailable(FrazilError):
     restartable = True
 
 
+class TableLost(CommitUnavailable):
+    exit_code = 25
+
+
 class KafkaUnavailable(FrazilError):
     exit_code = 22
     restartable = True
@@ -99,6 +105,11 @@ class TopicMissing(KafkaUnavailable):
 
 class PythonStartTimeout(FrazilError):
     exit_code = 23
+    restartable = True
+
+
+class VersionChanged(FrazilError):
+    exit_code = 26
     restartable = True
 
 

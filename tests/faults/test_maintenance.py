@@ -73,7 +73,7 @@ class Maintainer:
     def step(self) -> None:
         table = find_maintained([self._stream.spec], self._stream.spec.table.identifier)
         catalog = load_catalog(None)
-        for outcome in maintain(self._spark, catalog, table, now_ms=time.time_ns() // 1_000_000):
+        for outcome in maintain(lambda: self._spark, catalog, table, now_ms=time.time_ns() // 1_000_000):
             self.endings[f"{outcome.action} {outcome.ending}"] += 1
             assert outcome.ending is not Ending.FAILED, outcome.sentence
         make_old(table_folder(self._stream))

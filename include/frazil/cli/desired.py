@@ -1,4 +1,7 @@
-"""`frazil pause`, `resume` and `restart`: what people want of a stream, written beside its journals."""
+"""`frazil pause`, `resume` and `restart`: set the desired state of a stream.
+
+They create no table: see `frazil.supervise.desired`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.last_sound import find_or_recall
 from frazil.spec.load import find_stream
-from frazil.supervise.desired import create_desired
+from frazil.spec.model import StreamSpec
+from frazil.supervise.desired import DesiredStore, open_desired
+from frazil.table.tables import lost_table
 
 _reason_option = click.option("--reason", default="", help="Why; shown in the log and by `frazil status`.")
 
@@ -32,9 +37,11 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     few seconds, on whichever host it runs; a writer in the foreground (`frazil run`) is not stopped.
     """
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke goes on, and can be stopped
-    create_desired(spec).pause(by=getpass.getuser(), reason=reason)
+    desired = open_desired(spec)
+    desired.pause(by=getpass.getuser(), reason=reason)
     stops = _foreground(stream) or "its writer stops after the batch at hand"
     click.echo(f"{stream} is paused: {stops}; `frazil resume {stream}` takes that back.")
+    _say_where(spec, desired)
     if problem:
         click.echo(problem, err=True)
 
@@ -43,18 +50,31 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
 @_arguments
 def resume(stream: str, streams_folder: Path, reason: str) -> None:
     """Let the writer of STREAM run: after a pause, or after the supervisor gave up and the cause is mended."""
-    create_desired(find_stream(streams_folder, stream)).resume(by=getpass.getuser(), reason=reason)
+    spec = find_stream(streams_folder, stream)
+    desired = open_desired(spec)
+    desired.resume(by=getpass.getuser(), reason=reason)
     starts = "it runs in the foreground" if _foreground(stream) else "its supervisor (Airflow) starts it within seconds"
     click.echo(f"{stream} is wanted running: {starts}.")
+    _say_where(spec, desired)
 
 
 @click.command(epilog='Example: frazil restart flights --reason "new credentials"')
 @_arguments
 def restart(stream: str, streams_folder: Path, reason: str) -> None:
     """Replace the writer of STREAM by a new one, after the batch at hand. A paused stream is resumed."""
-    create_desired(find_stream(streams_folder, stream)).restart(by=getpass.getuser(), reason=reason)
+    spec = find_stream(streams_folder, stream)
+    desired = open_desired(spec)
+    desired.restart(by=getpass.getuser(), reason=reason)
     how = _foreground(stream)
     click.echo(f"{stream} is not restarted: {how}." if how else f"{stream} is restarted after the batch at hand.")
+    _say_where(spec, desired)
+
+
+def _say_where(spec: StreamSpec, desired: DesiredStore) -> None:
+    """Without a table the desired state holds on this host alone."""
+    if not desired.beside_table:
+        why = f"the catalog has no table {spec.table.identifier} yet"
+        click.echo(f"This holds on this host alone, because {lost_table(spec) or why}.")
 
 
 def _foreground(stream: str) -> str | None:

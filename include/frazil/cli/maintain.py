@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from pyiceberg.exceptions import NoSuchTableError
@@ -24,6 +27,9 @@ from frazil.spark import jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.table.catalogs import load_catalog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SHOWN = 20
 """Partitions of a dry run; all of them with --json."""
@@ -83,15 +89,20 @@ def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Pl
 def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
     allow_pandas()
     from frazil.maintenance import run  # noqa: PLC0415 - seconds of imports, which only a run needs
-    from frazil.spark.application import start_session  # noqa: PLC0415
 
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    session = start_session(f"frazil maintain {found.identifier}", found.catalog, properties=local_spark())
-    try:
+    with ExitStack() as end:
+
+        @cache
+        def spark() -> SparkSession:
+            from frazil.spark.application import start_session  # noqa: PLC0415 - as above
+
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            session = start_session(f"frazil maintain {found.identifier}", found.catalog, properties=local_spark())
+            end.callback(session.stop)
+            return session
+
         catalog = load_catalog(found.catalog)
-        outcomes = run.maintain(session, catalog, found, actions=tuple(actions), now_ms=clock.now_ms())
-    finally:
-        session.stop()
+        outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=clock.now_ms())
     echo_json(outcomes) if as_json else click.echo("\n".join(map(str, outcomes)))
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
 

@@ -17,13 +17,13 @@ from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import Move, Standing, moves, standing
-from frazil.errors import AdoptionRequired
+from frazil.errors import AdoptionRequired, TableLost
 from frazil.home import run_folder
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
 from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, consequences, target_of
-from frazil.table.tables import ensure_table, load_stream_table
+from frazil.table.tables import ensure_table, load_stream_table, lost_table
 from frazil.timetext import utc
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
@@ -105,6 +105,8 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
     spec = find_stream(streams_folder, stream)
     table = load_stream_table(spec)
     if table is None:
+        if lost := lost_table(spec):
+            raise TableLost(lost)
         click.echo(f"There is no table {spec.table.identifier} yet: nothing to adopt, the first start makes it.")
         return
     if property_name(stream) in table.properties:
@@ -156,6 +158,8 @@ def forget(stream: str, streams_folder: Path, yes: bool) -> None:
     folder = run_folder(stream)
     with WriterLock(folder, streams=(stream,)):
         table = load_stream_table(spec)
+        if table is None and (lost := lost_table(spec)):
+            raise TableLost(lost)
         where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
         click.echo(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
         click.echo("The rows stay. A later start begins at source.start, after `frazil adopt`.")

@@ -100,11 +100,18 @@ class FoldedRecords:
 
     def write(self, records: Records) -> bool:
         """Fold records, in order of their keys; False where other records stand under that name."""
-        first, last = next(iter(records)), next(reversed(records))
-        path = f"{self._folder}/{_text(first)}_{_text(last)}.jsonl.gz"
+        path = self._path(records)
         self._store.put_if_absent(path, _packed(records))
         stored = self._store.get(path)
         return stored is not None and _unpacked(stored, path) == records
+
+    def delete(self, records: Records) -> None:
+        """Take back what `write` wrote."""
+        self._store.delete([self._path(records)])
+
+    def _path(self, records: Records) -> str:
+        first, last = next(iter(records)), next(reversed(records))
+        return f"{self._folder}/{_text(first)}_{_text(last)}.jsonl.gz"
 
 
 def _text(key: BatchKey) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import heapq
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
@@ -140,7 +140,8 @@ class Unusable(Enum):
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
-    FOREIGN = "a torn object, or another stream's, table's or batch's journal"
+    FOREIGN = "a torn object, or another stream's or batch's journal"
+    OTHER_TABLE = "the stream's journal, of another table that has the same folder"
 
 
 class JournalStore:
@@ -186,9 +187,9 @@ class JournalStore:
         if data == VOID:
             return Unusable.VOID
         journal = Journal.from_bytes(data)
-        if journal is None or (journal.stream, journal.table_uuid, journal.key) != (stream, table_uuid, key):
+        if journal is None or (journal.stream, journal.key) != (stream, key):
             return Unusable.FOREIGN
-        return journal
+        return journal if journal.table_uuid == table_uuid else Unusable.OTHER_TABLE
 
     def get(self, key: BatchKey) -> Journal | None:
         return self.read(self.path(key))
@@ -212,6 +213,16 @@ class JournalStore:
         """Of the folded records, and of `keys`, those that stand alone."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
+    def of_other_tables(self, table_uuid: str) -> set[str]:
+        """Paths of the objects that hold records of a table that has, or had, the same folder."""
+        alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
+        folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
+        return {
+            path
+            for path, records in (alone | folded).items()
+            if any((found := _journal(data)) and found.table_uuid != table_uuid for data in records)
+        }
+
     def highest_epoch(self) -> int:
         """Of all journals and records; 0 for none."""
         epochs = [*(key.epoch for key in self.keys()), *(s.last.epoch for s in self._folded.segments())]
@@ -230,12 +241,21 @@ class JournalStore:
             if journal := self.get(key) if data is None else _journal(data):
                 yield journal
 
-    def fold(self, marker: Marker, *, keep: int = RECORDS_ALONE, most: int = RECORDS_MOST) -> Iterator[int]:
+    def fold(
+        self,
+        marker: Marker,
+        *,
+        keep: int = RECORDS_ALONE,
+        most: int = RECORDS_MOST,
+        forgotten: Callable[[], bool] = lambda: False,
+    ) -> Iterator[int]:
         """Fold the oldest records of committed batches, an object at a time: how many each one took.
 
         Safe at any time, from any process, beside a running writer, and stopped anywhere: a batch up to the marker's
         last settled one is decided for ever, in any older marker as well. The newest `keep` stay alone, for these
-        are read; so does what is no whole record of the stream, and what the next start removes.
+        are read; so does what is no whole record of the stream, and what the next start removes. `forgotten` says
+        whether the stream has no marker any more: who removed it has listed what is to be deleted, perhaps before the
+        last object was written.
         """
         settled = [
             key
@@ -250,6 +270,9 @@ class JournalStore:
                     len(group),
                     marker.stream,
                 )
+                return
+            if forgotten():
+                self._folded.delete(group)
                 return
             self.delete(list(group))
             yield len(group)

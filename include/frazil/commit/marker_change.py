@@ -37,9 +37,10 @@ from frazil.commit.reset import (
 from frazil.commit.settle import bare_path, batch_folders, highest_epoch, referenced
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
-from frazil.errors import MarkerUnreadable, WriterBusy
+from frazil.errors import MarkerUnreadable, TableLost, WriterBusy
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
+from frazil.table.remains import other_table
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -136,14 +137,24 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
     The rows stay, those of open windows in main as well, and so do staged files that no table knows: orphans, for
     `frazil orphans` to take. From the first step on a writer of the stream, on whatever host, is fenced.
+    Raises TableLost, before anything is changed, where another table has the same folder; records of one that had it
+    stay.
     """
+    main = tables.main.refresh()
+    if other := other_table(tables.store, main):
+        raise TableLost(
+            f"{other.path} is the metadata of another table, {other.uuid}, in the folder of {tables.main.identifier}: "
+            f"the commit records of stream {tables.stream!r} there may be that table's. The catalog may have been "
+            "exchanged: name the right one; or, if that other table was dropped, delete its metadata by hand"
+        )
 
     def waiting_to_main(table: Table) -> BranchChange | None:
         return released(table, tables.stream) if open_branch(tables.stream) in table.metadata.refs else None
 
     for handle in tables.targets.values():
         change_marker(tables, handle, lambda _: None, operation="forget", branch_change=waiting_to_main)
-    objects = [file.path for file in tables.store.list_files(state)]
+    kept = tables.journals.of_other_tables(str(main.metadata.table_uuid))
+    objects = [file.path for file in tables.store.list_files(state) if file.path not in kept]
     tables.store.delete(objects)
     return len(objects)
 

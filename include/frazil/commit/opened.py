@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from frazil import clock
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
-from frazil.errors import SpecError
+from frazil.errors import SpecError, TableLost
 from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.tables import ensure_dead_letters, load_stream_table
+from frazil.table.tables import ensure_dead_letters, load_stream_table, lost_table
 
 PATIENCE_S = 60.0
 """A person waits for a command for a shorter time than a writer waits for its catalog."""
@@ -27,9 +27,14 @@ class OpenStream:
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's table as it is, without evolving it. Raises SpecError where there is none."""
+    """Open the stream's table as it is, without evolving it.
+
+    Raises SpecError where there is none, TableLost where only the catalog does not have it.
+    """
     table = load_stream_table(spec)
     if table is None:
+        if lost := lost_table(spec):
+            raise TableLost(f"stream {spec.name!r}: {lost}")
         raise SpecError(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its first start makes it, "
             f"`frazil run {spec.name}` or its DAG"

@@ -189,7 +189,7 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
         if key.epoch < below_epoch
         and view.passed(key)
         and view.marker.fate(key) is Fate.NEVER
-        and view.entry(key) is not Unusable.FOREIGN
+        and view.entry(key) not in (Unusable.FOREIGN, Unusable.OTHER_TABLE)
     ]
     view.tables.journals.delete(dead)
 
@@ -202,10 +202,11 @@ def _swept_before(view: _View, key: BatchKey) -> bool:
 
 def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
     """The bare paths to keep in a batch's folder of one table; None to leave the folder alone."""
-    fate = view.marker.fate(key)
+    fate, record = view.marker.fate(key), view.entry(key)
+    if record is Unusable.OTHER_TABLE:
+        return None
     if fate is Fate.NEVER:
         return _landed_alone(side, key) if _closed(view, key) else None
-    record = view.entry(key)
     if isinstance(record, Journal):
         return _files_of(record)
     if fate is Fate.UNKNOWN and record is Unusable.FOREIGN:

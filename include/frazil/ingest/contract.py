@@ -102,6 +102,19 @@ class StageContext:
     files: tuple[RecordFile, ...] = ()
     """A backfill's: where there are any, they are read, and not Kafka."""
 
+    def named(self) -> dict[str, Any]:
+        """Its values by their names, of Python's own types alone: what crosses to another version of this class."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_named(cls, value: Mapping[str, Any]) -> StageContext:
+        """The inverse of `named`. Raises TypeError or KeyError for names that this version does not have, or lacks."""
+        files = tuple(
+            RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
+        )
+        targets = {target: TargetTable(**table) for target, table in value["targets"].items()}
+        return cls(**{**value, "files": files, "targets": targets})
+
     @property
     def main(self) -> TargetTable:
         return self.targets["main"]

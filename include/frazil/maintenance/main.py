@@ -42,7 +42,7 @@ def run_maintenance(
     try:
         for table in tables:
             now_ms = clock.now_ms()
-            outcomes += maintain(spark, load_catalog(table.catalog), table, actions=actions, now_ms=now_ms)
+            outcomes += maintain(lambda: spark, load_catalog(table.catalog), table, actions=actions, now_ms=now_ms)
             _write(report, outcomes)
     finally:
         spark.stop()

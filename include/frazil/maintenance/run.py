@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.errors import FrazilError
+from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import unset_properties
 from frazil.maintenance.outcome import Ending, Outcome
@@ -30,16 +30,17 @@ log = logging.getLogger(__name__)
 
 
 def maintain(
-    spark: SparkSession,
+    spark: Callable[[], SparkSession],
     catalog: Catalog,
     maintained: MaintainedTable,
     *,
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Carry out the actions that are worth it, in the order of `Action`. A failure is an outcome, never raised.
+    """Carry out the actions that are worth it, in the order of `Action`. A failure is an outcome, never raised, but for
+    EnvironmentUnusable, where `spark` raises it.
 
-    The session must have the catalog under its own name.
+    `spark` is asked for a session once there is something to do; that must have the catalog under its own name.
     """
     run = _Run(spark, catalog, maintained, now_ms)
     return tuple(run.outcome(action) for action in Action if action in actions)
@@ -47,7 +48,7 @@ def maintain(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    spark: SparkSession
+    spark: Callable[[], SparkSession]
     catalog: Catalog
     maintained: MaintainedTable
     now_ms: int
@@ -66,6 +67,8 @@ class _Run:
             made = self._ended(action, Ending.GAVE_UP, f"another commit won: {conflict}")
         except NoSuchTableError:
             made = self._ended(action, Ending.SKIPPED, "the table is not there yet")
+        except EnvironmentUnusable:
+            raise
         except FrazilError as error:
             made = self._ended(action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code)
         except SparkFailed as error:
@@ -139,7 +142,7 @@ class _Run:
         return MaintenancePlanner(self.catalog, self.maintained, self.now_ms)
 
     def _open(self, table: Table) -> SparkTable:
-        return SparkTable.load(self.spark, self.catalog, table)
+        return SparkTable.load(self.spark(), self.catalog, table)
 
     def _ended(
         self,

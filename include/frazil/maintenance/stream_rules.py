@@ -30,6 +30,8 @@ class StreamState:
     table: str
     problem: str | None = None
     """What is wrong with its declaration, if anything."""
+    missing: str | None = None
+    """Why its table, which the catalog does not have, is no new one."""
     wanted: bool | None = True
     """Whether its writer is wanted."""
     alive: bool | None = True
@@ -61,6 +63,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         f"the declaration of stream {name} is broken. A writer that runs goes on, and Airflow's DAGs stay as they "
         f"were; no writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
     )
+    yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
     down_s = _down_s(state, now_ms)
     yield (
         _writer(state, down_s, alerts)

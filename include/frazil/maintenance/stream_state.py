@@ -22,10 +22,11 @@ from frazil.host.records import ExitRecord
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.stream_rules import StreamState
 from frazil.spec.model import StreamSpec
+from frazil.supervise.liveness import has_committed
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.supervise.table_state import TableState
 from frazil.table.storage import open_store
-from frazil.table.tables import load_stream_table, state_location
+from frazil.table.tables import load_stream_table, missing_table, state_location
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
         name=spec.name,
         table=spec.table.identifier,
         problem=problem,
+        missing=_missing(spec, writer) if table is None and reachable else None,
         wanted=desired.mode is DesiredMode.RUNNING if isinstance(desired, Desired) else None,
         alive=_alive(
             writer,
@@ -75,6 +77,14 @@ def _table(spec: StreamSpec) -> tuple[Table | None, bool]:
     except Exception as error:  # catalogs raise what their clients raise; the table's own alert reports it
         log.warning("the table of stream %s cannot be read: %r", spec.name, error)
         return None, False
+
+
+def _missing(spec: StreamSpec, writer: Observation | None) -> str | None:
+    try:
+        return missing_table(spec, committed=writer is not None and has_committed(writer))
+    except Exception as error:  # as above
+        log.warning("where the table of stream %s would be made is not known: %r", spec.name, error)
+        return None
 
 
 def _writer(stream: str) -> Observation | None:

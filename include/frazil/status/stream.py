@@ -24,11 +24,10 @@ from frazil.host.launchers import open_launcher
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.supervise.desired import DesiredStore
-from frazil.supervise.liveness import beating
+from frazil.supervise.liveness import beating, has_committed
 from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of
-from frazil.table.storage import open_store
-from frazil.table.tables import check_fits, load_stream_table, state_location
+from frazil.table.tables import check_fits, load_stream_table, missing_table
 from frazil.timetext import ago
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
@@ -105,7 +104,7 @@ class Position:
 def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     """Read the status of one stream. Never raises for what is out of reach."""
     writer, observation, problems = _look_at_writer(spec.name, now_ms=now_ms)
-    view = _look_at_table(spec)
+    view = _look_at_table(spec, committed=observation is not None and has_committed(observation))
     beat = observation.heartbeat if observation else None
     beat_now = beating(observation, now_ms=now_ms) if observation else None
     at = _position(view, beat)
@@ -224,10 +223,15 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
     )
 
 
-def _look_at_table(spec: StreamSpec) -> TableView:
+def _look_at_table(spec: StreamSpec, *, committed: bool) -> TableView:
     try:
         table = load_stream_table(spec)
-        return TableView(exists=False, desired="running") if table is None else _view(table, spec)
+        if table is not None:
+            return _view(table, spec)
+        desired, reason = _desired(spec, None)
+        missing = missing_table(spec, committed=committed)
+        problems = (missing,) if missing else ()
+        return TableView(exists=False, desired=desired, desired_reason=reason, problems=problems)
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
 
@@ -247,9 +251,7 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
         problems.append(_words(error))
     desired = reason = None
     try:
-        folder = state_location(table, spec.name)
-        wanted = DesiredStore(open_store(folder, table.io.properties), folder).read()
-        desired, reason = str(wanted.mode), wanted.reason or None
+        desired, reason = _desired(spec, table)
     except Exception as error:  # as above: storage raises what its clients raise
         problems.append(f"the desired state cannot be read: {_words(error)}")
     return TableView(
@@ -261,6 +263,11 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
         desired_reason=reason,
         problems=tuple(problems),
     )
+
+
+def _desired(spec: StreamSpec, table: Table | None) -> tuple[str, str | None]:
+    wanted = DesiredStore(spec.name, table).read()
+    return str(wanted.mode), wanted.reason or None
 
 
 def _rows(metadata: TableMetadata) -> int | None:

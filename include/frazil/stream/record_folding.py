@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import read_marker
+from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, Happening
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -52,12 +52,17 @@ class RecordFolding:
     def fold(self) -> int:
         """Fold old records and return their number. Raises what the catalog and the storage raise."""
         table = load_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
-        marker = read_marker(table.metadata.properties, self.spec.name)
+
+        def marker_now() -> Marker | None:
+            return read_marker(table.refresh().metadata.properties, self.spec.name)
+
+        marker = marker_now()
         if marker is None:
             return 0
         store = open_store(table.location(), table.io.properties)
         folded = 0
-        for count in JournalStore(store, state_location(table, self.spec.name)).fold(marker):
+        journals = JournalStore(store, state_location(table, self.spec.name))
+        for count in journals.fold(marker, forgotten=lambda: marker_now() is None):
             folded += count
             if self._over.wait(PAUSE_S):
                 break

@@ -4,19 +4,54 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from frazil.errors import FrazilError
+from frazil import __version__
+from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.stage import stage
 from frazil.stream.progress import ProgressFolder
 
 ANSWER_SCHEMA = "answer string"
 """The schema of the rows that Spark gets."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Stands for a `StageRows` of another version: answers each task with an error, which ends the writer."""
+
+    sentence: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _answered(batches, self.answer)
+
+    def answer(self, _: str) -> str:
+        return json.dumps({"error_type": VersionChanged.__name__, "error": self.sentence})
+
+
+def shipped(work: Mapping[str, Any]) -> StageRows | Refused:
+    """What a driver ships, where it arrives. Keep its name, and `version` and `context.stream` in what it gets: drivers
+    of earlier versions call it.
+    """
+    try:
+        if work["version"] == __version__:
+            return StageRows(StageContext.from_named(work["context"]), ProgressFolder(**work["progress"]))
+        why = f"version {work['version']}, and version {__version__} was installed since"
+    except (KeyError, TypeError) as error:
+        why = f"other code of version {__version__} than is installed by now ({error})"
+    stream = work["context"]["stream"]
+    return Refused(f"the writer of stream {stream!r} runs {why}: it ends, and the next start takes what is installed")
+
+
+def _answered(batches: Iterable[pa.RecordBatch], answer: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for plan in batch.column("plan").to_pylist():
+            yield pa.RecordBatch.from_pydict({"answer": [answer(plan)]})
 
 
 @dataclass(frozen=True)
@@ -31,9 +66,13 @@ class StageRows:
     progress: ProgressFolder
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for plan in batch.column("plan").to_pylist():
-                yield pa.RecordBatch.from_pydict({"answer": [self.answer(plan)]})
+        return _answered(batches, self.answer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nothing of ours is pickled but the name of one function: executors start new Python processes while a writer
+        runs, and these import what is installed by then.
+        """
+        return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
 
     def answer(self, plan: str) -> str:
         """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""

@@ -1,25 +1,29 @@
 """The desired state of a stream, running or paused: one small object beside its journals.
 
-It is stored with the table and not on a host, so the command line and Airflow see the same state wherever they run. A
-missing object means running. Pausing Airflow's DAG does not pause the stream.
+It is stored with the table and not on a host, so the command line and Airflow see the same state wherever they run.
+While the catalog does not have the table (before the first start, or because the catalog was lost), it is stored in the
+run folder and holds on that host alone, because no table is created for it. A missing object means running. Pausing
+Airflow's DAG does not pause the stream.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from functools import reduce
 
 from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.errors import SpecError
+from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
 from frazil.supervise.observed import Desired, DesiredMode
-from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
+from frazil.table.local_storage import LocalStore
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
-from frazil.table.tables import ensure_table, load_stream_table, state_location
+from frazil.table.tables import load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"
 
@@ -27,21 +31,22 @@ DESIRED_FILE = "desired.json"
 class DesiredStore:
     """Reads and writes the desired state of one stream. Of two concurrent writes, the last wins."""
 
-    def __init__(self, store: ObjectStore, folder: str) -> None:
-        self._store, self._path = store, f"{folder}/{DESIRED_FILE}"
+    def __init__(self, stream: str, table: Table | None) -> None:
+        here = (LocalStore(), f"{run_folder(stream)}/{DESIRED_FILE}")
+        self._places: list[tuple[ObjectStore, str]] = [here]
+        """Where objects may be; writes go to the first one."""
+        if table is not None:
+            folder = state_location(table, stream)
+            self._places.insert(0, (open_store(folder, table.io.properties), f"{folder}/{DESIRED_FILE}"))
+
+    @property
+    def beside_table(self) -> bool:
+        """Whether what is written holds on every host."""
+        return len(self._places) > 1
 
     def read(self) -> Desired:
-        """The desired state. Raises AccessDenied, and SpecError if the object was edited and is malformed."""
-        raw = self._store.get(self._path)
-        if raw is None:
-            return Desired()
-        try:
-            value = json.loads(raw)
-            return Desired(**{**value, "mode": DesiredMode(value["mode"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise SpecError(
-                f"{self._path} is no desired state ({error}); replace it with `frazil pause` or `frazil resume`"
-            ) from error
+        """The desired state: the newest object. Raises AccessDenied, and SpecError if one was edited and is malformed."""
+        return reduce(_newest, (found for place in self._places if (found := _read(*place))), Desired())
 
     def pause(self, *, by: str, reason: str) -> Desired:
         """Stop the writer after its current batch, and keep it stopped."""
@@ -62,6 +67,8 @@ class DesiredStore:
         except SpecError:
             # The lost generations were counted up from 0, so the clock exceeds them.
             before = Desired(generation=now_ms)
+        if not self.beside_table:  # a table that was lost may have had any number of generations
+            before = dataclasses.replace(before, generation=max(before.generation, now_ms))
         generation = before.generation + 1
         desired = Desired(
             mode=mode,
@@ -71,19 +78,42 @@ class DesiredStore:
             by=by,
             at_ms=now_ms,
         )
-        self._store.put(self._path, json.dumps(dataclasses.asdict(desired)).encode())
+        (store, path), *others = self._places
+        store.put(path, json.dumps(dataclasses.asdict(desired)).encode())
+        for store, path in others:
+            store.delete([path])
         return desired
 
 
-def open_desired(spec: StreamSpec) -> DesiredStore | None:
-    """The desired state of a stream; None while its table does not exist. Raises as `load_catalog` does."""
-    table = load_stream_table(spec)
-    return _store(table, spec) if table is not None else None
+def _read(store: ObjectStore, path: str) -> Desired | None:
+    raw = store.get(path)
+    if raw is None:
+        return None
+    try:
+        value = json.loads(raw)
+        return Desired(**{**value, "mode": DesiredMode(value["mode"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise SpecError(
+            f"{path} is no desired state ({error}); replace it with `frazil pause` or `frazil resume`"
+        ) from error
 
 
-def create_desired(spec: StreamSpec) -> DesiredStore:
-    """The same, creating a missing table: a stream can be paused before its first run."""
-    return _store(ensure_table(load_catalog(spec.table.catalog), spec), spec)
+def _newest(one: Desired, other: Desired) -> Desired:
+    """The one written last, with a generation above the other's: its writer may not have seen the other."""
+    older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
+    if newer.generation > older.generation:
+        return newer
+    above = older.generation
+    return dataclasses.replace(
+        newer,
+        generation=above + newer.generation,
+        restart_generation=above + newer.restart_generation if newer.restart_generation else older.restart_generation,
+    )
+
+
+def open_desired(spec: StreamSpec) -> DesiredStore:
+    """The desired state of a stream. Raises as `load_stream_table` does."""
+    return DesiredStore(spec.name, load_stream_table(spec))
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
@@ -91,8 +121,3 @@ def table_fingerprint(table: Table, stream: str) -> str:
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"
-
-
-def _store(table: Table, spec: StreamSpec) -> DesiredStore:
-    folder = state_location(table, spec.name)
-    return DesiredStore(open_store(folder, table.io.properties), folder)

@@ -21,6 +21,12 @@ def beating(writer: Observation, *, now_ms: int) -> Heartbeat | None:
     return beat if fresh and writer.process.is_alive else None
 
 
+def has_committed(writer: Observation) -> bool:
+    """Whether the stream's table was there for a writer of this host, as its run folder remembers."""
+    beat = writer.heartbeat
+    return any(end.committed for end in writer.exits) or (beat is not None and beat.last_commit_at_ms is not None)
+
+
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
     """The writer's progress, in one line."""
     since = ago(now_ms - launch.launched_at_ms)

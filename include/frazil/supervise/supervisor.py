@@ -118,7 +118,7 @@ class Supervisor:
         try:
             spec = self._sound_spec()
             if not _is_paused(self._table.desired(spec)):
-                self._table.create(spec).pause(by=by, reason=reason)
+                self._table.store(spec).pause(by=by, reason=reason)
         finally:
             self.stop(f"{by}: {reason}")
         return self.step()
@@ -135,7 +135,7 @@ class Supervisor:
         spec = self._sound_spec()
         desired = self._table.desired(spec)
         if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
-            self._table.create(spec).resume(by=by, reason=reason)
+            self._table.store(spec).resume(by=by, reason=reason)
         return self.step()
 
     def stop(self, reason: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from frazil.errors import FrazilError
 from frazil.spec.model import StreamSpec
-from frazil.supervise.desired import DesiredStore, create_desired, open_desired, table_fingerprint
+from frazil.supervise.desired import DesiredStore, open_desired, table_fingerprint
 from frazil.supervise.observed import Desired, Unreadable
 from frazil.table.tables import load_stream_table
 
@@ -25,12 +25,12 @@ class TableState:
         self._fingerprint: tuple[int, str | None] = (0, None)
 
     def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
-        """The desired state; running while the table does not exist."""
+        """The desired state."""
         if spec is None:
             return Unreadable("without a spec its table is unknown")
         try:
             store = self._open(spec)
-            return store.read() if store else Unreadable(self._problem) if self._problem else Desired()
+            return store.read() if store else Unreadable(self._problem or "the table is loaded again soon")
         except FrazilError as error:
             return Unreadable(f"{type(error).__name__}: {error}")
         except Exception as error:  # catalogs and storage raise what their clients raise
@@ -50,9 +50,10 @@ class TableState:
         self._fingerprint = (self._clock(), known)
         return known
 
-    def create(self, spec: StreamSpec) -> DesiredStore:
-        """The store for a person's act. Raises as `create_desired` does."""
-        self._store = self._store or create_desired(spec)
+    def store(self, spec: StreamSpec) -> DesiredStore:
+        """The store for a person's act. Raises as `open_desired` does."""
+        if self._store is None or not self._store.beside_table:
+            self._store = open_desired(spec)
         return self._store
 
     def forget(self) -> None:
@@ -60,11 +61,12 @@ class TableState:
         self._store, self._reload_at_ms = None, 0
 
     def _open(self, spec: StreamSpec) -> DesiredStore | None:
-        if self._store is None and self._clock() >= self._reload_at_ms:
+        if (self._store is None or not self._store.beside_table) and self._clock() >= self._reload_at_ms:
             self._reload_at_ms = self._clock() + RELOAD_AFTER_MS
             self._problem = None
             try:
                 self._store = open_desired(spec)
             except Exception as error:  # as in `desired`; kept until the next load
+                self._store = None
                 self._problem = f"{type(error).__name__}: {error}"
         return self._store

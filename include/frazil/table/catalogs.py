@@ -10,7 +10,8 @@ import fcntl
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyiceberg.catalog
@@ -99,6 +100,19 @@ def load_catalog(name: str | None) -> Catalog:
         with _alone():
             _use_write_ahead_log(config.properties["uri"])
             return _open(config)
+
+
+def existing_catalog(name: str | None) -> Catalog:
+    """As `load_catalog`, for who only looks: a SQLite file that does not exist is an empty catalog, and is not made.
+
+    Where its folder does not exist either, and is not ours to make, the catalog cannot be used.
+    """
+    config = catalog_config(name)
+    uri = config.properties.get("uri", "")
+    file = make_url(uri).database if uri.startswith("sqlite") else None
+    if not file or file == ":memory:" or Path(file).exists() or not (config.embedded or Path(file).parent.is_dir()):
+        return load_catalog(name)
+    return _open(replace(config, properties={**config.properties, "uri": "sqlite:///:memory:"}))
 
 
 def spark_properties(name: str | None) -> dict[str, str]:

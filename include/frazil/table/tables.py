@@ -20,13 +20,14 @@ from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import NestedField
 from sqlalchemy.exc import IntegrityError
 
-from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
+from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError, TableLost
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import COORDINATES
 from frazil.spec.types import UNREADABLE
-from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.table.catalogs import catalog_errors, existing_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA, Addition, Conflict, Promotion, differences
+from frazil.table.remains import STATE, Remains, place_of_new, remains_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     """The stream's table: made if missing, evolved where that is safe, refused where it is not.
 
     A table that is partitioned or sorted otherwise than declared stays as it is, with a warning.
-    Raises SpecError where a new column could not be read by an engine, SchemaIncompatible, AccessDenied,
-    CommitUnavailable.
+    Raises SpecError where a new column could not be read by an engine, TableLost where a new table would be made in
+    another one's folder, SchemaIncompatible, AccessDenied, CommitUnavailable.
     """
     declared = _declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
@@ -134,7 +135,7 @@ def state_location(table: Table, stream: str) -> str:
 
     Spark's remove_orphan_files passes over names that begin with an underscore.
     """
-    return f"{table.location().rstrip('/')}/_frazil/{stream}"
+    return f"{table.location().rstrip('/')}/{STATE}/{stream}"
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
@@ -162,7 +163,11 @@ def _create(catalog: Catalog, declared: Declared) -> Table:
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
         _ensure_namespace(catalog, tuple(parts[:depth]))
+    found = _remains(catalog, declared)
     try:
+        if found is not None:
+            # It may have been made, and written to, since the look for it.
+            return catalog.load_table(declared.identifier)
         return catalog.create_table(
             declared.identifier,
             declared.schema,
@@ -173,6 +178,41 @@ def _create(catalog: Catalog, declared: Declared) -> Table:
         )
     except TableAlreadyExistsError:
         return catalog.load_table(declared.identifier)
+    except NoSuchTableError:
+        if found is None:
+            raise
+        raise TableLost(_lost(catalog, declared.identifier, found)) from None
+
+
+def _remains(catalog: Catalog, declared: Declared) -> Remains | None:
+    place = place_of_new(
+        catalog,
+        declared.identifier,
+        declared.schema,
+        location=declared.location,
+        properties=declared.properties,
+    )
+    return remains_of(place) if place else None
+
+
+def _lost(catalog: Catalog, identifier: str, found: Remains) -> str:
+    """What to do about a table that its catalog does not have."""
+    ways = ["Let FRAZIL_HOME or .pyiceberg.yaml name the right catalog"]
+    if found.newest is not None:
+        ways.append(f"register the table again: `{_registration(catalog, identifier, found.newest.path)}`")
+    return (
+        f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds one: "
+        f"{found}. The catalog may have been lost or exchanged. {', or '.join(ways)}. If the table was dropped on "
+        "purpose, move that folder away, or declare another `table.location`"
+    )
+
+
+def _registration(catalog: Catalog, identifier: str, metadata: str) -> str:
+    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
+    return (
+        f'python -c "from frazil.table.catalogs import load_catalog; c = load_catalog({catalog.name!r}); '
+        f'c.create_namespace_if_not_exists({namespace!r}); c.register_table({identifier!r}, {metadata!r})"'
+    )
 
 
 def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
@@ -305,10 +345,41 @@ def _name(table: Table) -> str:
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """The stream's table as it stands now, or None."""
-    catalog = load_catalog(spec.table.catalog)
+    """The stream's table as it stands now, or None. Makes nothing, no catalog either."""
+    catalog = existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:
             return catalog.load_table(spec.table.identifier)
         except NoSuchTableError:
             return None
+
+
+def lost_table(spec: StreamSpec) -> str | None:
+    """Why a stream's table that is not in its catalog is no new one, as a sentence; None where it may be made.
+
+    For a look: it asks nothing of a server that knows no such namespace. Raises what catalog and storage raise.
+    """
+    catalog = existing_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        if catalog.table_exists(spec.table.identifier):
+            return None
+        found = _remains(catalog, _declared_table(spec))
+    return _lost(catalog, spec.table.identifier, found) if found else None
+
+
+def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
+    """What is wrong where the catalog does not have a stream's table; None before the stream's first start.
+
+    `committed`: a writer of this host committed to it. Raises as `lost_table` does.
+    """
+    if found := lost_table(spec):
+        return f"{TableLost.__name__}: {found}"
+    if not committed:
+        return None
+    catalog = existing_catalog(spec.table.catalog).name
+    return (
+        f"{TableLost.__name__}: a writer of this host committed to the table {spec.table.identifier}, and the catalog "
+        f"{catalog!r} does not have it: the catalog was lost or exchanged, or the table was dropped or renamed. Name "
+        f"the right catalog, or register the table's newest metadata file; `frazil forget {spec.name}` if it was "
+        "dropped on purpose"
+    )

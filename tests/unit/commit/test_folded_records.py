@@ -14,6 +14,7 @@ from frazil.commit.folded_records import BYTES_MOST, READS_AT_ONCE, groups
 from frazil.commit.history import commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
+from frazil.commit.marker_change import forget
 from frazil.commit.period import Period
 from frazil.commit.settle import bare_path, highest_epoch
 from frazil.table.local_storage import LocalStore
@@ -184,3 +185,23 @@ def test_a_record_that_was_folded_since_the_last_look_is_found(run, read: Callab
     fold(run)
     assert isinstance(read(reader)(BatchKey(1, 1)), Journal)
     assert read(reader)(BatchKey(9, 9)) is None
+
+
+@pytest.mark.parametrize("stopped", ["before it writes", "after it wrote"])
+def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
+    """The forget removes the marker, lists and deletes while the fold stands between its read and its last step."""
+    journals, marker, state = run.tables.journals, run.marker(), run.tables.state
+    write = journals._folded.write
+
+    def stopped_write(records: Any) -> bool:
+        if stopped == "after it wrote":
+            written = write(records)
+            forget(run.tables, state=state)
+            return written
+        forget(run.tables, state=state)
+        return write(records)
+
+    journals._folded.write = stopped_write
+    folding = journals.fold(marker, keep=2, most=4, forgotten=lambda: run.tables.marker() is None)
+    assert list(folding) == []
+    assert run.store.list_files(state) == []

@@ -15,9 +15,10 @@ from frazil.commit.marker import BatchKey, Fate
 from frazil.commit.marker_change import change_marker, forget
 from frazil.commit.settle import bare_path, batch_folder, give_back, highest_epoch, sweep, sweep_batch
 from frazil.commit.swap import TableHandle
-from frazil.errors import CommitUnavailable, Fenced, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, StaleBatch, TableLost
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.tables import state_location
+from tests.unit.commit.conftest import World
 
 
 def journaled(world, committer, ranges, **more):
@@ -169,7 +170,8 @@ def test_an_object_that_is_not_this_batch_s_journal_is_ignored(world, kind):
 
     assert (settled.committed, settled.discarded) == ((), ())
     assert world.rows() == []
-    assert world.all_parquet_files() == set()
+    theirs = {bare_path(file.path) for file in journal.files} if kind == "another table's" else set()
+    assert world.all_parquet_files() == theirs
     assert world.store.get(world.tables.journals.path(journal.key)) == data
 
 
@@ -468,3 +470,38 @@ def test_journals_of_before_a_forget_are_not_committed_again(world):
     assert world.marker().settled is None
     world.run(second, {0: (0, 2)})
     assert world.rows() == [(0, 0), (0, 1)]
+
+
+def test_a_table_that_was_made_in_the_folder_of_another_takes_none_of_its_files(world):
+    """As an earlier frazil made one where the catalog was lost: both streams go on, by turns."""
+    inner = world.catalog.inner
+    for name in ("events", "events_dead_letters"):
+        old = inner.load_table(f"demo.{name}")
+        inner.create_table(f"demo.again_{name}", old.schema(), location=old.location(), partition_spec=old.spec())
+    again = World(
+        world.catalog, world.root, table="demo.again_events", dead_letter_table="demo.again_events_dead_letters"
+    )
+    world.run(world.begin(), {0: (0, 2)}, rejected={0: [1]})
+    again.run(again.begin(), {0: (0, 1)})
+    world.run(world.begin(), {0: (2, 4)}, rejected={0: [3]})
+    again.run(again.begin(), {0: (1, 2)})
+    sweep(again.tables, below_epoch=99)
+    assert world.rows() == [(0, 0), (0, 2)]
+    assert len(world.load_dead_letters().scan().to_arrow()) == 2
+    records = world.store.list_files(world.tables.state)
+    with pytest.raises(TableLost, match=r"metadata of another table"):
+        forget(again.tables, state=again.tables.state)
+    assert again.marker().settled
+    assert world.store.list_files(world.tables.state) == records
+
+
+def test_a_forgotten_stream_leaves_the_records_of_another_table(world):
+    """The other one's metadata may be elsewhere."""
+    first = world.begin()
+    world.run(first, {0: (0, 2)})
+    theirs = dataclasses.replace(world.stage(first, {0: (2, 4)}), table_uuid="another")
+    world.store.put(world.tables.journals.path(theirs.key), theirs.to_bytes())
+    assert forget(world.tables, state=world.tables.state) == 1
+    assert [file.path for file in world.store.list_files(world.tables.state)] == [
+        world.tables.journals.path(theirs.key)
+    ]

@@ -445,9 +445,10 @@ def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_bef
     for minute in range(10, 130, 10):
         minutes.send(minute, minute + 10)
     assert [key for key, *_ in minutes.signal()] == ["T12", "T13"]
-    minutes.catalog.drop_table("demo.minutes")
-    minutes.catalog.drop_table("demo.minutes_dead_letters")
-    shutil.rmtree(minutes.made.tables.state.removeprefix("file://"))
+    for name in ("demo.minutes", "demo.minutes_dead_letters"):
+        location = minutes.catalog.load_table(name).location()
+        minutes.catalog.drop_table(name)
+        shutil.rmtree(location.removeprefix("file://"))
     again = Minutes(tmp_path)
     again.made.begin()
     again.send(0, 10)

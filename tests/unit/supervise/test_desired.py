@@ -9,11 +9,14 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
+from frazil.home import home, run_folder
 from frazil.spec.load import find_stream
-from frazil.supervise.desired import DESIRED_FILE, create_desired, open_desired, table_fingerprint
+from frazil.spec.model import StreamSpec
+from frazil.supervise.desired import DESIRED_FILE, DesiredStore, open_desired, table_fingerprint
 from frazil.supervise.observed import Desired, DesiredMode
+from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
-from frazil.table.tables import load_stream_table, state_location
+from frazil.table.tables import ensure_table, load_stream_table, state_location
 
 pytestmark = pytest.mark.usefixtures("frazil_home")
 
@@ -24,27 +27,85 @@ def run(*arguments: str, streams: Path) -> str:
     return result.output
 
 
-def test_without_a_table_nothing_is_said_and_without_an_object_it_shall_run(streams: Path) -> None:
+def beside_table(spec: StreamSpec) -> DesiredStore:
+    ensure_table(load_catalog(None), spec)
+    return open_desired(spec)
+
+
+def test_without_an_object_it_shall_run(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    assert open_desired(spec) is None
-    assert create_desired(spec).read() == Desired()
-    assert open_desired(spec) is not None
+    assert open_desired(spec).read() == Desired()
+    assert beside_table(spec).read() == Desired()
 
 
-def test_pausing_before_the_first_run_makes_the_table_and_stands_beside_the_journals(streams: Path) -> None:
+@pytest.mark.parametrize("verb", ["pause", "resume", "restart"])
+def test_a_wish_makes_no_table_and_no_catalog_and_holds_on_this_host(verb: str, streams: Path) -> None:
+    said = run(verb, "ticks", "--reason", "the topic comes at noon", streams=streams)
+    assert "This holds on this host alone, because the catalog has no table demo.ticks yet." in said
+    assert [path for path in home().rglob("*") if path.is_file()] == [run_folder("ticks") / DESIRED_FILE]
+    wanted = open_desired(find_stream(streams, "ticks")).read()
+    assert (wanted.mode is DesiredMode.PAUSED) == (verb == "pause")
+    assert wanted.reason == "the topic comes at noon"
+
+
+def test_what_was_wanted_before_the_first_start_holds_until_somebody_says_otherwise(streams: Path) -> None:
+    run("pause", "ticks", streams=streams)
+    spec = find_stream(streams, "ticks")
+    before = open_desired(spec).read()
+    desired = beside_table(spec)
+    assert desired.read() == before
+    assert "this host alone" not in run("resume", "ticks", streams=streams)
+    after = desired.read()
+    assert (after.mode, after.generation > before.generation) == (DesiredMode.RUNNING, True)
+    assert not (run_folder("ticks") / DESIRED_FILE).exists()
+
+
+def test_the_last_act_counts_on_whichever_host_it_was(streams: Path) -> None:
+    """The other host does not see what stands in this one's run folder, and counts on from the table's object."""
+    run("pause", "ticks", streams=streams)
+    spec = find_stream(streams, "ticks")
+    desired = beside_table(spec)
+    elsewhere = DesiredStore("ticks", load_stream_table(spec))
+    elsewhere._places.pop()
+    seen = [desired.read()]
+    for act in (elsewhere.resume, elsewhere.pause, elsewhere.restart):
+        act(by="ben", reason="")
+        seen.append(desired.read())
+    assert [one.mode.value for one in seen] == ["paused", "running", "paused", "running"]
+    generations = [one.generation for one in seen]
+    assert generations == sorted(set(generations))
+    assert seen[-1].restart_generation == seen[-1].generation
+
+
+def test_a_wish_beside_a_lost_catalog_says_so_and_is_later_than_all_before(streams: Path) -> None:
+    spec = find_stream(streams, "ticks")
+    desired = beside_table(spec)
+    for _ in range(3):
+        desired.restart(by="ana", reason="")
+    for path in home().glob("catalog.db*"):
+        path.unlink()
+    assert "demo.ticks is not in the catalog 'default'" in run("pause", "ticks", streams=streams)
+    assert not list(home().glob("catalog.db*"))
+    found = open_desired(spec).read()
+    assert (found.mode, found.generation > 3) == (DesiredMode.PAUSED, True)
+    assert desired.read() == found, "who opened it beside the table sees it too"
+
+
+def test_a_wish_stands_beside_the_journals(streams: Path) -> None:
+    spec = find_stream(streams, "ticks")
+    beside_table(spec)
     assert "is paused" in run("pause", "ticks", "--reason", "Kafka upgrade", streams=streams)
-    spec = find_stream(streams, "ticks")
     table = load_stream_table(spec)
     assert table is not None
     assert Path(state_location(table, "ticks").removeprefix("file://"), DESIRED_FILE).exists()
-    wanted = create_desired(spec).read()
+    wanted = open_desired(spec).read()
     assert (wanted.mode, wanted.reason, wanted.generation) == (DesiredMode.PAUSED, "Kafka upgrade", 1)
     assert wanted.by
     assert wanted.at_ms > 1_700_000_000_000
 
 
 def test_every_act_is_a_generation_and_only_a_restart_asks_for_one(streams: Path) -> None:
-    desired = create_desired(find_stream(streams, "ticks"))
+    desired = beside_table(find_stream(streams, "ticks"))
     seen = []
     for verb in ("pause", "resume", "restart", "resume"):
         run(verb, "ticks", streams=streams)
@@ -55,9 +116,10 @@ def test_every_act_is_a_generation_and_only_a_restart_asks_for_one(streams: Path
 
 def test_an_object_that_somebody_edited_says_so_and_the_next_act_mends_it(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    desired = create_desired(spec)
+    desired = beside_table(spec)
     desired.pause(by="ana", reason="")
-    desired._store.put(desired._path, b'{"mode": "sleeping"}')
+    store, path = desired._places[0]
+    store.put(path, b'{"mode": "sleeping"}')
     with pytest.raises(SpecError, match=r"desired\.json.*frazil pause"):
         desired.read()
     assert desired.resume(by="ana", reason="").generation > 1, "later than any generation that there was"
@@ -79,7 +141,7 @@ def test_each_help_has_an_example(verb: str) -> None:
 
 def test_the_tables_fingerprint_moves_with_its_own_marker_and_schema_only(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    create_desired(spec)
+    beside_table(spec)
 
     def now() -> str:
         table = load_stream_table(spec)

@@ -16,8 +16,10 @@ from frazil.host.given_up import confirm_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.supervise.decision import Action, Cause
-from frazil.supervise.desired import create_desired
+from frazil.supervise.desired import open_desired
 from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_table
 
 FAKE_WRITER = Path(__file__).with_name("fake_writer.py")
 
@@ -95,7 +97,8 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
 
     supervisor = bench.supervisor()
     pid = bench.runs(supervisor)
-    desired = create_desired(find_stream(bench.streams, "ticks"))
+    ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
+    desired = open_desired(spec)
     desired.pause(by="ana", reason="Kafka upgrade")
     # The table was made a moment ago: the supervisor looks for it again after ten seconds.
     supervisor._table.forget()
@@ -220,7 +223,7 @@ def test_a_person_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_t
 def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Bench) -> None:
     from frazil.spec.load import find_stream  # noqa: PLC0415
 
-    create_desired(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
+    open_desired(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
     supervisor = bench.supervisor()
     assert supervisor.step().decision.cause is Cause.PAUSED
     supervisor.person_cleared(by="Airflow", reason="the run was cleared")

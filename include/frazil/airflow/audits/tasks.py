@@ -17,7 +17,7 @@ from frazil.commit.opened import open_stream
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired
 from frazil.spec.model import StreamSpec
-from frazil.table.tables import load_stream_table
+from frazil.table.tables import load_stream_table, lost_table
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ Found = dict[str, Any]
 def audit_hours(stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False) -> Found:
     """Audit the complete hours before a moment and log each finding.
 
-    Raises AirflowSkipException if the stream has not begun, and whatever `audit_stream` raises.
+    Raises AirflowSkipException if the stream has not begun, TableLost if only the catalog does not have its table, and
+    whatever `audit_stream` raises.
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)
@@ -48,7 +49,7 @@ def audit_hours(stream: str, streams: Path, moment: datetime, *, hours: int = 1,
 
 
 def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
-    if load_stream_table(spec) is None:
+    if load_stream_table(spec) is None and lost_table(spec) is None:
         raise AirflowSkipException(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer never ran. Nothing to audit"
         )

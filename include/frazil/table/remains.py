@@ -1,0 +1,148 @@
+"""What a table left in its folder: the sign that a catalog which does not have the table was lost, or exchanged.
+
+A new table in the folder of another would let each take the other's files for its own: journals, commit records and
+staged files are found by their folder alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+
+from frazil.table.object_store import FileInfo, ObjectStore
+from frazil.table.storage import open_store
+from frazil.timetext import utc
+
+METADATA = ".metadata.json"
+STATE = "_frazil"
+"""The folder of a table's location that has what is kept of its streams."""
+_VERSION = re.compile(r"v?(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """One metadata file; `snapshots` and `uuid` are None where it cannot be read."""
+
+    path: str
+    modified_ms: int
+    uuid: str | None
+    snapshots: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a folder holds of a table."""
+
+    location: str
+    newest: Metadata | None
+    streams: tuple[str, ...]
+    """Those of which the folder has journals, commit records or a desired state."""
+
+    def __str__(self) -> str:
+        found = []
+        if self.newest is not None:
+            count = (
+                "that cannot be read" if self.newest.snapshots is None else f"with {self.newest.snapshots} snapshots"
+            )
+            found.append(f"metadata {count}, last written at {utc(self.newest.modified_ms)}")
+        if self.streams:
+            found.append(f"commit records of {', '.join(self.streams)}")
+        return " and ".join(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a catalog would put a new table."""
+
+    location: str
+    store: ObjectStore
+
+
+def place_of_new(
+    catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
+) -> Place | None:
+    """Where the catalog would put that table, asked without making it; None where its namespace does not exist yet, and
+    a server decides. Raises what the catalog raises.
+    """
+    if isinstance(catalog, MetastoreCatalog):
+        found = _resolved(catalog, identifier, location)
+        return Place(found, open_store(found, catalog.properties))
+    try:
+        made = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
+    except NoSuchNamespaceError:
+        return None
+    # Nothing is made before it is committed, which it never is.
+    table = made._table
+    return Place(table.location().rstrip("/"), open_store(table.location(), table.io.properties))
+
+
+def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) -> str:
+    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
+    name = Catalog.table_name_from(identifier)
+    try:
+        return catalog._resolve_table_location(location, namespace, name).rstrip("/")
+    except NoSuchNamespaceError:
+        # As it will be once the namespace is made, which brings no properties.
+        with_namespace = copy.copy(catalog)
+        with_namespace.load_namespace_properties = lambda *_: {}  # type: ignore[method-assign]
+        return with_namespace._resolve_table_location(location, namespace, name).rstrip("/")
+
+
+def remains_of(place: Place) -> Remains | None:
+    """What is left of a table that has been written to; None for a free place, which costs one listing.
+
+    Metadata without a snapshot does not count: a creation that was cut short leaves such a file.
+    """
+    store, location = place.store, place.location
+    folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
+    newest = _newest(store, folders["metadata"]) if "metadata" in folders else None
+    streams = [folder.rsplit("/", 1)[-1] for folder in store.list_folders(folders[STATE])] if STATE in folders else []
+    found = Remains(location, newest, tuple(name for name in streams if not name.startswith("_")))
+    return found if found.streams or (newest is not None and newest.snapshots != 0) else None
+
+
+def other_table(store: ObjectStore, table: Table) -> Metadata | None:
+    """The metadata of another table that has the same folder, if there is any."""
+    metadata = table.metadata
+    own = {_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
+    files = store.list_files(f"{table.location().rstrip('/')}/metadata")
+    others = (_read(store, file) for file in _metadata_files(files) if _name(file.path) not in own)
+    return next((found for found in others if found.uuid not in {None, str(metadata.table_uuid)}), None)
+
+
+def _newest(store: ObjectStore, folder: str) -> Metadata | None:
+    """By its version: of several with the same one, which failed commits leave, the file that was written last."""
+    files = _metadata_files(store.list_files(folder))
+    return _read(store, max(files, key=lambda file: (_version(file.path), file.modified_ms))) if files else None
+
+
+def _metadata_files(files: Iterable[FileInfo]) -> list[FileInfo]:
+    return [file for file in files if file.path.endswith(METADATA)]
+
+
+def _version(path: str) -> int:
+    found = _VERSION.match(_name(path))
+    return int(found[1]) if found else -1
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _read(store: ObjectStore, file: FileInfo) -> Metadata:
+    try:
+        data = store.get(file.path) or b""
+        raw = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+        return Metadata(file.path, file.modified_ms, raw["table-uuid"], len(raw.get("snapshots") or ()))
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, KeyError, TypeError, AttributeError):
+        return Metadata(file.path, file.modified_ms, None, None)

@@ -1,0 +1,110 @@
+"""What a driver ships to Python processes that may run another version of frazil by then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import pickletools
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from frazil import __version__
+from frazil.errors import VersionChanged
+from frazil.ingest import contract
+from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, TargetTable
+from frazil.stream import stage_rows
+from frazil.stream.engine import read_answers
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.stage_rows import Refused, StageRows
+from frazil.supervise.decide import RESTARTABLE
+
+TARGET = TargetTable("{}", "{}", "{}", {"a": "b"}, "/data/1/1", 1)
+WORK = StageRows(
+    StageContext(
+        stream="ticks",
+        epoch=1,
+        batch=2,
+        kafka={"bootstrap.servers": "127.0.0.1:1"},
+        io={"s3.region": "x"},
+        format="json",
+        event_time_column="at",
+        event_time_unit="ms",
+        coordinates=True,
+        targets={"main": TARGET, "dead-letters": TARGET},
+        topic_ids={"ticks": "t"},
+        dead_letters_held={("ticks", 0): b"\x00\xff"},
+        event_times_us=(1, 2),
+        files=(RecordFile("/f", 1, 2, (OffsetRange("ticks", 0, 1, 2),)),),
+    ),
+    ProgressFolder("/progress", {"s3.region": "x"}),
+)
+PLANS = [pa.RecordBatch.from_pydict({"plan": ["{}", "{}"]})]
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_it_arrives_as_it_was_and_nothing_of_ours_is_pickled_but_one_name(dumps: Any) -> None:
+    data = dumps(WORK)
+    assert pickle.loads(data) == WORK
+    names = {argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str)}
+    assert {name for name in names if "frazil" in name} == {"frazil.stream.stage_rows"}
+
+
+def refusal(data: bytes) -> str:
+    found = pickle.loads(data)
+    assert isinstance(found, Refused)
+    answers = [answer for batch in found(PLANS) for answer in batch.column("answer").to_pylist()]
+    assert len(answers) == 2
+    assert answers[0] == found.answer(json.dumps({}))
+    with pytest.raises(VersionChanged) as error:
+        read_answers(answers)
+    return str(error.value)
+
+
+def test_another_version_is_refused_with_a_sentence_and_the_writer_is_restarted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = cloudpickle.dumps(WORK)
+    monkeypatch.setattr(stage_rows, "__version__", "9.9.9")
+    assert refusal(data) == (
+        f"the writer of stream 'ticks' runs version {__version__}, and version 9.9.9 was installed since: it ends, and the next "
+        "start takes what is installed"
+    )
+    assert VersionChanged.exit_code in RESTARTABLE
+
+
+def changed(cls: Any, *, without: str = "", **added: Any) -> Any:
+    kept = [(f.name, f.type, f) for f in dataclasses.fields(cls) if f.name != without]
+    more = [(name, Any, dataclasses.field(default=value)) for name, value in added.items()]
+    made = dataclasses.make_dataclass(cls.__name__, [*kept, *more], frozen=True, slots=True, bases=())
+    made.named, made.from_named = cls.named, classmethod(cls.from_named.__func__)  # type: ignore[attr-defined]
+    return made
+
+
+def test_code_that_changed_within_a_version_is_refused_where_a_name_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a checkout is updated under a running writer."""
+    data = cloudpickle.dumps(WORK)
+    monkeypatch.setattr(stage_rows, "StageContext", changed(StageContext, without="coordinates"))
+    assert f"runs other code of version {__version__} than is installed by now" in refusal(data)
+
+
+def test_a_new_field_with_a_default_takes_the_place_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = cloudpickle.dumps(WORK)
+    wider = changed(StageContext, new="default")
+    monkeypatch.setattr(stage_rows, "StageContext", wider)
+    found = pickle.loads(data).context
+    assert (found.new, found.files, found.stream) == ("default", WORK.context.files, "ticks")
+
+
+def test_a_changed_target_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = cloudpickle.dumps(WORK)
+
+    @dataclasses.dataclass(frozen=True)
+    class Narrow:
+        folder: str
+
+    monkeypatch.setattr(contract, "TargetTable", Narrow)
+    assert "than is installed by now" in refusal(data)

@@ -1,0 +1,140 @@
+"""A catalog that was lost or exchanged: no table is made where another one is, and what to do is said."""
+
+from __future__ import annotations
+
+import gzip
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.errors import TableLost
+from frazil.signals.signal_table import IDENTIFIER, SCHEMA, SPEC
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import (
+    Declared,
+    ensure_dead_letters,
+    ensure_declared,
+    ensure_table,
+    load_stream_table,
+    lost_table,
+    state_location,
+)
+
+Stream = Callable[..., StreamSpec]
+
+
+def local(location: str) -> Path:
+    return Path(location.removeprefix("file://"))
+
+
+def write(table: Table) -> None:
+    schema = table.schema().as_arrow()
+    table.append(pa.Table.from_pylist([], schema=schema))
+
+
+def lose(home: Path) -> Catalog:
+    for path in home.glob("catalog.db*"):
+        path.unlink()
+    return load_catalog(None)
+
+
+def test_no_table_is_made_where_another_one_is(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+    made = ensure_table(catalog, stream())
+    write(made)
+    files = sorted(local(made.location()).rglob("*"))
+    empty = lose(unconfigured)
+    with pytest.raises(TableLost, match=r"demo\.flights is not in the catalog 'default'") as error:
+        ensure_table(empty, stream())
+    sentence = str(error.value)
+    assert made.metadata_location in sentence
+    assert "with 1 snapshots" in sentence
+    assert "register_table" in sentence
+    assert sorted(local(made.location()).rglob("*")) == files
+    assert not empty.table_exists("demo.flights")
+
+
+def test_what_the_sentence_says_registers_the_table_again(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+    made = ensure_table(catalog, stream())
+    write(made)
+    write(made)
+    empty = lose(unconfigured)
+    with pytest.raises(TableLost) as error:
+        ensure_table(empty, stream())
+    command = str(error.value).partition("`")[2].partition("`")[0]
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
+    again = ensure_table(load_catalog(None), stream())
+    assert (again.metadata.table_uuid, again.metadata_location) == (made.metadata.table_uuid, made.metadata_location)
+    assert lost_table(stream()) is None
+
+
+@pytest.mark.parametrize("make", ["dead letters", "signals"])
+def test_the_other_tables_are_guarded_too(make: str, catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+    def ensure(catalog: Catalog) -> Table:
+        if make == "dead letters":
+            return ensure_dead_letters(catalog, stream())
+        return ensure_declared(catalog, Declared(IDENTIFIER, SCHEMA, SPEC), "signals")
+
+    write(ensure(catalog))
+    with pytest.raises(TableLost):
+        ensure(lose(unconfigured))
+
+
+def test_a_location_of_another_table_is_refused(catalog: Catalog, stream: Stream, tmp_path: Path) -> None:
+    location = f"file://{tmp_path}/lake/rides"
+    write(ensure_table(catalog, stream(table={"identifier": "a.b", "location": location})))
+    with pytest.raises(TableLost, match=r"a\.c .*lake/rides holds one"):
+        ensure_table(catalog, stream(table={"identifier": "a.c", "location": location}))
+
+
+def test_commit_records_alone_are_remains(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+    made = ensure_table(catalog, stream())
+    journal = local(state_location(made, "flights")) / "journal" / "00000001-00000001.json"
+    journal.parent.mkdir(parents=True)
+    journal.write_bytes(b"{}")
+    for path in (local(made.location()) / "metadata").iterdir():
+        path.unlink()
+    with pytest.raises(TableLost, match="commit records of flights") as error:
+        ensure_table(lose(unconfigured), stream())
+    assert "register_table" not in str(error.value)
+
+
+def test_a_creation_that_was_cut_short_is_made_good(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+    made = ensure_table(catalog, stream())
+    again = ensure_table(lose(unconfigured), stream())
+    assert again.location() == made.location()
+    assert again.metadata.table_uuid != made.metadata.table_uuid
+
+
+def test_metadata_that_cannot_be_read_is_no_free_place(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+    metadata = local(ensure_table(catalog, stream()).metadata_location)
+    for data in (b"{", gzip.compress(b"{}"), b"\x1f\x8bxx"):
+        metadata.write_bytes(data)
+        with pytest.raises(TableLost, match="that cannot be read"):
+            ensure_table(lose(unconfigured), stream())
+
+
+def test_a_look_makes_nothing(unconfigured: Path, stream: Stream) -> None:
+    assert load_stream_table(stream()) is None
+    assert lost_table(stream()) is None
+    assert not list(unconfigured.rglob("*"))
+
+
+def test_a_look_finds_what_a_lost_catalog_had(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+    assert lost_table(stream()) is None
+    write(ensure_table(catalog, stream()))
+    assert lost_table(stream()) is None
+    for path in unconfigured.glob("catalog.db*"):
+        path.unlink()
+    assert "demo.flights is not in the catalog" in (lost_table(stream()) or "")
+    assert not (unconfigured / "catalog.db").exists()
+    with pytest.raises(NoSuchTableError):
+        load_catalog(None).load_table("demo.flights")
