@@ -70,8 +70,8 @@ def test_another_version_is_refused_with_a_sentence_and_the_writer_is_restarted(
     data = cloudpickle.dumps(WORK)
     monkeypatch.setattr(stage_rows, "__version__", "9.9.9")
     assert refusal(data) == (
-        f"the writer of stream 'ticks' runs version {__version__}, and version 9.9.9 was installed since: it ends, and the next "
-        "start takes what is installed"
+        f"the writer of stream 'ticks' runs version {__version__}, and version 9.9.9 was installed since: it ends, and "
+        "the next start takes what is installed"
     )
     assert VersionChanged.exit_code in RESTARTABLE
 
