@@ -111,7 +111,7 @@ class Simulation:
             keep = timedelta(milliseconds=now_ms() - self._hour_began_ms[hour - KEEP_HOURS])
             expiry = table.settings.expiry.model_copy(update={"keep": keep})
             table = dataclasses.replace(table, settings=table.settings.model_copy(update={"expiry": expiry}))
-        for outcome in maintain(self.readers.spark, self.catalog, table, now_ms=now_ms()):
+        for outcome in maintain(lambda: self.readers.spark, self.catalog, table, now_ms=now_ms()):
             print(f"  {outcome}", flush=True)
             if outcome.ending is Ending.FAILED:
                 raise RuntimeError(outcome.sentence)

@@ -115,7 +115,9 @@ class Made:
 
     def maintain(self, *actions: Action, later: timedelta = timedelta()) -> tuple[Outcome, ...]:
         now_ms = time.time_ns() // 1_000_000 + later // timedelta(milliseconds=1)
-        return maintain(lambda: self.spark, self.catalog, self.maintained, actions=actions or tuple(Action), now_ms=now_ms)
+        return maintain(
+            lambda: self.spark, self.catalog, self.maintained, actions=actions or tuple(Action), now_ms=now_ms
+        )
 
     def offsets(self) -> Counter[int]:
         return Counter(self.table.scan(selected_fields=("kafka_offset",)).to_arrow()["kafka_offset"].to_pylist())

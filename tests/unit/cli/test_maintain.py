@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
-from frazil.errors import SpecError
+from frazil.errors import EnvironmentUnusable, SpecError
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 
@@ -54,3 +54,22 @@ def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(co
 def test_a_table_that_is_not_there_yet_is_an_error_that_says_so(command: Command):
     assert isinstance(command().exception, SpecError)
     assert command("--actions", "everything").exit_code == 2
+
+
+def test_no_jvm_starts_to_say_that_there_is_nothing_to_do(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stream = MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1)
+    stream.land({0: (0, 1)})
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no java"))
+    monkeypatch.setenv("PATH", str(tmp_path / "no java"))
+    done = CliRunner().invoke(frazil, ["maintain", "demo.ticks", "--streams", str(tmp_path), "--actions", "manifests"])
+    assert done.exit_code == 0, done.output
+    assert "skipped" in done.output
+    done = CliRunner().invoke(frazil, ["maintain", "demo.ticks", "--streams", str(tmp_path), "--actions", "compaction"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "skipped" in done.output
+    stream.land({0: (1, 2)})
+    stream.land({0: (2, 3)})
+    done = CliRunner().invoke(frazil, ["maintain", "demo.ticks", "--streams", str(tmp_path), "--actions", "compaction"])
+    assert isinstance(done.exception, EnvironmentUnusable), "and one is needed once there is something to do"

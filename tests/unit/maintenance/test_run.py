@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,10 @@ def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(
     assert table.rewrite([_InPart()] * 4, sort=False) == Rewritten(6, 1, lost=("mine",), errors=("no memory",))  # type: ignore[list-item]
 
 
+def no_session() -> Any:
+    pytest.fail("a JVM was started")
+
+
 class _InPart:
     in_part, applies_deletes = True, False
 
@@ -59,6 +64,6 @@ def test_an_expiry_that_is_refused_is_an_ending_of_its_own_that_fails_its_task(m
     with made.tables.main.refresh().transaction() as change:
         change.set_properties({"gc.enabled": "false"})
     found, now_ms = find_maintained([made.spec], "demo.made"), time.time_ns() // 1_000_000
-    (outcome,) = maintain(None, load_catalog(None), found, actions=[Action.EXPIRY], now_ms=now_ms)  # type: ignore[arg-type]
+    (outcome,) = maintain(no_session, load_catalog(None), found, actions=[Action.EXPIRY], now_ms=now_ms)
     assert (outcome.ending, outcome.exit_code) == (Ending.REFUSED, FrazilError.exit_code)
     assert "gc.enabled=false" in outcome.sentence
