@@ -45,7 +45,7 @@ class DesiredStore:
         return len(self._places) > 1
 
     def read(self) -> Desired:
-        """The desired state: the newest object. Raises AccessDenied, and SpecError if one was edited and is malformed."""
+        """The newest object. Raises AccessDenied, and SpecError if one was edited and is malformed."""
         return reduce(_newest, (found for place in self._places if (found := _read(*place))), Desired())
 
     def pause(self, *, by: str, reason: str) -> Desired:

@@ -57,7 +57,9 @@ def test_a_table_that_is_not_there_yet_is_an_error_that_says_so(command: Command
 
 
 def test_no_jvm_starts_to_say_that_there_is_nothing_to_do(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command,  # noqa: ARG001 - it declares the stream
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     stream = MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1)
     stream.land({0: (0, 1)})
