@@ -76,6 +76,7 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
             errors.extend(str(error).splitlines())
     for path, spec in streams.items():
         errors.extend(f"{path}: source.properties.{key}: {said}" for key, said in _kafka_problems(spec).items())
+        errors.extend(f"{path}: {said}" for said in _format_problems(spec))
     clashes = conflicts({**_beside(files), **streams})
     return streams, errors + [said for said in clashes if any(said.startswith(f"{path}:") for path in streams)]
 
@@ -97,6 +98,20 @@ def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
     from frazil.kafka.properties import property_problems  # noqa: PLC0415 - librdkafka, only where it is asked
 
     return property_problems(spec.source.properties)
+
+
+def _format_problems(spec: StreamSpec) -> list[str]:
+    """What the writer's start would say of columns that no record can fill."""
+    if not any("<" in column.type for column in spec.columns):
+        return []  # every type without a type inside can be filled
+    from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only where they are asked
+    from frazil.spec.iceberg import schema  # noqa: PLC0415 - as above
+
+    try:
+        check_supported(schema(spec), spec.source.format)
+    except SpecError as error:
+        return [str(error)]
+    return []
 
 
 def _line(spec: StreamSpec) -> str:

@@ -39,6 +39,18 @@ def test_a_type_that_only_an_existing_table_may_have_is_a_warning(declare: Decla
     assert len(answer["warnings"]) == 1
 
 
+def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare, tmp_path: Path) -> None:
+    maps = {"a": "map<int, string>", "b": "struct<c: list<map<date, map<uuid, int>>>>", "d": "map<string, int>"}
+    declare(schema={"departed": "timestamptz not null", **maps})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 10
+    (line,) = result.stderr.splitlines()
+    assert "flights.yaml: schema.a: a JSON object's keys are strings, so the map's key must be string, not int" in line
+    assert "schema.b.c.element: " in line
+    assert "schema.b.c.element.value: " in line
+    assert "schema.d" not in line
+
+
 def test_named_files_are_checked_against_each_other(declare: Declare) -> None:
     files = [declare("a.yaml"), declare("b.yaml")]
     result = CliRunner().invoke(frazil, ["validate", *map(str, files)])

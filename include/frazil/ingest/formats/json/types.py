@@ -29,26 +29,25 @@ Units = Mapping[int, str]
 """Field id of a timestamp column to `s`, `ms`, `us` or `ns`: it arrives as a number since the epoch."""
 
 
-def check_supported(schema: iceberg.StructType, *, where: str = "schema") -> None:
-    """Refuse, before anything is read, the types that JSON records cannot fill. Raises SpecError."""
-    for field in schema.fields:
-        _check(field.field_type, f"{where}.{field.name}")
+def check_supported(schema: iceberg.StructType) -> None:
+    """Refuse, before anything is read, the types that JSON records cannot fill. Raises SpecError, with all of them."""
+    if found := "; ".join(_unsupported(schema, "schema")):
+        raise SpecError(found)
 
 
-def _check(kind: iceberg.IcebergType, where: str) -> None:
+def _unsupported(kind: iceberg.IcebergType, where: str) -> Iterator[str]:
     match kind:
         case iceberg.StructType():
-            check_supported(kind, where=where)
+            for field in kind.fields:
+                yield from _unsupported(field.field_type, f"{where}.{field.name}")
         case iceberg.ListType():
-            _check(kind.element_type, f"{where}.element")
+            yield from _unsupported(kind.element_type, f"{where}.element")
         case iceberg.MapType():
             if not isinstance(kind.key_type, iceberg.StringType):
-                raise SpecError(
-                    f"{where}: a JSON object's keys are strings, so the map's key must be string, not {kind.key_type}"
-                )
-            _check(kind.value_type, f"{where}.value")
+                yield f"{where}: a JSON object's keys are strings, so the map's key must be string, not {kind.key_type}"
+            yield from _unsupported(kind.value_type, f"{where}.value")
         case _ if not isinstance(kind, SUPPORTED):
-            raise SpecError(f"{where}: format json cannot fill a column of type {kind}; declare another type")
+            yield f"{where}: format json cannot fill a column of type {kind}; declare another type"
 
 
 def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
