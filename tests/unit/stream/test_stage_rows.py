@@ -22,14 +22,13 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import Refused, StageRows
 from frazil.supervise.decide import RESTARTABLE
 
-TARGET = TargetTable("{}", "{}", "{}", {"a": "b"}, "/data/1/1", 1)
+TARGET = TargetTable("{}", "{}", "{}", {"a": "b"}, "/data/1/1", 1, io={"s3.region": "x"})
 WORK = StageRows(
     StageContext(
         stream="ticks",
         epoch=1,
         batch=2,
         kafka={"bootstrap.servers": "127.0.0.1:1"},
-        io={"s3.region": "x"},
         format="json",
         event_time_column="at",
         event_time_unit="ms",
