@@ -106,17 +106,17 @@ def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, sou
             before = None
         known = (before.offsets, before.source) if before else (reach(table, tables.stream, source), source)
         offsets: dict[TopicPartition, int] = {}
+        topics = source
         for ends, of in (*read, known):
+            topics = merged_identity(of, topics)
             for tp, end in of_same_topics(ends, of, source).items():
                 offsets[tp] = max(end, offsets.get(tp, end))
         if before is None:
-            return first_marker(tables.stream, epoch=epoch, offsets=offsets, source=source)
+            return first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
         if is_rolled_back(table, before, name=tables.dead_letters.identifier):
             # What landed last did not, after all, and a batch that was staged since left out what is gone.
             before = dataclasses.replace(before, settled=None, batches={})
-        return dataclasses.replace(
-            before.owned_by(epoch), offsets=offsets, source=merged_identity(before.source, source)
-        )
+        return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=topics)
 
     change_marker(tables, tables.dead_letters, move, operation="reset")
 

@@ -193,6 +193,24 @@ def test_a_reset_to_a_topic_made_again_forgets_the_old_one_s_offsets(world: Any)
     assert world.dead_letters() == [(0, 3), (0, 3)]
 
 
+def test_a_reset_keeps_whose_the_positions_of_a_topic_are_that_is_not_read_now(world: Any):
+    """The first writer declared both topics, and died before the dead-letter table had its epoch."""
+    old, now = ("old", 0), world.source
+    world.starts, both = {**world.starts, old: 7}, SourceIdentity("cluster-1", {"events": "topic-1", "old": "topic-2"})
+    world.source = both
+    world.catalog.next_fails_before(ForbiddenError("no"), "demo.events_dead_letters")
+    with pytest.raises(AccessDenied):
+        world.take_over()
+    world.source = now
+    world.begin()
+
+    reset_to(world, {P0: 0, P1: 0})
+    assert (world.dead_letter_marker().offsets[old], world.dead_letter_marker().source) == (7, both)
+    world.source = both
+    world.begin()
+    assert world.dead_letter_marker().offsets[old] == 7
+
+
 def test_an_adopted_table_takes_the_stream_and_a_second_adoption_changes_nothing(world: Any):
     world.foreign_append()
     with pytest.raises(AdoptionRequired):
