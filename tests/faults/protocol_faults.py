@@ -30,6 +30,8 @@ class Faults:
 
     others: Callable[[], None]
     """What others do to the table at that very moment, where the fault says so."""
+    stream: str
+    """Whose process it is."""
     planned: dict[str, list[str]] = field(default_factory=dict)
     dead: bool = False
 

@@ -11,12 +11,23 @@ from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LogEnd
 from frazil.offsets.spans import TopicPartition
+from frazil.partitions.windows import Grain
 
 from .protocol_faults import Faults, InjectedError
 
-TOPIC, OLD = "events", "old"
-Record = tuple[int, int]
-"""Partition and offset."""
+Record = tuple[str, int, int]
+"""Topic, partition and offset."""
+
+
+def time_us(record: Record) -> int:
+    """A record's event time: 40 minutes for each offset, and up to four hours behind those before it."""
+    offset = record[2]
+    return max(offset - offset * 5 % 7, 0) * 40 * 60 * 1_000_000
+
+
+def window_of(record: Record) -> int:
+    """Where the hour of its event time begins, in microseconds."""
+    return Grain.HOUR.floor(time_us(record))
 
 
 Good = Literal["always", "never", "until a column is required", "once a column is required"]
@@ -30,23 +41,29 @@ def is_good(good: Good, *, strict: bool) -> bool:
 
 @dataclass
 class Topic:
-    """Records of some partitions, good and bad ones, with gaps in their offsets."""
+    """What one stream reads: records of some partitions, good and bad ones, with gaps in their offsets."""
 
+    name: str
     records: dict[Record, Good] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
     first: dict[int, int] = field(default_factory=dict)
     """Where retention has come to."""
-    topic_id: str = "topic-1"
+    generation: int = 1
+    """Which topic of the name it is: one more each time that it is deleted and made again."""
     leaders: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Of each partition: the epochs of its leaders, and the offset that each began at."""
     pending: dict[int, int] = field(default_factory=dict)
     """Records of a transaction that is open, beyond the end of what may be read."""
     old_end: int = 0
-    """Of a second topic, which some writers declare and others do not: it has gaps alone."""
+    """Of a second topic, `old`, which some of the stream's writers declare and others do not: it has gaps alone."""
+
+    @property
+    def old(self) -> str:
+        return f"old-{self.name}"
 
     @property
     def identity(self) -> SourceIdentity:
-        return SourceIdentity("cluster", {TOPIC: self.topic_id})
+        return SourceIdentity("cluster", {self.name: f"{self.name}-{self.generation}"})
 
     def produce(self, partition: int, goods: Iterable[Good | None]) -> None:
         """A record for each, a gap for each None; a partition that is not there yet is added.
@@ -58,7 +75,7 @@ class Topic:
         offset = self.ends.get(partition, 0)
         for good in goods:
             if good is not None:
-                self.records[partition, offset] = good
+                self.records[self.name, partition, offset] = good
             offset += 1
         self.ends[partition] = offset
 
@@ -76,7 +93,7 @@ class Topic:
         self.pending.pop(partition, None)
         kept = [(e, start) for e, start in self.leaders.get(partition, [(0, 0)]) if start < at]
         self.leaders[partition] = [*kept, (epoch, at)]
-        self.records = {(p, o): good for (p, o), good in self.records.items() if p != partition or o < at}
+        self.records = {(t, p, o): good for (t, p, o), good in self.records.items() if p != partition or o < at}
         self.ends[partition] = at
 
     def end_of_epoch(self, partition: int, epoch: int) -> int:
@@ -85,7 +102,7 @@ class Topic:
         return min(later, default=self.ends.get(partition, 0))
 
     def read(self, partition: int, start: int, end: int) -> list[tuple[Record, Good]]:
-        wanted = ((partition, offset) for offset in range(start, end))
+        wanted = ((self.name, partition, offset) for offset in range(start, end))
         return [(record, self.records[record]) for record in wanted if record in self.records]
 
 
@@ -95,15 +112,15 @@ class ProcessKafka:
 
     topic: Topic
     faults: Faults
-    topics: tuple[str, ...] = (TOPIC, OLD)
+    topics: tuple[str, ...]
 
     def describe(self) -> Topics:
         self._ask()
-        partitions = [(TOPIC, p) for p in sorted(self.topic.ends)]
-        if OLD not in self.topics:
-            return Topics(self.topic.identity, tuple(partitions))
-        known = self.topic.identity
-        return Topics(SourceIdentity(known.cluster_id, {**known.topic_ids, OLD: "old-1"}), (*partitions, (OLD, 0)))
+        partitions = [(self.topic.name, p) for p in sorted(self.topic.ends)]
+        known, old = self.topic.identity, self.topic.old
+        if old not in self.topics:
+            return Topics(known, tuple(partitions))
+        return Topics(SourceIdentity(known.cluster_id, {**known.topic_ids, old: "old-1"}), (*partitions, (old, 0)))
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return self._answer(partitions, self.topic.first, old=0)
@@ -112,14 +129,15 @@ class ProcessKafka:
         ends, pending = self._answer(partitions, self.topic.ends, old=self.topic.old_end), self.topic.pending
         return {
             (t, p): LogEnd(end, end + pending.get(p, 0), self.topic.leader_epoch(p))
-            if t == TOPIC
+            if t == self.topic.name
             else LogEnd(end, end, 0)
             for (t, p), end in ends.items()
         }
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
         self._ask()
-        ends = {tp: self.topic.end_of_epoch(tp[1], epoch) for tp, (_, epoch) in positions.items() if tp[0] == TOPIC}
+        name = self.topic.name
+        ends = {tp: self.topic.end_of_epoch(tp[1], epoch) for tp, (_, epoch) in positions.items() if tp[0] == name}
         return {tp: end for tp, end in ends.items() if end < positions[tp][0]}
 
     def _answer(
@@ -128,7 +146,7 @@ class ProcessKafka:
         self._ask()
         asked = list(partitions)
         assert {topic for topic, _ in asked} <= set(self.topics), "a topic that is not declared was asked for"
-        return {(topic, p): of.get(p, 0) if topic == TOPIC else old for topic, p in asked}
+        return {(topic, p): of.get(p, 0) if topic == self.topic.name else old for topic, p in asked}
 
     def _ask(self) -> None:
         try:

@@ -21,11 +21,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
     AddSchemaUpdate,
+    AddSnapshotUpdate,
     RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
     SetDefaultSpecUpdate,
@@ -36,7 +37,7 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField
 
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import Marker, read_marker
+from frazil.commit.marker import Marker, read_marker, read_markers
 from frazil.commit.settle import bare_path
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
@@ -51,10 +52,27 @@ from frazil.table.metadata_times import in_order
 from frazil.table.tables import state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
-from .protocol_kafka import TOPIC, Record, Topic
+from .protocol_kafka import Record, Topic
 
-STREAM, MAIN, DEAD = "events", "demo.events", "demo.events_dead_letters"
+EVENTS, ORDERS = "events", "orders"
+STREAMS = (EVENTS, ORDERS)
+"""Two that write to the same tables, each from a topic of its own."""
+MAIN, DEAD = "demo.events", "demo.events_dead_letters"
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False))
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerMove:
+    """One stream's marker of one table, before and after a commit."""
+
+    version: int
+    """Of the catalog: the commit that moved it."""
+    table: str
+    stream: str
+    before: Marker | None
+    after: Marker | None
+    by: Faults | None
+    """The process that moved it, which its faults stand for."""
 
 
 class SharedCatalog:
@@ -73,10 +91,9 @@ class SharedCatalog:
         self.versions = 0
         self.rows_at: Callable[[Snapshot | None], Iterable[Record]] = lambda _: ()
         self.late: list[Callable[[], Any]] = []
-        self.positions: dict[int, dict[tuple[str, int], int]] = {}
-        """Where the stream stood with each snapshot of the main table, kept beside what frazil keeps."""
-        self.marker_moves: list[tuple[str, Marker | None, Marker | None, Faults | None]] = []
-        """Each with the process that moved it, which its faults stand for."""
+        self.positions: dict[int, dict[str, dict[TopicPartition, int]]] = {}
+        """Where the rows of each stream stand with each snapshot of the main table, kept beside what frazil keeps."""
+        self.marker_moves: list[MarkerMove] = []
 
     def load(self, name: str, *, behind: int = 0) -> Table:
         """As it is, or as a cache has it that is so many changes behind."""
@@ -95,12 +112,16 @@ class SharedCatalog:
         after = in_order(before, made)  # as the catalogs that `load_catalog` opens
         self.past[name].append(before)
         self.metadata[name] = after
-        markers = (read_marker(before.properties, STREAM), read_marker(after.properties, STREAM))
-        if markers[0] != markers[1]:
-            self.marker_moves.append((name, *markers, by))
+        old, new = read_markers(before.properties), read_markers(after.properties)
+        for stream in {*old, *new}:
+            if old.get(stream) != new.get(stream):
+                move = MarkerMove(self.versions, name, stream, old.get(stream), new.get(stream), by)
+                self.marker_moves.append(move)
         head = head_of(after)
         if name == MAIN and head:
-            self.positions.setdefault(head.snapshot_id, dict(markers[1].offsets) if markers[1] else {})
+            before_it = self.positions.get(head.parent_snapshot_id or 0, {})
+            moved = {stream: dict(m.offsets) for stream, m in new.items() if m != old.get(stream)}
+            self.positions.setdefault(head.snapshot_id, {**before_it, **moved})
         return CommitTableResponse(metadata=after, metadata_location=str(self.versions))
 
     def land_late(self) -> None:
@@ -141,9 +162,10 @@ def tally_of_the_world(table: Table, *wanted: Wanted) -> dict[TopicPartition, Of
     assert isinstance(process, ProcessCatalog)
     rows = process.faults.meet("load", lambda: process.shared.rows_at(head_of(table.metadata)))
     found: dict[TopicPartition, OffsetTally] = {}
-    for (partition, offset), each in itertools.product(rows, wanted):
-        tp = (TOPIC, partition)
-        if each.within is None or any(start <= offset < end for start, end in each.within.get(tp, ())):
+    for (topic, partition, offset), each in itertools.product(rows, wanted):
+        tp, within = (topic, partition), each.within
+        inside = within is None or any(start <= offset < end for start, end in within.get(tp, ()))
+        if topic in each.topics and inside:
             found.setdefault(tp, OffsetTally()).add([offset])
     return found
 
@@ -155,12 +177,14 @@ class World:
         self.folder = folder
         self.catalog = SharedCatalog(folder)
         self.catalog.rows_at = self.rows_at
-        self.topic = Topic()
+        self.topics = {stream: Topic(stream) for stream in STREAMS}
         self.clock = Clock()
         self.skew_ms = 0
         """How far the wall clock of the next commits is off."""
         self.contents: dict[str, tuple[Record, ...]] = {}
         self.store = LocalStore()
+        self.signal: Callable[[], None] = lambda: None
+        """Signals what is complete by now, or reopened."""
         self.serial = 0
         self._lists: dict[str, list[ManifestFile]] = {}
         self._entries: dict[str, list[str]] = {}
@@ -178,23 +202,26 @@ class World:
         )  # fmt: skip
 
     def tables(self, faults: Faults) -> StreamTables:
+        """As a process of the stream reaches them."""
         catalog = ProcessCatalog(self.catalog, faults)
         now = Clock()  # of this process's patience alone
         return StreamTables(
-            stream=STREAM,
+            stream=faults.stream,
             targets={"main": TableHandle(catalog, MAIN), "dead-letters": TableHandle(catalog, DEAD)},  # type: ignore[arg-type]
-            journals=JournalStore(ProcessStore(faults), state_location(self.catalog.load(MAIN), STREAM)),
+            journals=JournalStore(ProcessStore(faults), state_location(self.catalog.load(MAIN), faults.stream)),
             clock_ms=lambda: self.clock.now_ms + self.skew_ms,
             patience=Patience(total_s=4, clock=now, sleep=now.wait),
         )
 
-    def marker(self, name: str = MAIN) -> Marker | None:
-        return read_marker(self.catalog.metadata[name].properties, STREAM)
+    def marker(self, stream: str, name: str = MAIN) -> Marker | None:
+        return read_marker(self.catalog.metadata[name].properties, stream)
 
     # What stands in the tables
 
-    def rows(self, name: str) -> Counter[Record]:
-        return Counter(self.rows_at(head_of(self.catalog.metadata[name])))
+    def rows(self, name: str, stream: str | None = None) -> Counter[Record]:
+        """Of one stream, or of all."""
+        found = self.rows_at(head_of(self.catalog.metadata[name]))
+        return Counter(record for record in found if stream in (None, record[0]))
 
     def rows_at(self, head: Snapshot | None) -> list[Record]:
         return [r for path in self.live_files(head) for r in self.contents[path]] if head else []
@@ -243,8 +270,12 @@ class World:
         table = self.catalog.load(name)
         writer = SnapshotWriter(files)
         prepared = writer.prepare(table, summary={}, now_ms=self.clock.now_ms)
+        updates = prepared.updates
         if replacing:  # the list holds our manifests alone
             snapshot = prepared.snapshot
+            counts = {"total-records": str(sum(file.records for file in files))}
+            replaced = snapshot.model_copy(update={"summary": Summary(Operation.REPLACE, **counts)})
+            updates = (AddSnapshotUpdate(snapshot=replaced), *updates[1:])
             with write_manifest_list(
                 2,
                 self.catalog.io.new_output(prepared.manifest_list),
@@ -254,10 +285,15 @@ class World:
                 "null",
             ) as manifest_list:
                 manifest_list.add_manifests(writer.manifests)
-        self.catalog.commit(name, prepared.requirements, prepared.updates)
+        self.catalog.commit(name, prepared.requirements, updates)
 
     def expire(self, name: str) -> None:
-        """`expire_snapshots(retain_last => 1)`: snapshots go, with every file that only they used."""
+        """`expire_snapshots(retain_last => 1)`: snapshots go, with every file that only they used.
+
+        Not those with late rows that no signal has counted: `frazil maintain` keeps them.
+        """
+        if name == MAIN:
+            self.signal()
         before = self.references(name)
         metadata = self.catalog.metadata[name]
         head = head_of(metadata)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,19 +34,24 @@ from frazil.stream.source import PlannedTask, PlanReader
 from frazil.stream.stage_rows import StageRows
 
 from .protocol_faults import Faults
-from .protocol_kafka import OLD, TOPIC, ProcessKafka, Record, is_good
-from .protocol_world import MAIN, STREAM, World
+from .protocol_kafka import ProcessKafka, Record, Topic, is_good, time_us, window_of
+from .protocol_world import MAIN, STREAMS, World
 
 IDLE_S = 30.0
-SPEC = StreamSpec.model_validate(
-    {
-        "name": STREAM,
-        "source": {"bootstrap-servers": "nowhere:9092", "topics": TOPIC},
-        "table": MAIN,
-        "schema": {"n": "timestamptz"},
-        "event-time": "n",
-    }
-)
+SPECS = {
+    stream: StreamSpec.model_validate(
+        {
+            "name": stream,
+            "source": {"bootstrap-servers": "nowhere:9092", "topics": stream},
+            "table": MAIN,
+            "schema": {"n": "timestamptz"},
+            "event-time": "n",
+            "complete": "hour",
+            "complete-from": "1970-01-01T00:00:00Z",
+        }
+    )
+    for stream in STREAMS
+}
 
 
 @dataclass(slots=True)
@@ -53,6 +59,7 @@ class ModelStage:
     """Makes empty files that stand for records; `leftover` leaves those of an attempt that failed beside them."""
 
     world: World
+    topic: Topic
     tasks: Sequence[PlannedTask]
     leftover: bool
 
@@ -74,17 +81,19 @@ class ModelStage:
         progress = []
         strict = any(f.required for f in Schema.model_validate_json(context.main.schema_json).fields)
         for r in task.ranges:
-            read = self.world.topic.read(r.partition, r.start, r.end) if r.topic == TOPIC else []
+            read = self.topic.read(r.partition, r.start, r.end) if r.topic == self.topic.name else []
             held = HeldLetters((r,), context.dead_letters_held).offsets(0)
-            new = [(record, is_good(kind, strict=strict)) for record, kind in read if record[1] not in held]
+            new = [(record, is_good(kind, strict=strict)) for record, kind in read if record[2] not in held]
             good += [record for record, fine in new if fine]
             bad += [record for record, fine in new if not fine]
-            fine = sum(fine for _, fine in new)
-            newest = r.end if fine else None
-            progress.append(RangeProgress(r.topic, r.partition, r.start, r.end, fine, len(read) - fine, newest))
+            times = [time_us(record) for record, fine in new if fine]
+            counts = (len(times), len(read) - len(times))
+            progress.append(
+                RangeProgress(r.topic, r.partition, r.start, r.end, *counts, max_event_time_us=max(times, default=None))
+            )
         for _ in range(2 if self.leftover else 1):
             files = self._files(context, tuple(good), tuple(bad))
-        return StageResult(files, tuple(progress))
+        return StageResult(files, tuple(progress), Counter(map(window_of, good)))
 
     def _files(
         self, context: StageContext, good: tuple[Record, ...], bad: tuple[Record, ...]
@@ -101,12 +110,13 @@ class ModelStage:
 class Writer:
     """What `frazil.stream.writer` does around planner, batch and committer; it may be paused between any two steps."""
 
-    def __init__(self, world: World, *, skips_gaps: bool = False, reads_old: bool = True) -> None:
-        self.world, self.skips_gaps = world, skips_gaps
-        self.faults = Faults(self._others)
+    def __init__(self, world: World, stream: str, *, skips_gaps: bool = False, reads_old: bool = True) -> None:
+        self.world, self.stream, self.skips_gaps = world, stream, skips_gaps
+        self.topic = world.topics[stream]
+        self.faults = Faults(self._others, stream)
         self.tables: StreamTables = world.tables(self.faults)
-        self.topics = (TOPIC, OLD) if reads_old else (TOPIC,)
-        self.kafka: Any = ProcessKafka(world.topic, self.faults, self.topics)
+        self.topics = (self.topic.name, self.topic.old) if reads_old else (self.topic.name,)
+        self.kafka: Any = ProcessKafka(self.topic, self.faults, self.topics)
         self.committer: Committer | None = None
         self.planner: BatchPlanner | None = None
         self.runner: BatchRunner | None = None
@@ -155,16 +165,16 @@ class Writer:
         available = self.kafka.earliest(partitions)
         read = of_topics(marker.offsets, self.topics)
         cut = find_cut(self.kafka, read, marker.leader_epochs, pause=lambda: None)
-        check_not_cut(read, cut, stream=STREAM)
+        check_not_cut(read, cut, stream=self.stream)
         if not self.skips_gaps:
-            check_no_gap(marker.offsets, available, stream=STREAM)
+            check_no_gap(marker.offsets, available, stream=self.stream)
         elif lost := lost_ranges(marker.offsets, available):
             return committer.skip(available, lost=lost)
         return marker
 
     def _open(self, committer: Committer, marker: Marker) -> BatchRunner:
         return BatchRunner(
-            spec=SPEC,
+            spec=SPECS[self.stream],
             kafka=self.kafka,
             kafka_properties={},
             tables=self.tables,
@@ -179,10 +189,10 @@ class Writer:
         policy = BatchPolicy(
             interval_s=1.0, size_bytes=1, max_records=1, target_file_bytes=100, parallelism=2, drain=True
         )
-        folder = Path(self.world.folder, f"run-{self.epoch}")
+        folder = Path(self.world.folder, f"run-{self.stream}-{self.epoch}")
         folder.mkdir(exist_ok=True)
         return BatchPlanner(
-            settings=PlannerSettings(STREAM, self.topics, policy, IDLE_S, str(folder)),
+            settings=PlannerSettings(self.stream, self.topics, policy, IDLE_S, str(folder)),
             kafka=self.kafka,
             source=marker.source,
             position=Position.of(marker),
@@ -204,14 +214,14 @@ class Writer:
         start = planner.position
         position = planner.next_position()
         if position != start:
-            pending = {(TOPIC, p) for p in self.world.topic.pending}
+            pending = {(self.topic.name, p) for p in self.topic.pending}
             assert not position.idle & pending, "idle, with records in an open transaction"
         if position == start and self.started:
             return False
         reader = PlanReader({})
         reader._planner = planner
         partitions = reader.partitions(start.to_json(), position.to_json())
-        stage = ModelStage(self.world, cast(Any, partitions), leftover)
+        stage = ModelStage(self.world, self.topic, cast(Any, partitions), leftover)
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_stageable"):

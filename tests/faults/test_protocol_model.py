@@ -8,11 +8,14 @@ last. A failure is shrunk, and printed with the seed and the line that run it ag
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +32,15 @@ from hypothesis.stateful import (
 )
 from pyiceberg.exceptions import CommitFailedException
 
-from frazil.commit import held_letters
+from frazil.commit import held_letters, marker_change
+from frazil.commit.adoption import rows_of
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_ancestry
 from frazil.commit.settle import bare_path, sweep
 from frazil.errors import (
+    AdoptionRequired,
     CommitUnavailable,
     Fenced,
     KafkaUnavailable,
@@ -44,11 +49,13 @@ from frazil.errors import (
     StaleBatch,
     TopicRecreated,
 )
+from frazil.offsets.spans import TopicPartition
 from tests.java_rules import check_times
 
 from .protocol_faults import Faults, InjectedError, KilledError
-from .protocol_kafka import OLD, TOPIC, Good, Record
-from .protocol_world import DEAD, MAIN, World, tally_of_the_world
+from .protocol_kafka import Good, Record, Topic
+from .protocol_signals import Signals
+from .protocol_world import DEAD, EVENTS, MAIN, ORDERS, STREAMS, MarkerMove, World, tally_of_the_world
 from .protocol_writer import Writer
 
 EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "150"))
@@ -57,7 +64,7 @@ STEPS = 50
 """An example's most steps; a soak asks for more examples."""
 STEPS_AT_LEAST = 34 * EXAMPLES
 """5,000 and more in `make test`; most examples use all their steps."""
-MOST_PROCESSES = 3
+MOST_PROCESSES = 4
 FAULTS = {
     "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],
     "load": ["fail-before", "kill-before", "stale-1", "stale-2", "stale-3"],
@@ -70,7 +77,7 @@ FAULTS = {
 
 
 OTHERS = [
-    *("append", "compact", "expire", "a late commit lands", "retention", "another topic"),
+    *("append", "compact", "expire", "a late commit lands", "retention", "another topic", "another name"),
     *("a transaction", "the other topic"),
     *("another spec", "an optional column", "a required column", "an election", "a log that was cut"),
 ]
@@ -101,10 +108,19 @@ records = st.lists(st.sampled_from(KINDS), max_size=6)
 """Good and bad ones, those that are as the schema has it when they are read, and gaps in the offsets."""
 processes = st.integers(0, MOST_PROCESSES - 1)
 tables = st.sampled_from([MAIN, DEAD])
+streams = st.sampled_from([EVENTS, EVENTS, ORDERS])
+
+
+@dataclass
+class Forgotten:
+    """What a stream had when it was forgotten."""
+
+    offsets: Mapping[TopicPartition, int]
+    rows: Counter[Record]
 
 
 class Protocol(RuleBasedStateMachine):
-    """Writers that begin, stage, journal, commit, pause and die; and all that others do to their tables."""
+    """Writers of two streams that begin, stage, journal, commit and die; and all that others do to their tables."""
 
     steps = 0
     """Of all examples together."""
@@ -114,38 +130,52 @@ class Protocol(RuleBasedStateMachine):
         memory = Path("/dev/shm")
         self.folder = tempfile.mkdtemp(prefix="frazil-model-", dir=memory if memory.is_dir() else None)
         self.world = World(Path(self.folder))
+        self.signals = Signals(self.world)
+        self.declared = {EVENTS}
+        """The other stream begins later, if it does."""
+        self.world.signal = lambda: self.signals.look(self.declared)
+        self.forgotten: dict[str, Forgotten] = {}
+        """Streams that were forgotten, and have not begun again."""
+        self.ever_forgotten: set[str] = set()
         self.writers: list[Writer] = []
         self.moves_seen = 0
         self.last_epochs: dict[Faults, int] = {}
         """Of each process that ever took over."""
+        self.highest: dict[tuple[str, str], int] = {}
+        """The highest epoch that each stream ever had in each table."""
         self.resetting = False
-        self.lost: set[BatchKey] = set()
+        self.lost: set[tuple[str, BatchKey]] = set()
         self.out_of_reach: set[Record] = set()
         """What retention deleted before it was committed, or before a reset could read it again: in or not in."""
 
     @property
     def record_lost(self) -> bool:
         """Whether a commit record is gone: that of a batch which was committed, be it after its journal was lost."""
-        marker = self.world.marker()
-        return marker is not None and any(marker.fate(key) is Fate.COMMITTED for key in self.lost)
+        markers = {stream: self.world.marker(stream) for stream in STREAMS}
+        return any((m := markers[stream]) and m.fate(key) is Fate.COMMITTED for stream, key in self.lost)
 
     # Kafka
 
     @initialize(goods=records)
     def begin_with(self, goods: list[Good | None]) -> None:
-        self.world.topic.produce(0, goods)
+        """Each partition has a record, without which no watermark is known."""
+        for topic in self.world.topics.values():
+            for partition in list(topic.ends):
+                topic.produce(partition, ["always", *goods])
 
-    @rule(partition=st.integers(0, 2), goods=records.filter(bool))
-    def produce(self, partition: int, goods: list[Good | None]) -> None:
-        self.world.topic.produce(partition, goods)
+    @rule(stream=streams, partition=st.integers(0, 2), goods=records.filter(bool))
+    def produce(self, stream: str, partition: int, goods: list[Good | None]) -> None:
+        self.world.topics[stream].produce(partition, goods)
 
     # Writers
 
     @precondition(lambda self: len(self.writers) < MOST_PROCESSES)
-    @rule(plan=plans, skips_gaps=st.booleans(), reads_old=st.booleans())
-    def start(self, plan: dict[str, list[str]], skips_gaps: bool, reads_old: bool) -> None:
+    @rule(stream=streams, plan=plans, skips_gaps=st.booleans(), reads_old=st.sampled_from([False, False, True]))
+    def start(self, stream: str, plan: dict[str, list[str]], skips_gaps: bool, reads_old: bool) -> None:
         """Take over and settle; the writer of before goes on, paused or not. One topic is declared now and then."""
-        writer = Writer(self.world, skips_gaps=skips_gaps, reads_old=reads_old)
+        self.declared.add(stream)
+        self._ask_for_adoption(stream)
+        writer = Writer(self.world, stream, skips_gaps=skips_gaps, reads_old=reads_old)
         self.writers.append(writer)
         self._step(writer, plan, writer.begin)
 
@@ -165,9 +195,24 @@ class Protocol(RuleBasedStateMachine):
     @rule(who=processes, most=st.integers(1, 9), goods=records)
     def run_a_batch(self, who: int, most: int, goods: list[Good | None]) -> None:
         """All three at once, with something new to read, so that long histories are made too."""
-        self.world.topic.produce(len(goods) % 3, goods)
-        writer = self._pick(who, lambda w: w.staged is None)
-        if writer and self._step(writer, {}, lambda: writer.stage(most, leftover=False)):
+        if writer := self._pick(who, lambda w: w.staged is None):
+            self._run_a_batch(writer, most, goods)
+
+    @rule(most=st.integers(1, 9), goods=records, times=st.integers(1, 3))
+    def both_streams_write(self, most: int, goods: list[Good | None], times: int) -> None:
+        """A while in which nothing fails, and windows complete."""
+        for stream in STREAMS * times:
+            able = [w for w in self._writers_of(stream) if w.began and w.staged is None]
+            if not able and len(self.writers) < MOST_PROCESSES:
+                self.start(stream=stream, plan={}, skips_gaps=True, reads_old=False)
+                able = [w for w in self._writers_of(stream)[-1:] if w.began]
+            for writer in able[-1:]:
+                self._run_a_batch(writer, most, goods)
+            self.signals.look(self.declared)
+
+    def _run_a_batch(self, writer: Writer, most: int, goods: list[Good | None]) -> None:
+        writer.topic.produce(len(goods) % 3, goods)
+        if self._step(writer, {}, lambda: writer.stage(most, leftover=False)):
             journaled = self._step(writer, {}, writer.journal)
             if journaled:
                 self._step(writer, {}, writer.commit)
@@ -202,10 +247,10 @@ class Protocol(RuleBasedStateMachine):
         self.world.clock.wait(seconds)
         self.world.skew_ms = skew_ms
 
-    @rule(what=st.sampled_from(OTHERS), table=tables, partition=st.integers(0, 2))
-    def others(self, what: str, table: str, partition: int) -> None:
+    @rule(what=st.sampled_from(OTHERS), stream=streams, table=tables, partition=st.integers(0, 2))
+    def others(self, what: str, stream: str, table: str, partition: int) -> None:
         """What appends, compacts and expires beside us, what changes the table, the topic, and what lands late."""
-        world = self.world
+        world, topic = self.world, self.world.topics[stream]
         acts: dict[str, Callable[[], None]] = {
             "append": world.foreign_append,
             "compact": lambda: world.compact(table),
@@ -214,48 +259,70 @@ class Protocol(RuleBasedStateMachine):
             "another spec": world.change_spec,
             "an optional column": lambda: world.add_column(required=False),
             "a required column": lambda: world.add_column(required=True),
-            "retention": lambda: self._retention(partition),
-            "another topic": self._another_topic_of_the_name,
-            "a transaction": lambda: self._transaction(partition),
-            "the other topic": lambda: setattr(world.topic, "old_end", world.topic.old_end + 1),
-            "an election": lambda: world.topic.elect(partition),
-            "a log that was cut": lambda: self._a_log_that_was_cut(partition, grows=table == MAIN),
+            "retention": lambda: self._retention(stream, partition),
+            "another topic": lambda: self._another_topic_of_the_name(stream),
+            "another name": lambda: self._another_name(stream),
+            "a transaction": lambda: self._transaction(topic, partition),
+            "the other topic": lambda: setattr(topic, "old_end", topic.old_end + 1),
+            "an election": lambda: topic.elect(partition),
+            "a log that was cut": lambda: self._a_log_that_was_cut(stream, partition, grows=table == MAIN),
         }
         acts[what]()
 
-    def _retention(self, partition: int) -> None:
+    def _retention(self, stream: str, partition: int) -> None:
         """Kafka deletes the older half of what a partition has: committed or not."""
-        topic, marker = self.world.topic, self.world.marker()
+        topic = self.world.topics[stream]
         first, end = topic.first.get(partition, 0), topic.ends.get(partition, 0)
         topic.first[partition] = (first + end + 1) // 2
-        self._give_up(partition, marker.offsets.get((TOPIC, partition), 0) if marker else 0)
+        self._give_up(stream, partition, self._position(stream).get((stream, partition), 0))
 
-    def _another_topic_of_the_name(self) -> None:
+    def _position(self, stream: str) -> Mapping[TopicPartition, int]:
+        """Where the stream stands, or stood when it was forgotten."""
+        if stream in self.forgotten:
+            return self.forgotten[stream].offsets
+        marker = self.world.marker(stream)
+        return marker.offsets if marker else {}
+
+    def _another_topic_of_the_name(self, stream: str) -> None:
         """A topic that was deleted and made again is refused by everybody, and nothing is written."""
-        if self.world.marker() is None:
+        if self.world.marker(stream) is None:
             return
-        before = dict(self.world.catalog.metadata)
-        self.world.topic.topic_id = "topic-2"
+        before, topic = dict(self.world.catalog.metadata), self.world.topics[stream]
+        topic.generation = 2
         with pytest.raises(TopicRecreated):
-            Writer(self.world).begin()
-        for writer in [w for w in self.writers if w.began and w.staged is None][:1]:
+            Writer(self.world, stream).begin()
+        for writer in [w for w in self._writers_of(stream) if w.began and w.staged is None][:1]:
             with contextlib.suppress(TopicRecreated, OffsetGap):
                 assert not writer.stage(5, leftover=True), "read from a topic that is not the stream's"
             self._end_of(writer)
         assert self.world.catalog.metadata == before
-        self.world.topic.topic_id = "topic-1"
+        topic.generation = 1
 
-    def _transaction(self, partition: int) -> None:
+    def _another_name(self, stream: str) -> None:
+        """A stream that was renamed would read all of its topic again: it is refused, and nothing is written."""
+        forgotten_in_vain = stream in self.forgotten and not rows_of(self.world.catalog.metadata[MAIN])
+        if not self._position(stream) or forgotten_in_vain:
+            return
+        before = dict(self.world.catalog.metadata)
+        renamed = Writer(self.world, stream)
+        renamed.tables = dataclasses.replace(renamed.tables, stream=f"{stream}-renamed")
+        with pytest.raises(AdoptionRequired):
+            renamed.begin()
+        assert self.world.catalog.metadata == before
+
+    def _writers_of(self, stream: str) -> list[Writer]:
+        return [writer for writer in self.writers if writer.stream == stream]
+
+    def _transaction(self, topic: Topic, partition: int) -> None:
         """Begins where none is open, and commits where one is."""
-        topic = self.world.topic
         if partition in topic.pending:
             topic.produce(partition, [])
         else:
             topic.pending[partition] = 3
 
-    def _a_log_that_was_cut(self, partition: int, *, grows: bool) -> None:
+    def _a_log_that_was_cut(self, stream: str, partition: int, *, grows: bool) -> None:
         """Whoever read on from where it was cut is refused, whatever it grows to; then the records come back."""
-        topic, marker, tp = self.world.topic, self.world.marker(), (TOPIC, partition)
+        topic, marker, tp = self.world.topics[stream], self.world.marker(stream), (stream, partition)
         read = marker.offsets.get(tp, 0) if marker else 0
         at = (topic.first.get(partition, 0) + read) // 2
         if marker is None or at >= read or tp not in marker.leader_epochs:
@@ -265,8 +332,8 @@ class Protocol(RuleBasedStateMachine):
         if grows:
             topic.produce(partition, ["always"] * (end - at + 1))
         with pytest.raises(OffsetGap):
-            Writer(self.world).begin()
-        for writer in [w for w in self.writers if w.planner and w.staged is None]:
+            Writer(self.world, stream).begin()
+        for writer in [w for w in self._writers_of(stream) if w.planner and w.staged is None]:
             assert writer.planner
             if writer.planner.position.offsets.get(tp, 0) > at:
                 with pytest.raises(OffsetGap):
@@ -276,88 +343,169 @@ class Protocol(RuleBasedStateMachine):
         topic.records, topic.ends[partition] = records, end
         topic.leaders[partition] = [*leaders, (epoch, end)]
 
-    @rule(plan=plans)
-    def sweep_daily(self, plan: dict[str, list[str]]) -> None:
+    @rule(stream=streams, plan=plans)
+    def sweep_daily(self, stream: str, plan: dict[str, list[str]]) -> None:
         """Maintenance sweeps beside whatever runs."""
-        marker = self.world.marker()
+        marker = self.world.marker(stream)
         if marker:
-            process = Writer(self.world)
+            process = Writer(self.world, stream)
             self._step(process, plan, lambda: sweep(process.tables, below_epoch=marker.at.epoch))
 
-    @rule(plan=plans, keep=st.integers(0, 2), most=st.integers(1, 4))
-    def fold_records(self, plan: dict[str, list[str]], keep: int, most: int) -> None:
+    @rule(stream=streams, plan=plans, keep=st.integers(0, 2), most=st.integers(1, 4))
+    def fold_records(self, stream: str, plan: dict[str, list[str]], keep: int, most: int) -> None:
         """Beside whatever runs, cut short anywhere: no record of a committed batch is lost by it, or told twice."""
-        marker = self.world.marker()
+        marker = self.world.marker(stream)
         if marker is None:
             return
-        before = self._records()
-        process = Writer(self.world)
+        before = self._records(stream)
+        process = Writer(self.world, stream)
         self._step(process, plan, lambda: sum(process.tables.journals.fold(marker, keep=keep, most=most)))
-        assert self._records() == before
+        assert self._records(stream) == before
 
-    def _records(self) -> list[BatchKey]:
-        return [record.key for record in Writer(self.world).tables.journals.records()]
+    def _records(self, stream: str) -> list[BatchKey]:
+        return [record.key for record in Writer(self.world, stream).tables.journals.records()]
 
-    @rule(any_record=st.integers(0, 9).map(lambda n: n == 0))
-    def lose_the_newest_journal(self, any_record: bool) -> None:
+    @rule(stream=streams, any_record=st.integers(0, 9).map(lambda n: n == 0))
+    def lose_the_newest_journal(self, stream: str, any_record: bool) -> None:
         """Mostly one that nobody has committed yet; now and then a commit record."""
-        journals, marker = Writer(self.world).tables.journals, self.world.marker()
+        journals, marker = Writer(self.world, stream).tables.journals, self.world.marker(stream)
         newest = next(reversed(journals.keys()), None)
         if newest is None or marker is None:
             return
         committed = marker.settled is not None and newest <= marker.settled
         if any_record or not committed:
-            self.lost.add(newest)
+            self.lost.add((stream, newest))
             Path(bare_path(journals.path(newest))).unlink()
 
-    @precondition(lambda self: not self.record_lost and self.world.marker() is not None)
-    @rule(snapshots=st.integers(1, 3))
-    def roll_back_and_reset(self, snapshots: int) -> None:
-        """A rollback behind the marker is refused by the next start, until somebody resets the stream."""
-        marker = self.world.marker()
-        if marker is None or not self.world.roll_back(snapshots):
+    @precondition(lambda self: not self.record_lost)
+    @rule(snapshots=st.integers(1, 3), order=st.permutations(STREAMS))
+    def roll_back_and_reset(self, snapshots: int, order: list[str]) -> None:
+        """A rollback behind a marker is refused by the stream's next start, until somebody resets that stream."""
+        if not self.world.roll_back(snapshots):
             return
-        metadata = self.world.catalog.metadata[MAIN]
-        try:
-            check_ancestry(metadata, marker, table=MAIN)
-        except RolledBack:
-            with pytest.raises(RolledBack):
-                Writer(self.world).begin()
-            assert self.world.catalog.metadata[MAIN] is metadata
-            self._reset(self.world.catalog.positions[metadata.current_snapshot_id])
+        self.signals.rolled_back()
+        head = self.world.catalog.metadata[MAIN].current_snapshot_id
+        then = self.world.catalog.positions[head]
+        for stream, past in self.forgotten.items():
+            past.offsets, past.rows = then.get(stream, {}), self.world.rows(MAIN, stream)
+        for stream in order:
+            metadata, marker = self.world.catalog.metadata[MAIN], self.world.marker(stream)
+            try:
+                if marker:
+                    check_ancestry(metadata, marker, table=MAIN)
+            except RolledBack:
+                with pytest.raises(RolledBack):
+                    Writer(self.world, stream).begin()
+                assert self.world.catalog.metadata[MAIN] is metadata
+                self._reset(stream, then.get(stream, {}))
 
-    def _reset(self, position: dict[tuple[str, int], int]) -> None:
-        process = Writer(self.world)
-        first = self.world.topic.first
-        target = {(TOPIC, p): max(position.get((TOPIC, p), 0), first.get(p, 0)) for p in self.world.topic.ends}
+    @precondition(lambda self: not self.record_lost)
+    @rule(stream=streams)
+    def reset_in_place(self, stream: str) -> None:
+        """`frazil reset --to marker`: the writer that runs is fenced, and nothing else changes."""
+        if marker := self.world.marker(stream):
+            self._reset(stream, marker.offsets)
+
+    def _reset(self, stream: str, position: Mapping[TopicPartition, int]) -> None:
+        process, topic = Writer(self.world, stream), self.world.topics[stream]
+        target = {(stream, p): max(position.get((stream, p), 0), topic.first.get(p, 0)) for p in topic.ends}
         self.resetting = True
-        source = self.world.topic.identity
-        reset(process.tables, target=target, source=source, seen=standing(process.tables))
-        for partition in self.world.topic.ends:
-            self._give_up(partition, position.get((TOPIC, partition), 0))
+        with self._leaves_the_other(stream):
+            reset(process.tables, target=target, source=topic.identity, seen=standing(process.tables))
+        self._give_up_below(stream, position)
         self._check_markers()
         self.resetting = False
 
-    def _give_up(self, partition: int, position: int) -> None:
-        first = self.world.topic.first.get(partition, 0)
-        self.out_of_reach |= {(p, o) for p, o in self.world.topic.records if p == partition and position <= o < first}
+    @contextlib.contextmanager
+    def _leaves_the_other(self, stream: str) -> Iterator[None]:
+        """Nothing that frazil keeps of the other stream changes, nor any row."""
+        (other,) = set(STREAMS) - {stream}
+
+        def kept() -> tuple[Any, ...]:
+            rows = self.world.rows(MAIN), self.world.rows(DEAD)
+            return (self.world.marker(other), self.world.marker(other, DEAD), self._records(other), rows)
+
+        before = kept()
+        yield
+        assert kept() == before
+
+    def _give_up_below(self, stream: str, position: Mapping[TopicPartition, int]) -> None:
+        """What Kafka has no more of all that comes after a position."""
+        for partition in self.world.topics[stream].ends:
+            self._give_up(stream, partition, position.get((stream, partition), 0))
+
+    def _give_up(self, stream: str, partition: int, position: int) -> None:
+        topic = self.world.topics[stream]
+        first = topic.first.get(partition, 0)
+        self.out_of_reach |= {(t, p, o) for t, p, o in topic.records if p == partition and position <= o < first}
+
+    @precondition(lambda self: not self.record_lost)
+    @rule(stream=streams, plan=plans, now=st.integers(0, 3).map(lambda n: n == 0))
+    def forget(self, stream: str, plan: dict[str, list[str]], now: bool) -> None:
+        """Rarely. The stream's rows stay, and its writers are fenced; what fails half-way is done again."""
+        marker = self.world.marker(stream)
+        if marker is None or not now:
+            return
+        past = Forgotten(marker.offsets, self.world.rows(MAIN, stream))
+        process = Writer(self.world, stream)
+        with self._leaves_the_other(stream):
+            self._step(process, plan, lambda: marker_change.forget(process.tables, state=process.tables.state))
+            process = Writer(self.world, stream)
+            marker_change.forget(process.tables, state=process.tables.state)
+        assert self.world.marker(stream) is None
+        assert self.world.marker(stream, DEAD) is None
+        self.forgotten[stream] = past
+        self.ever_forgotten.add(stream)
+        self.lost = {(of, key) for of, key in self.lost if of != stream}
+        self.declared -= {stream}
+
+    def _ask_for_adoption(self, stream: str) -> None:
+        """Where it was forgotten, or no stream is known, a stream does not begin by itself in a table with rows."""
+        unknown = not any(self.world.marker(of) for of in STREAMS)
+        if rows_of(self.world.catalog.metadata[MAIN]) and (stream in self.forgotten or unknown):
+            self._adopt(stream)
+        elif self.forgotten.pop(stream, None):  # it begins at what Kafka has
+            self._give_up_below(stream, {})
+
+    def _adopt(self, stream: str) -> None:
+        """A person says from where: here, from where it stood."""
+        process, metadata = Writer(self.world, stream), self.world.catalog.metadata[MAIN]
+        with pytest.raises(AdoptionRequired):
+            process.begin()
+        assert self.world.catalog.metadata[MAIN] is metadata
+        known, topic = self._position(stream), process.topic
+        begin = {(stream, p): max(known.get((stream, p), 0), topic.first.get(p, 0)) for p in topic.ends}
+        marker_change.adopt(process.tables, offsets=begin, source=topic.identity)
+        self._give_up_below(stream, known)
+        self.forgotten.pop(stream, None)
+
+    @rule(behind=st.integers(0, 3))
+    def signal(self, behind: int) -> None:
+        """The windows that all streams have passed, and those that any stream's late rows reopened."""
+        self.signals.look(self.declared, behind=behind)
 
     # What must hold
 
     @invariant()
     def every_record_below_the_marker_is_in_a_table_once(self) -> None:
-        marker = self.world.marker()
+        for stream in STREAMS:
+            self._check_records(stream)
+
+    def _check_records(self, stream: str) -> None:
+        position, topic = self._position(stream), self.world.topics[stream]
         below = {
             record: good
-            for record, good in self.world.topic.records.items()
-            if marker and record[1] < marker.offsets.get((TOPIC, record[0]), 0) and record not in self.out_of_reach
+            for record, good in topic.records.items()
+            if record[2] < position.get(record[:2], 0) and record not in self.out_of_reach
         }
-        rows, dead = self.world.rows(MAIN), self.world.rows(DEAD)
+        rows, dead = self.world.rows(MAIN, stream), self.world.rows(DEAD, stream)
+        if stream in self.forgotten:
+            assert rows == self.forgotten[stream].rows, "the rows of a stream that is forgotten stay"
         assert all(count == 1 for count in (*rows.values(), *dead.values())), (rows, dead)
         assert not rows.keys() & dead.keys(), "what is a dead letter stays one, whatever a later schema says of it"
         assert rows.keys() - self.out_of_reach <= below.keys() <= rows.keys() | dead.keys()
-        assert not any(self.world.topic.records[record] == "never" for record in rows)
-        assert not any(self.world.topic.records[record] == "always" for record in dead)
+        assert not any(topic.records[record] == "never" for record in rows)
+        assert not any(topic.records[record] == "always" for record in dead)
 
     @invariant()
     def no_file_of_a_table_is_missing(self) -> None:
@@ -377,13 +525,22 @@ class Protocol(RuleBasedStateMachine):
 
     def _check_markers(self) -> None:
         moves = self.world.catalog.marker_moves
-        for table, before, after, by in moves[self.moves_seen :]:
-            assert after is not None
-            if before is not None:
-                self._check_move(table, before, after)
-            if table == MAIN and by is not None and after.at.batch == 0:
-                self._check_take_over(by, before, after)
+        for move in moves[self.moves_seen :]:
+            assert move.by is None or move.by.stream == move.stream, f"a process moved another stream's marker: {move}"
+            if move.after is not None:
+                self._check_epoch(move, move.after)
         self.moves_seen = len(moves)
+
+    def _check_epoch(self, move: MarkerMove, after: Marker) -> None:
+        """No epoch is used twice, not even after the stream was forgotten."""
+        where = (move.stream, move.table)
+        highest = self.highest.get(where, 0)
+        assert after.at.epoch > highest if move.before is None else after.at.epoch >= highest, (move, highest)
+        self.highest[where] = after.at.epoch
+        if move.before is not None:
+            self._check_move(move.table, move.before, after)
+        if move.table == MAIN and move.by is not None and after.at.batch == 0:
+            self._check_take_over(move.by, move.before, after)
 
     def _check_move(self, table: str, before: Marker, after: Marker) -> None:
         """The next batch of the same epoch, or a new epoch's beginning: a fenced writer's commit would be neither."""
@@ -391,6 +548,7 @@ class Protocol(RuleBasedStateMachine):
         assert new_epoch or after.at == (before.at.epoch, before.at.batch + 1), (table, before.at, after.at)
         assert after.sequence_number > before.sequence_number
         if not self.resetting:
+            assert before.offsets.keys() <= after.offsets.keys(), (table, before, after)
             assert all(after.offsets[tp] >= offset for tp, offset in before.offsets.items())
             assert before.watermark_us is None or (after.watermark_us or 0) >= before.watermark_us
 
@@ -409,26 +567,32 @@ class Protocol(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def _end(self) -> None:
-        """One epoch in which nothing fails: all that was produced is in, and no file is nobody's."""
+        """One epoch of each stream in which nothing fails: all that was produced is in, and no file is nobody's."""
         self.world.catalog.land_late()
         self.world.clock.wait(60)
-        writer = Writer(self.world, skips_gaps=True)
+        for stream in sorted(self.declared):
+            self._write_to_the_end(stream)
+        self.world.catalog.land_late()
+        self.every_record_below_the_marker_is_in_a_table_once()
+        self.no_file_of_a_table_is_missing()
+        self.markers_only_go_forward()
+        self.signals.look(self.declared)
+        if not (self.record_lost or self.ever_forgotten):  # those files are left to remove_orphan_files
+            for table in (MAIN, DEAD):
+                assert self.world.data_files(table) <= self.world.references(table)
+
+    def _write_to_the_end(self, stream: str) -> None:
+        self._ask_for_adoption(stream)
+        writer = Writer(self.world, stream, skips_gaps=True)
         writer.begin()
         while writer.stage(10_000, leftover=True):
             assert writer.journal()
             writer.commit()
             self.world.clock.wait(60)
-        self.world.catalog.land_late()
-        marker = self.world.marker()
+        marker, topic = self.world.marker(stream), self.world.topics[stream]
         assert marker is not None
-        assert all(marker.offsets[TOPIC, p] == end for p, end in self.world.topic.ends.items())
-        assert marker.offsets[OLD, 0] == self.world.topic.old_end
-        self.every_record_below_the_marker_is_in_a_table_once()
-        self.no_file_of_a_table_is_missing()
-        self.markers_only_go_forward()
-        if not self.record_lost:  # folders older than the oldest record are left to remove_orphan_files
-            for table in (MAIN, DEAD):
-                assert self.world.data_files(table) <= self.world.references(table)
+        assert all(marker.offsets[stream, p] == end for p, end in topic.ends.items())
+        assert marker.offsets[topic.old, 0] == topic.old_end
 
     # How a step of a process may end
 
@@ -457,9 +621,10 @@ class Protocol(RuleBasedStateMachine):
         return None
 
     def _fenced(self, writer: Writer) -> None:
-        dead = self.world.marker(DEAD)
-        newest = max(m.at.epoch for m in (self.world.marker(), dead) if m)
-        assert writer.epoch is None or newest > writer.epoch, "fenced by nobody"
+        found = [self.world.marker(writer.stream, table) for table in (MAIN, DEAD)]
+        newest = max((m.at.epoch for m in found if m), default=None)
+        forgotten = writer.stream in self.forgotten
+        assert writer.epoch is None or forgotten or (newest or 0) > writer.epoch, "fenced by nobody"
         self._end_of(writer)
 
     def _end_of(self, writer: Writer) -> None:

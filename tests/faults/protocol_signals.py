@@ -1,0 +1,75 @@
+"""Who signals the model's windows: the real assessment, and what it must come to, computed apart from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+from pyiceberg.table import Table
+
+from frazil.commit.marker import read_markers
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.windows import Grain
+from frazil.signals import completion
+from frazil.signals.signal_table import TableSignals
+from frazil.table.branches import head_of
+
+from .protocol_kafka import window_of
+from .protocol_world import MAIN, World
+from .protocol_writer import SPECS
+
+
+class Signals:
+    """The table's signals: the cursor, and how many rows each window was last said to have."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.cursor: Cursor | None = None
+        self.told: Counter[int] = Counter()
+
+    def look(self, declared: set[str], *, behind: int = 0) -> None:
+        """Signal what is complete or reopened, at a catalog that may be some changes behind."""
+        if not declared:
+            return
+        table = self.world.catalog.load(MAIN, behind=behind)
+        head = head_of(table.metadata)
+        seen, rows = self._assess(table, declared), self._rows(head)
+        through, passed = self.cursor.through_us if self.cursor else 0, self._passed(table, declared)
+        assert all(through <= window.start_us for window in seen.decision.complete), "complete a second time"
+        assert all(window.end_us <= passed for window in seen.decision.complete), "before every stream has passed it"
+        self.cursor = seen.cursor
+        for window in seen.decision.windows:
+            self.told[window.start_us] = rows[window.start_us]
+        if self.cursor is not None and seen.decision.from_us is not None:
+            assert self.cursor.through_us == max(through, Grain.HOUR.floor(passed)), "what all have passed is complete"
+            self.check(rows)
+
+    def check(self, rows: Counter[int]) -> None:
+        """No late row of any stream is missed: each window that was signalled has as many rows as was said last."""
+        assert self.cursor
+        covered = range(self.cursor.from_us, self.cursor.through_us, Grain.HOUR.us)
+        off = {start: (self.told[start], rows[start]) for start in covered if self.told[start] != rows[start]}
+        assert not off, f"rows of windows, as said last and as they are: {off}"
+
+    def rolled_back(self) -> None:
+        """What a rollback takes from a window is not signalled; what is read again is."""
+        self.told = self._rows(head_of(self.world.catalog.metadata[MAIN]))
+
+    def _assess(self, table: Table, declared: set[str]) -> completion.Assessment:
+        catalog: Any = mock.Mock(name="catalog")
+        catalog.name, catalog.load_table = "default", lambda _: table
+        signals = TableSignals(MAIN, self.cursor, 0, None)
+        with mock.patch.object(completion.TableSignals, "load", return_value=signals):
+            seen = completion.assess(catalog, [SPECS[stream] for stream in sorted(declared)])
+        assert seen
+        return seen
+
+    def _passed(self, table: Table, declared: set[str]) -> int:
+        """The least watermark of all streams, of those that have not begun as well."""
+        markers = read_markers(table.metadata.properties)
+        marks = [markers[s].watermark_us if s in markers else None for s in {*declared, *markers}]
+        return min((-1 if mark is None else mark for mark in marks), default=-1)
+
+    def _rows(self, head: Any) -> Counter[int]:
+        return Counter(map(window_of, self.world.rows_at(head)))
