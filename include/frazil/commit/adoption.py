@@ -1,13 +1,15 @@
 """What a stream finds in a table that others wrote to: rows of no stream, and other streams that read its topics.
 
-A stream that was forgotten leaves a note in the table, the property `frazil.forgotten.<name>`, of the topics it has
-read: its rows are still there, and whoever reads those topics from the beginning writes them a second time.
+A stream that was forgotten leaves a note in the table, the property `frazil.forgotten.<name>`: its last epoch, which is
+never used again, and the topics it has read: its rows are still there, and whoever reads those topics from the
+beginning writes them a second time.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
 
@@ -86,24 +88,35 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """The note that a stream leaves, as a table property: of which topics its rows are."""
+    """The note that a stream leaves, as a table property."""
     marker = _readable(properties, stream)
     note = {
         "format": FORMAT_VERSION,
+        "epoch": max(marker.at.epoch if marker else 0, forgotten_epoch(properties, stream)),
         "cluster-id": marker.source.cluster_id if marker else None,
         "topic-ids": dict(marker.source.topic_ids) if marker else {},
     }
     return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}
 
 
+def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
+    """The last epoch that the stream had when it was forgotten; 0 where it never was."""
+    return int(_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
+
+
 def _has_read(note: str, source: SourceIdentity) -> bool:
-    """Nothing that can be read in a note of another format."""
+    raw = _note(note)
+    known = raw.get("topic-ids", {}) if raw.get("cluster-id") == source.cluster_id else {}
+    return any(known.get(topic) == topic_id for topic, topic_id in source.topic_ids.items())
+
+
+def _note(text: str) -> Mapping[str, Any]:
+    """What a note says; nothing where it has another format, or was edited by hand."""
     try:
-        raw = json.loads(note)
-        known = raw["topic-ids"] if raw["cluster-id"] == source.cluster_id else {}
-        return any(known.get(topic) == topic_id for topic, topic_id in source.topic_ids.items())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+        raw = json.loads(text)
+        return raw if raw["format"] == FORMAT_VERSION else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def continued(

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from pyiceberg.table import Table
 
+from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer, append
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
@@ -317,7 +318,7 @@ def bare_path(path: str) -> str:
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """The highest epoch of which the stream left any trace: files, journals, markers, history; 0 for none.
+    """The highest epoch of which the stream left any trace: files, journals, markers, notes, history; 0 for none.
 
     Epochs are never used twice, also after the stream was forgotten.
     """
@@ -327,7 +328,7 @@ def highest_epoch(tables: StreamTables) -> int:
     for target, handle in tables.targets.items():
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)
-        found |= {marker.at.epoch} if marker else set()
+        found |= {marker.at.epoch} if marker else {forgotten_epoch(table.metadata.properties, tables.stream)}
         found |= set(_epochs_in_history(table, tables.stream))
         folders = tables.store_of(target).list_folders(f"{data_location(table)}/{tables.stream}")
         names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)

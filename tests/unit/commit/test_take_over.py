@@ -288,6 +288,20 @@ def test_what_was_forgotten_asks_for_adoption_beside_another_stream_too_by_any_n
     assert len(world.rows()) == 9
 
 
+def test_no_epoch_is_used_twice_where_nothing_but_the_note_of_a_forgotten_stream_tells_of_it(world):
+    """A paused writer of the first would be taken for the second, and sweep away what that one has committed."""
+    paused = world.begin()
+    forget(world.tables, state=world.tables.state)
+    for table in (world.load(), world.load_dead_letters()):
+        gone = [s.snapshot_id for s in table.snapshots() if s != table.current_snapshot()]
+        table.maintenance.expire_snapshots().by_ids(gone).commit()
+    world.tables = world.view()
+
+    assert world.begin().epoch == paused.epoch + 1
+    with pytest.raises(Fenced):
+        world.run(paused, {0: (0, 2)})
+
+
 def test_what_was_forgotten_begins_by_itself_where_no_row_is_left(world, tmp_path):
     world.run(world.begin(), {0: (0, 2)})
     other = type(world)(world.catalog, tmp_path, stream="other")
