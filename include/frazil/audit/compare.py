@@ -17,6 +17,7 @@ from pyroaring import BitMap64
 
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans
+from frazil.spec.units import counted
 
 SPANS_NAMED = 5
 
@@ -152,7 +153,7 @@ def _duplicates(e: Evidence) -> Iterable[Finding]:
     ):
         yield _finding(
             e, Kind.DUPLICATES, count,
-            f"{count:,} rows too many in the {table}, at offsets {_named(tally.repeated)}",
+            f"{counted(count, 'row')} too many in the {table}, at offsets {_named(tally.repeated)}",
         )  # fmt: skip
 
 
@@ -160,13 +161,16 @@ def _both(e: Evidence) -> Iterable[Finding]:
     if len(e.generations) > 1:
         return
     both = (e.rows.seen & e.dead_letters.seen) - _whole(e.rewritten)
-    sentence = f"{len(both):,} offsets are rows and dead letters at once: {_named(both)}"
+    sentence = (
+        f"{counted(len(both), 'offset', 'is row and dead letter|are rows and dead letters')} at once: {_named(both)}"
+    )
     yield _finding(e, Kind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
 def _missing(e: Evidence) -> Iterable[Finding]:
     lost = missing(e)
-    sentence = f"{len(lost):,} records that Kafka has, and that were committed, are in no table: {_named(lost)}"
+    records, are = counted(len(lost), "record"), "is" if len(lost) == 1 else "are"
+    sentence = f"{records} that Kafka has of what was committed {are} in no table: {_named(lost)}"
     yield _finding(e, Kind.MISSING, len(lost), sentence)
 
 
@@ -177,8 +181,9 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
     others = len(e.kafka.offsets & between(cut, e.marker) - _whole(e.rewritten))
     yield _finding(
         e, Kind.LOG_CUT, max(others, 1),
-        f"Kafka's log was cut at offset {cut:,}, below what was committed: {others:,} records that it has since "
-        "are in no table, and the table's have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
+        f"Kafka's log was cut at offset {cut:,}, below what was committed: "
+        f"{counted(others, 'record')} that it has since {'is' if others == 1 else 'are'} in no table, and the table's "
+        "have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
     )  # fmt: skip
 
 
@@ -188,10 +193,15 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & between(0, begin)
     yield _finding(
-        e, Kind.UNCHECKED, len(before), f"{len(before):,} rows lie before the first commit record, at offset {begin:,}"
+        e,
+        Kind.UNCHECKED,
+        len(before),
+        f"{counted(len(before), 'row', 'lies|lie')} before the first commit record, at offset {begin:,}",
     )
     unclaimed = e.rows.seen - claimed - before
-    sentence = f"{len(unclaimed):,} rows that no commit covers (the marker is {e.marker:,}): {_named(unclaimed)}"
+    sentence = (
+        f"{counted(len(unclaimed), 'row')} that no commit covers (the marker is {e.marker:,}): {_named(unclaimed)}"
+    )
     yield _finding(e, Kind.UNCLAIMED, len(unclaimed), sentence)
 
 
@@ -235,19 +245,21 @@ def _limits(e: Evidence) -> Iterable[Finding]:
             e,
             Kind.SKIPPED,
             skipped,
-            f"{skipped:,} offsets were skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
+            f"{counted(skipped, 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
         )
     again = _whole(e.rewritten)
     yield _finding(
         e, Kind.UNCHECKED, len(again),
-        f"{len(again):,} offsets were given to a second record after Kafka's log was cut, and may be there twice: "
+        f"{counted(len(again), 'offset', 'was|were')} given to a second record after Kafka's log was cut, and may be "
+        f"there twice: "
         f"{_named(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         gone = len(_claimed(current) & between(0, e.kafka.first))
         yield _finding(
             e, Kind.UNCHECKED, gone,
-            f"{gone:,} offsets before {e.kafka.first:,} are no longer in Kafka: checked against the records alone",
+            f"{counted(gone, 'offset', 'is|are')} no longer in Kafka, before {e.kafka.first:,}: checked against the "
+            "records alone",
         )  # fmt: skip
 
 
@@ -328,6 +340,6 @@ def compare_counts(
         found.append(Finding(Kind.UNCHECKED, other_streams, sentence, stream))
     elif rows != claimed + adopted:
         before = f", beside {adopted:,} that were adopted" if adopted else ""
-        sentence = f"the table has {rows:,} rows, and the commit records count {claimed:,}{before}"
+        sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
         found.append(Finding(Kind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

@@ -15,6 +15,7 @@ from frazil.commit.target import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.ingest.stage import stage
 from frazil.offsets.spans import merged
+from frazil.spec.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +74,23 @@ def estimate(backfill: Backfill, plan: Plan) -> Estimate:
 def sentences(found: Estimate, *, stream: str) -> list[str]:
     """What a dry run says."""
     what = (
-        f"records in {found.source_files:,} files ({found.source_bytes:,} bytes)" if found.source_files else "offsets"
+        f"records in {counted(found.source_files, 'file')} ({found.source_bytes:,} bytes)"
+        if found.source_files
+        else "offsets"
     )
     if not found.records_at_most:
         return [f"Stream {stream}: none of the {found.asked:,} requested {what} is missing."]
     missing = (
         f"Stream {stream}: {found.records_at_most:,} of {found.asked:,} {what} are missing, in "
-        f"{found.topic_partitions} topic-partitions; {found.held:,} are held already."
+        f"{counted(found.topic_partitions, 'topic-partition')}; {found.held:,} are held already."
     )
     size = (
-        f"It would land about {found.records:,} rows and {found.rejected:,} dead letters, {found.bytes:,} bytes in "
-        f"{found.files:,} files or more, staged in {found.chunks:,} chunks."
+        f"It would land about {counted(found.records, 'row')} and {counted(found.rejected, 'dead letter')}, "
+        f"{found.bytes:,} bytes in {counted(found.files, 'file')} or more, staged in {counted(found.chunks, 'chunk')}."
     )
     touched = (
-        f"A sample of {found.sampled:,} records touches {found.partitions:,} partitions of the table: at least so many "
-        "change, once."
+        f"A sample of {counted(found.sampled, 'record')} touches {counted(found.partitions, 'partition')} of the "
+        "table: at least so many change, once."
     )
     return [missing, size, touched]
 

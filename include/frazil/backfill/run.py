@@ -41,6 +41,7 @@ from frazil.offsets.spans import Spans, between
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
+from frazil.spec.units import counted
 from frazil.stream.stage_context import stage_context
 from frazil.table.branches import head_of
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
@@ -124,7 +125,9 @@ class Backfill:
         if lane.state is State.ABANDONED:
             raise FrazilError(f"backfill {lane.id} was abandoned: run it again to start anew")
         if lane.state is State.STAGING:
-            raise FrazilError(f"backfill {lane.id} is not staged yet ({lane.chunks} chunks): run it again to finish it")
+            raise FrazilError(
+                f"backfill {lane.id} is not staged yet ({counted(lane.chunks, 'chunk')}): run it again to finish it"
+            )
         if lane.state is State.PUBLISHED:
             clear_ended(self.opened.tables)
             return lane
@@ -195,7 +198,9 @@ class Backfill:
             source=None if self.request.event_times_us else self.source.records(spans),
         )
         if landed := backfill_audit.landed_elsewhere(staged):
-            raise StaleBatch(f"{landed:,} records of backfill {committer.lane.id} are in the table by now")
+            raise StaleBatch(
+                f"{counted(landed, 'record')} of backfill {committer.lane.id} landed in the table meanwhile"
+            )
         if said := backfill_audit.problems(staged):
             raise FrazilError(
                 f"backfill {committer.lane.id} is not published: {'; '.join(said)}. Abandon it with "

@@ -16,7 +16,7 @@ from frazil.cli.positions import Moment
 from frazil.commit.opened import open_stream
 from frazil.commit.period import Period, last, period
 from frazil.spec.load import find_stream
-from frazil.spec.units import parse_duration
+from frazil.spec.units import counted, parse_duration
 from frazil.timetext import utc
 
 
@@ -127,12 +127,12 @@ def _verdict(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
     when = f", committed from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
     if not result.clean:
-        return f"Stream {result.stream}{when}, is not clean: {len(result.wrong)} findings."
+        return f"Stream {result.stream}{when}, is not clean: {counted(len(result.wrong), 'finding')}."
     if result.window and not result.batches:
         return (
             f"Stream {result.stream} committed nothing from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}."
         )
     if result.partitions:
         said = "; the notes say what was not compared" if result.findings else ", each offset once"
-        return f"Stream {result.stream} is clean: {rows:,} rows{when}{said}."
+        return f"Stream {result.stream} is clean: {counted(rows, 'row')}{when}{said}."
     return f"Stream {result.stream}: nothing is off, as far as counts tell."

@@ -23,6 +23,7 @@ from frazil.commit.opened import OpenStream, open_stream
 from frazil.kafka.admin import PERSON_WAITS_S
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
 from frazil.status.reset_target import Offsets
 
 
@@ -139,7 +140,7 @@ def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
                 "backfill": lane.id,
                 "state": f"{lane.state}{on_branch}",
                 "chunks": f"{lane.chunks:,} of {max(lane.planned, lane.chunks):,}",
-                "rows": f"{lane.records:,} in {lane.files:,} files, {lane.bytes:,} bytes",
+                "rows": f"{lane.records:,} in {counted(lane.files, 'file')}, {lane.bytes:,} bytes",
                 "dead letters": f"{lane.rejected:,}",
                 "asked for": ", ".join(f"{k}: {v}" for k, v in lane.request.items() if k != "stream"),
             }
@@ -150,7 +151,10 @@ def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     if lane is None or lane.state in {State.PUBLISHED, State.ABANDONED}:
         click.echo(f"Stream {opened.spec.name} has no backfill under way.")
         return
-    click.echo(f"Backfill {lane.id} has staged {lane.records:,} rows in {lane.chunks:,} chunks; main has none of them.")
+    click.echo(
+        f"Backfill {lane.id} has staged {counted(lane.records, 'row')} in {counted(lane.chunks, 'chunk')}; main has "
+        "none of them."
+    )
     ask(f"Abandon it, and remove them from branch {branch_name(opened.spec.name)}?", yes=yes)
     abandon(opened.tables, lane)
     now = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 from frazil import clock
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.spec.units import counted
 from frazil.timetext import ago
 
 if TYPE_CHECKING:
@@ -168,8 +169,10 @@ def live_words(beat: Heartbeat | None, *, now_ms: int) -> str:
     words = {
         Phase.STARTING: "starting Spark",
         Phase.TAKING_OVER: "taking over, and starting Spark",
-        Phase.WAITING: f"{beat.lag:,} records wait for their batch" if beat.lag else "waiting for records",
-        Phase.STAGING: f"{batch}: {beat.batch_records:,} records read",
+        Phase.WAITING: f"{counted(beat.lag, 'record', 'waits for its|wait for their')} batch"
+        if beat.lag
+        else "waiting for records",
+        Phase.STAGING: f"{batch}: {counted(beat.batch_records, 'record')} read",
         Phase.JOURNALING: f"{batch}: committing",
         Phase.COMMITTING: f"{batch}: committing",
         Phase.STOPPING: "ending",
@@ -211,7 +214,3 @@ class Totals:
     @staticmethod
     def _words(records: int, rejected: int) -> str:
         return counted(records, "row") + (f", {counted(rejected, 'dead letter')}" if rejected else "")
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -23,7 +23,7 @@ from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import Kind, MaintainedTable, find_maintained, maintained_tables
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import rounded_bytes
+from frazil.spec.units import counted, rounded_bytes
 from frazil.table.catalogs import load_catalog
 from frazil.timetext import ago, utc
 
@@ -164,12 +164,12 @@ def _state(look: TableReport, of_streams: Sequence[str] = ()) -> str:
 def _fields(one: TableHealth) -> dict[str, str]:
     target, average = rounded_bytes(one.target_file_bytes), rounded_bytes(one.average_file_bytes)
     per_file = rounded_bytes(one.manifest_list_bytes_per_file)
-    added = f"{one.files_since_compaction:,} files of {rounded_bytes(one.bytes_since_compaction)} since"
+    added = f"{counted(one.files_since_compaction, 'file')} of {rounded_bytes(one.bytes_since_compaction)} since"
     return {
         "table": one.table,
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "data files": f"{one.data_files:,}, {average} on average (target {target})",
-        "data": f"{rounded_bytes(one.data_bytes)}, {one.rows:,} rows",
+        "data": f"{rounded_bytes(one.data_bytes)}, {counted(one.rows, 'row')}",
         "recent files": _recent_words(one.recent),
         "delete files": f"{one.delete_files:,}",
         "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
@@ -190,15 +190,16 @@ def _recent_words(recent: RecentFiles | None) -> str:
     if recent is None:
         return "unknown"
     return (
-        f"{recent.files:,} of the last {recent.commits} commits, {recent.files_per_partition:.1f} per partition and "
-        f"commit, a tenth of them at most {rounded_bytes(recent.p10_bytes)}"
+        f"{recent.files:,} of the last {counted(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
+        f"partition and commit, a tenth of them at most {rounded_bytes(recent.p10_bytes)}"
     )
 
 
 def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     """The worst first: most small files, then most delete files."""
     files = sum(p.files for p in partitions)
-    click.echo(f"{files:,} data files in {len(partitions):,} partitions, {files / max(len(partitions), 1):.1f} each")
+    each = files / max(len(partitions), 1)
+    click.echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.delete_files, p.path))
     columns = ("partition", "files", "small", "bytes", "in small", "p10", "delete files", "over at")
     rows = [
@@ -216,7 +217,9 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:7]))
     if len(worst) > PARTITIONS_SHOWN:
-        click.echo(f"and {len(worst) - PARTITIONS_SHOWN:,} partitions more, with fewer small files; --json has all")
+        click.echo(
+            f"and {counted(len(worst) - PARTITIONS_SHOWN, 'partition')} more, with fewer small files; --json has all"
+        )
 
 
 def _compacted(one: TableHealth) -> str:

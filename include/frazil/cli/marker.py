@@ -22,6 +22,7 @@ from frazil.home import run_folder
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
+from frazil.spec.units import counted
 from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, consequences, target_of
 from frazil.table.tables import ensure_table, load_stream_table, lost_table
 from frazil.timetext import utc
@@ -167,7 +168,7 @@ def forget(stream: str, streams_folder: Path, yes: bool) -> None:
         if table is not None:
             opened = open_stream(spec)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
-            click.echo(f"Removed the markers and {removed} objects beside the table.")
+            click.echo(f"Removed the markers and {counted(removed, 'object')} beside the table.")
         shutil.rmtree(folder, ignore_errors=True)
     click.echo(f"Stream {stream} is forgotten.")
 
@@ -203,5 +204,5 @@ def _rows_since(table: Table) -> str:
     oldest = min((s.timestamp_ms for s in table.metadata.snapshots), default=None)
     head = table.current_snapshot()
     rows = head.summary.get("total-records") if head and head.summary else None
-    count = "0 rows" if head is None else f"{int(rows):,} rows" if rows else "an unknown number of rows"
+    count = "0 rows" if head is None else counted(int(rows), "row") if rows else "an unknown number of rows"
     return count if oldest is None else f"{count}; its oldest snapshot is of {utc(oldest)}"

@@ -17,6 +17,7 @@ from frazil.commit.marker import PROPERTY_PREFIX, Marker, of_topics, read_marker
 from frazil.errors import AdoptionRequired, MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.units import counted
 from frazil.table.branches import head_of
 
 FORGOTTEN_PREFIX = "frazil.forgotten."
@@ -48,8 +49,8 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
         )
     if not any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
         raise AdoptionRequired(
-            f"table {table} has {'an unknown number of' if rows is None else rows} rows that stream {stream!r} did not "
-            f"write: run `frazil adopt {stream}` to let the stream append to it"
+            f"table {table} has {'an unknown number of rows' if rows is None else counted(rows, 'row')} that stream "
+            f"{stream!r} did not write: run `frazil adopt {stream}` to let the stream append to it"
         )
 
 

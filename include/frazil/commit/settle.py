@@ -24,6 +24,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import Target
+from frazil.spec.units import counted
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import data_location
 
@@ -44,7 +45,7 @@ class Settled:
             for word, keys in (("committed", self.committed), ("discarded", self.discarded))
             if keys
         ]
-        swept = [f"{self.deleted_files} files of nobody were deleted"] if self.deleted_files else []
+        swept = [f"{counted(self.deleted_files, 'file')} of nobody deleted"] if self.deleted_files else []
         return "; ".join([*parts, *swept]) or "earlier epochs left nothing"
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from frazil.maintenance.health import PartitionFiles, TableHealth
 from frazil.spec.maintenance import Compaction
+from frazil.spec.units import counted
 
 DELETES_PER_FILE = 0.1
 """With this many delete files per data file, a partition is rewritten for them alone: every reader applies them."""
@@ -126,15 +127,18 @@ def _judge(
         return Left(partition, Why.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_of(partition.bytes, target)
-        why = f"{partition.delete_files:,} delete files are applied to {partition.files:,} files by every reader"
+        applied = counted(partition.delete_files, "delete file", "is|are")
+        why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
     least, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
     count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)
     if count < least:
-        return Left(partition, Why.FEW, f"it is {state}, and {count:,} small files are fewer than {least:,}")
+        return Left(
+            partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {least:,}"
+        )
     if not removed:
-        return Left(partition, Why.MARGINAL, f"its {count:,} small files would become more than half as many")
-    why = f"it is {state}: {count:,} small files become {count - removed:,}"
+        return Left(partition, Why.MARGINAL, f"its {counted(count, 'small file')} would become more than half as many")
+    why = f"it is {state}: {counted(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
 
 
@@ -165,7 +169,8 @@ def _within(
         cost = rewrite.bytes + rewrite.beside_bytes
         fitting = rewrite if cost <= rest else None if beside else _part(rewrite, rest, target=target)
         if beside and cost > budget:
-            why = f"{rewrite.beside_files:,} small files of older specs would be rewritten with it, {cost:,} bytes"
+            beside_files = counted(rewrite.beside_files, "small file")
+            why = f"{beside_files} of older specs would be rewritten with it, {cost:,} bytes"
             left.append(Left(alone.partition, Why.BESIDE, f"{why} in all: rewrite those by hand"))
             continue
         if fitting is None and rewrite.applies_deletes and not taken:
@@ -201,7 +206,7 @@ def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
     files = sum(p.files if whole else p.small_files for p in beside)
     size = sum(p.bytes if whole else p.small_bytes for p in beside)
-    why = f"{rewrite.reason}, with up to {files:,} small files of older specs"
+    why = f"{rewrite.reason}, with up to {counted(files, 'small file')} of older specs"
     return dataclasses.replace(rewrite, reason=why, beside_files=files, beside_bytes=size)
 
 
@@ -227,7 +232,8 @@ def _sentence(taken: Iterable[Rewrite], left: Iterable[Left]) -> str:
     done, reasons = list(taken), Counter(each.why for each in left)
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
-        head = f"{files:,} files of {size:,} bytes in {len(done):,} partitions become {gone:,} fewer"
+        where, become = counted(len(done), "partition"), "becomes" if files == 1 else "become"
+        head = f"{counted(files, 'file')} of {size:,} bytes in {where} {become} {gone:,} fewer"
     else:
         head = "nothing is worth a rewrite"
     rest = ", ".join(f"{count:,} for {why}" for why, count in reasons.most_common())

@@ -14,6 +14,7 @@ from frazil.maintenance.compaction import DELETES_PER_FILE
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.manifests import plan_manifests
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
+from frazil.spec.units import counted
 
 LOOK_AGAIN = timedelta(days=1)
 """How often actions are due anyway, for what this check cannot see and what a run left: in a UTC day's first run."""
@@ -58,16 +59,16 @@ def _again(health: TableHealth, settings: Maintenance) -> bool:
 
 def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:
     if health.delete_files > 0 and health.delete_files >= DELETES_PER_FILE * health.data_files:
-        return Due(True, f"there are {health.delete_files:,} delete files for {health.data_files:,} files")
+        return Due(True, f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}")
     if health.data_files < settings.min_files and not health.delete_files:
-        return Due(False, f"{health.data_files:,} files are few enough")
+        return Due(False, f"{counted(health.data_files, 'file', 'is|are')} few enough")
     if again:
         return Due(True, "it is looked at in whole once a day")
     files, size = health.files_since_compaction, health.bytes_since_compaction
     came = "came since the last compaction, or since the history begins"
     if not files and health.last_compaction_at_ms is None:  # a history that tells nothing
         files, size, came = health.data_files, health.data_bytes, "are there"
-    said = f"{files:,} files of {size / max(files, 1):,.0f} bytes on average {came}"
+    said = f"{counted(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
     if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
         return Due(False, f"{said}: few enough, or large enough")
     return Due(True, said)
@@ -84,10 +85,10 @@ def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
     """By main's history: older snapshots that a marker or a tag holds stay anyway."""
     if health.snapshots > settings.at_most:
-        return Due(True, f"{health.snapshots:,} snapshots are more than {settings.at_most:,}")
+        return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:
-        return Due(False, f"{health.main_snapshots:,} snapshots of main are no more than are always kept")
+        return Due(False, f"{counted(health.main_snapshots, 'snapshot')} of main, no more than are always kept")
     age = timedelta(milliseconds=health.at_ms - health.main_oldest_at_ms)
     if age < settings.keep:
         return Due(False, f"the oldest snapshot of main is {age} old: {settings.keep} are kept")
-    return Due(True, f"{health.main_snapshots:,} snapshots of main, the oldest {age} old")
+    return Due(True, f"{counted(health.main_snapshots, 'snapshot')} of main, the oldest {age} old")

@@ -30,6 +30,7 @@ from frazil.maintenance.tables import Kind, MaintainedTable
 from frazil.partitions.completeness import Cursor
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Expiry
+from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.tables import DEFAULT_PROPERTIES, may_delete_files
 
@@ -222,14 +223,16 @@ def _of_other_branches(
 
 
 def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
-    said = f"{len(expire):,} snapshots are expired" if expire else "no snapshot is old enough to be expired"
+    said = (
+        f"{counted(len(expire), 'snapshot', 'is|are')} expired" if expire else "no snapshot is old enough to be expired"
+    )
     said += f", {len(line):,} of main are kept"
     if kept:
         why = Counter(kept.values()).most_common(3)
         said += f"; {len(kept):,} are kept beyond the retention: " + ", ".join(f"{reason} ({n:,})" for reason, n in why)
     if lost:
         said += (
-            f". {lost:,} commits are older than {UNREAD_MOST.days} days whose late rows and dead letters no signal "
-            "will ever count: find out what holds the watermark back"
+            f". {counted(lost, 'commit', 'is|are')} older than {UNREAD_MOST.days} days whose late rows and dead "
+            "letters no signal will ever count: find out what holds the watermark back"
         )
     return said

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from frazil.spec.maintenance import Manifests
+from frazil.spec.units import counted
 
 TARGET_BYTES = 8 * 2**20
 """Iceberg's own default of `commit.manifest.target-size-bytes`."""
@@ -28,10 +29,12 @@ def plan_manifests(
     """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:
-        return ManifestPlan((), f"{total:,} manifests are fewer than {settings.most:,}")
+        return ManifestPlan((), f"{counted(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
     ideal = {spec: max(-(-size // target_bytes), 1) for spec, (_, size) in manifests.items()}
     worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
     if not worth:
-        return ManifestPlan((), f"{total:,} manifests would not be halved: their bytes take {sum(ideal.values()):,}")
+        return ManifestPlan(
+            (), f"{counted(total, 'manifest')} would not be halved: their bytes take {sum(ideal.values()):,}"
+        )
     left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
-    return ManifestPlan(worth, f"{total:,} manifests become about {left:,}")
+    return ManifestPlan(worth, f"{counted(total, 'manifest', 'becomes|become')} about {left:,}")

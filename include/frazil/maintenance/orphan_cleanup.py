@@ -43,6 +43,7 @@ from frazil.maintenance.orphans import (
 )
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
+from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
@@ -84,8 +85,9 @@ class OrphanReport:
     def sentence(self) -> str:
         """The whole report as a sentence."""
         found = (
-            f"{self.listed:,} files listed: {self.referenced:,} referenced, {self.registered:,} that may still be "
-            f"committed, {self.young:,} too young, {self.candidates:,} orphans of {self.candidate_bytes:,} bytes"
+            f"{counted(self.listed, 'file')} listed: {self.referenced:,} referenced, {self.registered:,} that may "
+            f"still be committed, {self.young:,} too young, {counted(self.candidates, 'orphan')} of "
+            f"{self.candidate_bytes:,} bytes"
         )
         done = f"{self.deleted:,} deleted ({self.deleted_bytes:,} bytes)"
         if self.refused:

@@ -35,6 +35,7 @@ from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.file_paths import Place, below
 from frazil.maintenance.orphan_memory import Progress, Run
 from frazil.spec.maintenance import Orphans
+from frazil.spec.units import counted
 from frazil.table.object_store import FileInfo
 
 AGAIN_AFTER_MS = 3_600_000
@@ -207,7 +208,7 @@ def _look_alikes(candidates: Iterable[Listed], references: References) -> str | 
     if not alike:
         return None
     return (
-        f"{len(alike)} files have the names of files that the table references under other paths, such as "
+        f"{counted(len(alike), 'file', 'has|have')} a name that the table references under another path, such as "
         f"{_some(alike)}: they may be the same files. Copies belong outside of the table's folders"
     )
 

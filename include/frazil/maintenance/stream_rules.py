@@ -14,6 +14,7 @@ from datetime import timedelta
 from frazil.aggregate.due import WaitingDay
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
+from frazil.spec.units import counted
 from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
@@ -80,17 +81,18 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "restarts",
         state.fruitless,
         alerts.restarts,
-        f"{state.fruitless} starts without a commit",
+        f"{counted(state.fruitless, 'start')} without a commit",
         f"the writer of stream {name} ended {state.fruitless} times in a row without one commit: it is restarted, and "
         f"gets nowhere. {state.last_words} {look} and its writer.log say more",
     )
+    waiting = state.waiting_batches or 0
     yield Reading(
         "waiting-batches",
         state.waiting_batches,
         alerts.waiting_batches,
-        f"{state.waiting_batches} batches wait for their commit",
-        f"{state.waiting_batches} batches of stream {name} are staged and journaled, and not committed to "
-        f"{state.table}: the catalog refuses them, or no writer runs that would commit them. {look}",
+        f"{counted(waiting, 'batch', 'waits for its|wait for their')} commit",
+        f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged and journaled, not "
+        f"committed to {state.table}: the catalog refuses them, or no writer runs that would commit them. {look}",
     )
     share = 100 * state.rejected / max(state.records, 1)
     says = state.records >= FEWEST_RECORDS or not state.rejected
@@ -98,7 +100,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "dead-letters",
         share if says else None,
         alerts.dead_letters,
-        f"{share:.1f} % of {state.records:,} records",
+        f"{share:.1f} % of {counted(state.records, 'record')}",
         f"{state.rejected:,} of the {state.records:,} records that stream {name} committed within the last hour are "
         f"dead letters. Their table has the reasons, by error_class: a producer changed what it sends, or the schema",
     )
@@ -138,9 +140,9 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
         flag(
             "held",
             bool(held),
-            f"{table}: quality gates hold {len(held)} windows, which are not signalled. {said}. Correct the data: "
+            f"{table}: quality gates hold {counted(len(held), 'window')}, not signalled. {said}. Correct the data: "
             "late rows are judged again. Or release them: DAG frazil_release, or `frazil partitions TABLE --release`",
-            f"{len(held)} windows held",
+            f"{counted(len(held), 'window')} held",
         ),
     )
 

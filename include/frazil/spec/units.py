@@ -1,4 +1,4 @@
-"""Parses and formats durations and sizes with units."""
+"""Parses and formats durations, sizes and numbers of things, with units."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ _BYTES = {
     "TiB": 2**40,
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """A number of things as people read it: `1 row`, `3 batches`; with a verb (`is|are`), `1 row is`, `2 rows are`."""
+    plural = "es" if noun.endswith(("ch", "sh")) else "s"
+    singular_verb, _, plural_verb = verb.partition("|")
+    words = noun if number == 1 else f"{noun}{plural}"
+    return f"{number:,} {words} {singular_verb if number == 1 else plural_verb}".rstrip()
 
 
 def parse_duration(value: object) -> timedelta:

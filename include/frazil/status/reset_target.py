@@ -12,6 +12,7 @@ from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.log_watch import find_cut
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.units import counted
 
 Offsets = Mapping[TopicPartition, int]
 
@@ -112,11 +113,11 @@ def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> lis
             )
     if skipped:
         also = f", {gone:,} of which Kafka has deleted already" if gone else ""
-        said.append(f"It skips {skipped:,} offsets{also}: their records never reach the table.")
+        said.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
         said.append(
-            f"It reads {repeated:,} offsets again that the table holds: their rows will be in it twice, unless they "
-            "are deleted first."
+            f"It reads {counted(repeated, 'offset')} again that the table holds: their rows will be in it twice, "
+            "unless they are deleted first."
         )
     if not skipped and not repeated and not seen.unknown:
         said.append("It skips nothing, and reads nothing again that the table holds.")

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
     if unread <= 0:
         return BatchDecision(False, "nothing is unread")
     if policy.drain:
-        return BatchDecision(True, f"{unread} records are unread, and the writer has to catch up")
+        return BatchDecision(True, f"{counted(unread, 'record', 'is|are')} unread, and the writer has to catch up")
     if oldest_age_s is None:
-        return BatchDecision(True, f"{unread} records were waiting when the writer started")
+        return BatchDecision(True, f"{counted(unread, 'record', 'was|were')} waiting when the writer started")
     size = unread * rates.bytes_per_record
     if size >= policy.size_bytes:
         return BatchDecision(True, f"about {size:.0f} bytes reach commit.size {policy.size_bytes}")

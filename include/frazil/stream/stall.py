@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.units import counted
 from frazil.stream.stall_history import FIRST_ANSWER_MS, WORKING, History, Limits, Sample, Wait
 from frazil.timetext import ago, utc
 
@@ -49,7 +50,11 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
         return None
     most = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
     where = f", most of them in {_name(most)}" if most else ""
-    seen = f"{sum(sample.unread.values()):,} records were unread then{where}" if answered else "it never has before"
+    seen = (
+        f"{counted(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
+        if answered
+        else "it never has before"
+    )
     return Stall(
         StallKind.OFFSETS,
         since_ms,
@@ -71,9 +76,9 @@ def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: 
         StallKind.OFFSETS,
         wait.nearer_at_ms,
         _name(tp),
-        f"{_name(tp)} holds the offsets back: {sample.unread[tp]:,} records from {at} on are unread "
-        f"({sum(sample.unread.values()):,} in all), and have made no progress towards a commit since "
-        f"{_since(wait.nearer_at_ms, sample)}: {why}. {do}",
+        f"{_name(tp)} holds the offsets back: {counted(sample.unread[tp], 'record')} from {at} on "
+        f"{'is' if sample.unread[tp] == 1 else 'are'} unread ({sum(sample.unread.values()):,} in all), without "
+        f"progress towards a commit since {_since(wait.nearer_at_ms, sample)}: {why}. {do}",
     )
 
 
@@ -84,7 +89,8 @@ def _no_commit(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
         why = f"batch {sample.batch} reads again what batch {wait.tried} read and did not commit"
         return why, "See writer.log for what became of that commit"
     if sample.batch is not None:
-        why = f"batch {sample.batch} is {sample.phase}, has read {sample.batch_records:,} records and makes no progress"
+        read = counted(sample.batch_records, "record")
+        why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
     if wait.tried is not None:
@@ -123,7 +129,8 @@ def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limi
     newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
     if waiting := sample.in_transactions.get(tp):
         do = "Find the producer whose transaction stays open (`kafka-transactions.sh find-hanging`)"
-        return f"{waiting:,} offsets there wait for a transaction to end, and {newest}", do
+        offsets, wait = counted(waiting, "offset"), "waits" if waiting == 1 else "wait"
+        return f"{offsets} there {wait} for a transaction to end, and {newest}", do
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms:
         do = "Check the event times that its producers set, and the dead letters, which have none"
         return f"its records arrive, and {newest}", do

@@ -37,6 +37,7 @@ from frazil.errors import (
 )
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
+from frazil.spec.units import counted
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.liveness import hung, progress, stopping
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
@@ -145,7 +146,9 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
     said = f"; its last words: {exit_.error}" if exit_.error else ""
     if len(crashes) >= policy.crash_limit:
         took = ago(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
-        reason = f"{len(crashes)} crashes within {took} without one commit, the last with {_code(exit_)}{said}"
+        reason = (
+            f"{counted(len(crashes), 'crash')} within {took} without one commit, the last with {_code(exit_)}{said}"
+        )
         return _give_up(observed, Cause.CRASH_LOOP, reason, subject=exit_.launch_id)
     cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
     wait_ms = policy.backoff_ms(len(row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
+from frazil.spec.units import counted
 from frazil.supervise.decision import Action, Cause, Decision
 from frazil.supervise.observed import Observed
 from frazil.supervise.policy import Policy
@@ -32,10 +33,10 @@ def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
-    lag = "unknown" if heartbeat.lag is None else f"{heartbeat.lag:,} records"
+    lag = "unknown" if heartbeat.lag is None else counted(heartbeat.lag, "record")
     commit = heartbeat.last_commit_at_ms
     committed = f"{ago(now_ms - commit)} ago" if commit else "none yet"
-    so_far = f" ({heartbeat.batch_records:,} records of it read)" if heartbeat.batch_records else ""
+    so_far = f" ({counted(heartbeat.batch_records, 'record')} of it read)" if heartbeat.batch_records else ""
     return (
         f"{_pid(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}, "
         f"lag {lag}, last commit {committed}"

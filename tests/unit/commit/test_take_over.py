@@ -160,7 +160,7 @@ def test_a_stream_that_was_forgotten_is_not_begun_again_by_its_writer(world):
 def test_a_table_with_rows_of_others_asks_for_adoption(world):
     world.foreign_append()
 
-    with pytest.raises(AdoptionRequired, match="has 1 rows that stream 'events' did not write"):
+    with pytest.raises(AdoptionRequired, match="has 1 row that stream 'events' did not write"):
         world.take_over()
 
 
