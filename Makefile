@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 INSTALLED := $(VENV)/.installed
-# Tests run in so many processes; CONTRIBUTING.md says how they share their servers.
+# Tests run in so many processes; CONTRIBUTING.md says how they share their servers. A process that dies ends the run,
+# which names its test: a replacement may never come, and the run would wait for it.
 WORKERS ?= 2
-PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 STATIC := $(wildcard include demo spark_apps dags plugins tests bench)
 
 # The cache may be on another device than the checkout, where hard links fail.

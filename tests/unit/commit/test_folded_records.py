@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,20 @@ def objects(world: Any, folder: str) -> list[str]:
     return [f.path.rsplit("/", 1)[-1] for f in world.store.list_files(f"{world.tables.state}/{folder}")]
 
 
-@pytest.fixture
-def run(world: Any) -> Any:
-    """A stream that committed 23 batches in three epochs, with a dead letter now and then."""
+def commit_batches(world: Any) -> None:
+    """23 batches in three epochs, with a dead letter now and then."""
     for offset in range(BATCHES):
         if offset % 8 == 0:
-            world.committer = world.begin()
+            committer = world.begin()
         world.clock_ms += 60_000
-        world.run(world.committer, {0: (offset, offset + 1)}, rejected={0: [offset]} if offset % 5 == 0 else {})
-    return world
+        world.run(committer, {0: (offset, offset + 1)}, rejected={0: [offset]} if offset % 5 == 0 else {})
+
+
+@pytest.fixture
+def run(worlds_after: Any) -> Iterator[Any]:
+    """A stream after these batches."""
+    with worlds_after(commit_batches) as world:
+        yield world
 
 
 def seen(world: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from bench import decode as bench
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
+from frazil.ingest.decode import Decoded, Decoder
 from frazil.ingest.formats import decoder
 from frazil.ingest.formats.json import bulk, record
 from frazil.ingest.formats.json import decoder as json_decoder
@@ -55,9 +55,12 @@ def classes(decoded: Decoded) -> list[str]:
     return [rejection.error_class for rejection in decoded.rejections]
 
 
-def fates(values: Sequence[bytes | None], schema: Schema = SCHEMA) -> list[Any]:
+DECODE = decoder("json", SCHEMA, {})
+
+
+def fates(values: Sequence[bytes | None], decode: Decoder = DECODE) -> list[Any]:
     """Per message its row, or the word "rejected"; each message has exactly one."""
-    decoded = decoder("json", schema, {})(Chunk.of_values(values))
+    decoded = decode(Chunk.of_values(values))
     rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
     rejected = {rejection.index for rejection in decoded.rejections}
     assert len(rejected) == len(decoded.rejections)
@@ -164,6 +167,7 @@ LOOSE = Schema(
     t.NestedField(9, "ok", t.BooleanType()),
     t.NestedField(10, "m", t.MapType(11, t.StringType(), 12, t.LongType(), value_required=True)),
 )
+decode_loose = decoder("json", LOOSE, {})
 LITERALS = r"""
 null true false 0 -0 1.5 1e2 1.234 999.99 1000 -1e-9 1e39 1e400 NaN Infinity -Infinity Inf 01 1. [] {} [1] ""
 "x" "1" "1.5" "1e2" "1_0" "NaN" "2026-01-02" "2026-1-2" "2026-01-02T03" "2026-01-02T03:04" "2026-01-02T03:04:05"
@@ -186,9 +190,9 @@ literals = st.one_of(
 def test_the_slow_look_and_the_fast_path_agree_on_every_type(cells: list[tuple[str, str]]) -> None:
     """A poisoned neighbour forces the slow look upon records that would otherwise pass together."""
     values = [f'{{"{name}":{literal}}}'.encode() for name, literal in cells]
-    alone = [decoder("json", LOOSE, {})(Chunk.of_values([value])) for value in values]
+    alone = [decode_loose(Chunk.of_values([value])) for value in values]
     expected = [repr(d.rows.to_pylist()[0]) if d.rows.num_rows else "'rejected'" for d in alone]
-    assert [repr(fate) for fate in fates([*values, b'{"i":"poison"}'], LOOSE)] == [*expected, "'rejected'"]
+    assert [repr(fate) for fate in fates([*values, b'{"i":"poison"}'], decode_loose)] == [*expected, "'rejected'"]
 
 
 def test_a_missing_required_column_is_a_dead_letter() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -202,8 +204,18 @@ def outcomes(decoded: Decoded, count: int) -> list[Outcome]:
     return [found[i] for i in range(count)]
 
 
-def by_reference(decoder: JsonDecoder, value: bytes | None) -> Outcome:
-    return outcomes(decoder._singly([value], [0]), 1)[0]
+def outcomes_of_each(chunks: list[Decoded], count: int) -> list[list[Outcome]]:
+    """The outcomes of chunks of `count` values, which costs little more than those of one chunk."""
+    places = [decoded.kept + count * i for i, decoded in enumerate(chunks)]
+    rejections = [r._replace(index=r.index + count * i) for i, decoded in enumerate(chunks) for r in decoded.rejections]
+    rows = pa.concat_tables([decoded.rows for decoded in chunks])
+    found = outcomes(Decoded(rows, np.concatenate(places), rejections), count * len(chunks))
+    return [found[i : i + count] for i in range(0, len(found), count)]
+
+
+def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Outcome]:
+    """What each value is alone."""
+    return [outcome for (outcome,) in outcomes_of_each([decoder._singly([value], [0]) for value in some], 1)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -212,7 +224,7 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
     decoder: JsonDecoder, some: list[bytes | None], piece: int
 ) -> None:
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
-    expected = [by_reference(decoder, value) for value in some]
+    expected = by_reference(decoder, some)
     # A sample of two looks at every chunk of four records and more.
     with mock.patch.object(json_decoder, "PIECE", piece), mock.patch.object(json_decoder, "SAMPLE", 2):
         assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
@@ -232,16 +244,19 @@ def test_every_odd_value_of_every_type_is_by_bulk_what_it_is_by_itself(name: str
         ("required", '{"NAME":VALUE}'),
     ):
         decoder = OF_ONE[name][kind]
-        for literal in LITERALS:
-            value = form.replace("NAME", name).replace("VALUE", literal).encode()
-            expected = by_reference(decoder, value)
-            assert outcomes(decoder(Chunk.of_values([b"{}", value])), 2)[1] == expected, value
+        values = [form.replace("NAME", name).replace("VALUE", literal).encode() for literal in LITERALS]
+        beside = [decoder(Chunk.of_values([b"{}", value])) for value in values]
+        found = outcomes_of_each(beside, 2)
+        for value, expected, (_, outcome) in zip(values, by_reference(decoder, values), found, strict=True):
+            assert outcome == expected, value
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.one_of(numbers, small, moments, clocks), min_size=1, max_size=4))
 def test_random_values_are_by_bulk_what_they_are_by_themselves(name: str, some: list[str]) -> None:
     decoder = OF_ONE[name]["flat"]
-    for literal in [*some, *(f'"{literal}"' for literal in some if '"' not in literal)]:
-        value = f'{{"{name}":{literal}}}'.encode()
-        assert outcomes(decoder(Chunk.of_values([value])), 1)[0] == by_reference(decoder, value)
+    literals = [*some, *(f'"{literal}"' for literal in some if '"' not in literal)]
+    values = [f'{{"{name}":{literal}}}'.encode() for literal in literals]
+    found = outcomes_of_each([decoder(Chunk.of_values([value])) for value in values], 1)
+    for value, expected, (outcome,) in zip(values, by_reference(decoder, values), found, strict=True):
+        assert outcome == expected, value

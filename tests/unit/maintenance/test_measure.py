@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
 
-from frazil.dev.kafka import EmbeddedKafka
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -209,20 +207,6 @@ def test_the_lag_is_what_a_writer_of_this_host_says_that_beats(made: MadeStream)
         beat.write(open_exchange(run_folder("made")))
         assert measured(made, now_ms=BEGIN_MS + 1_000).streams[0].lag == 12
         assert measured(made, now_ms=BEGIN_MS + 60_000).streams[0].lag is None
-
-
-def test_kafka_is_asked_for_the_lag_where_it_decides(made: MadeStream, kafka: EmbeddedKafka, topic: Callable[[], str]):
-    changed = {"bootstrap_servers": kafka.bootstrap, "topics": (topic(),)}
-    made.spec = made.spec.model_copy(update={"source": made.spec.source.model_copy(update=changed)})
-    land(made, 1)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for _ in range(7):
-        producer.produce(made.topic, b"{}")
-    assert producer.flush(30) == 0
-    late = made.now_ms + 16 * 60_000
-    assert measured(made, now_ms=late).streams[0].lag is None
-    assert measured(made, now_ms=made.now_ms + 60_000, ask_kafka=True).streams[0].lag is None
-    assert measured(made, now_ms=late, ask_kafka=True).streams[0].lag == 5
 
 
 def test_dead_letters_are_measured_by_their_own_files_and_have_no_streams(made: MadeStream):

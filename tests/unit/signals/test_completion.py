@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,7 +66,7 @@ class Minutes:
             times=EventTimes(dict.fromkeys((0, 1), max(times)), windows),
         )
 
-    @property
+    @cached_property
     def catalog(self) -> Catalog:
         return load_catalog(None)
 

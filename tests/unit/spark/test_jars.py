@@ -1,8 +1,7 @@
-"""Jars are what the lock file pins, or they are not used. Ivy is real here; the repository is a folder."""
+"""What the lock file and the command say of jars; `tests/spark` fetches some."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -10,117 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from frazil.dev.process import free_port
 from frazil.errors import EnvironmentUnusable
 from frazil.spark import jars
-from frazil.spark.ivy import Coordinates
-
-CONTENT = {"org.one:first:1.0": b"the first jar", "org.two:second:2.0": b"the second jar"}
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A mirror as a company has one: laid out as Maven's, named by an Ivy settings file of its own."""
-    root = tmp_path / "mirror"
-    for text, content in CONTENT.items():
-        jar = mirrored(root, text)
-        jar.parent.mkdir(parents=True)
-        jar.write_bytes(content)
-    settings = tmp_path / "settings.xml"
-    pattern = f"{root}/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
-    settings.write_text(
-        '<ivysettings><settings defaultResolver="mirror"/><resolvers>'
-        f'<filesystem name="mirror" m2compatible="true"><artifact pattern="{pattern}"/></filesystem>'
-        "</resolvers></ivysettings>"
-    )
-    monkeypatch.setenv("FRAZIL_IVY_SETTINGS", str(settings))
-    monkeypatch.setenv("FRAZIL_JARS", str(tmp_path / "cache"))
-    return root
-
-
-def mirrored(root: Path, text: str) -> Path:
-    c = Coordinates.parse(text)
-    return root / c.organisation.replace(".", "/") / c.name / c.version / f"{c.name}-{c.version}.jar"
-
-
-@pytest.fixture
-def lock_file(tmp_path: Path) -> Path:
-    lines = [f'"{text} {len(content)} {hashlib.sha256(content).hexdigest()}"' for text, content in CONTENT.items()]
-    file = tmp_path / "test.lock"
-    file.write_text(f"[both]\njars = [{', '.join(lines)}]\n")
-    return file
-
-
-def test_a_set_is_fetched_once_and_then_taken_from_the_cache(repository: Path, lock_file: Path) -> None:
-    found = jars.ensure("both", lock_file)
-    assert [path.read_bytes() for path in found] == list(CONTENT.values())
-    for text in CONTENT:
-        mirrored(repository, text).unlink()
-    assert jars.ensure("both", lock_file) == found
-
-
-def test_a_cached_jar_that_changed_is_named_deleted_and_fetched_again(
-    repository: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert repository.is_dir()
-    first, second = jars.ensure("both", lock_file)
-    first.write_bytes(b"half a downl")
-    assert jars.ensure("both", lock_file) == [first, second]
-    assert first.read_bytes() == CONTENT["org.one:first:1.0"]
-    assert f"{first} has not the SHA-256" in capsys.readouterr().err
-
-
-def test_a_download_that_is_not_what_was_pinned_is_refused_and_not_kept(repository: Path, lock_file: Path) -> None:
-    mirrored(repository, "org.one:first:1.0").write_bytes(b"something else")
-    with pytest.raises(EnvironmentUnusable, match=r"the downloaded org.one:first:1.0 has the SHA-256 .* deleted"):
-        jars.ensure("both", lock_file)
-    assert not list(jars.cache_folder().rglob("first*.jar"))
-    mirrored(repository, "org.one:first:1.0").write_bytes(CONTENT["org.one:first:1.0"])
-    assert len(jars.ensure("both", lock_file)) == 2
-
-
-def test_a_jar_that_is_not_published_is_one_sentence_that_names_it(repository: Path, lock_file: Path) -> None:
-    mirrored(repository, "org.two:second:2.0").unlink()
-    with pytest.raises(EnvironmentUnusable, match=r"org.two:second:2.0 was not found.*FRAZIL_IVY_SETTINGS"):
-        jars.ensure("both", lock_file)
-
-
-def test_a_network_that_does_not_answer_is_said_in_one_sentence(
-    tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = tmp_path / "nowhere.xml"
-    settings.write_text(
-        '<ivysettings><settings defaultResolver="nowhere"/><resolvers>'
-        f'<ibiblio name="nowhere" m2compatible="true" root="http://127.0.0.1:{free_port()}/"/>'
-        "</resolvers></ivysettings>"
-    )
-    monkeypatch.setenv("FRAZIL_IVY_SETTINGS", str(settings))
-    monkeypatch.setenv("FRAZIL_JARS", str(tmp_path / "cache"))
-    with pytest.raises(EnvironmentUnusable, match="the network does not answer") as raised:
-        jars.ensure("both", lock_file)
-    assert "\n" not in str(raised.value)
-
-
-def test_progress_says_how_many_jars_and_megabytes(
-    repository: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert repository.is_dir()
-    jars.ensure("both", lock_file)
-    assert "fetching 2 jars of both (0 MB)" in capsys.readouterr().err
-
-
-def test_two_processes_that_fetch_at_once_both_get_the_jars(repository: Path, lock_file: Path) -> None:
-    assert repository.is_dir()
-    program = (
-        "import sys; from pathlib import Path; from frazil.spark import jars;"
-        "print(len(jars.ensure('both', Path(sys.argv[1]))))"
-    )
-    command = [sys.executable, "-c", program, str(lock_file)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=120)[0].strip() for process in both] == ["2", "2"]
-
-
-def test_a_set_that_the_lock_file_lacks_is_named_with_those_it_has(lock_file: Path) -> None:
+def test_a_set_that_the_lock_file_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
+    lock_file = tmp_path / "test.lock"
+    lock_file.write_text("[both]\njars = []\n")
     with pytest.raises(EnvironmentUnusable, match="no set of jars 'tea'; it has both"):
         jars.ensure("tea", lock_file)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import time
 import weakref
@@ -20,6 +19,7 @@ from frazil.table.local_storage import LocalStore
 from frazil.table.object_storage import KEYS_AT_ONCE, OPEN_MOST, FsspecStore, _failures
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import open_store
+from tests.processes import several_processes
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -212,7 +212,7 @@ def _put_all(start: Any, folder: str, me: int) -> list[int]:
 
 
 def test_of_many_processes_one_wins_each_path_and_its_bytes_are_whole(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = several_processes()
     with context.Manager() as manager:
         start = manager.Barrier(4)
         with context.Pool(4) as pool:

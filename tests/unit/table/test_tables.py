@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from frazil.table.tables import (
     ensure_table,
     state_location,
 )
+from tests.processes import several_processes
 
 Stream = Callable[..., StreamSpec]
 
@@ -237,7 +238,9 @@ def test_locations_follow_the_table(catalog: Catalog, stream: Stream, tmp_path: 
     assert data_location(moved) == "file:///d"
 
 
-def _ensure_in_a_process(start: Any, spec_json: str) -> str:
+def _ensure_in_a_process(start: Any, environment: dict[str, str], spec_json: str) -> str:
+    os.environ.clear()
+    os.environ.update(environment)
     spec = StreamSpec.model_validate_json(spec_json)
     start.wait()
     catalog = load_catalog(None)
@@ -248,12 +251,12 @@ def _ensure_in_a_process(start: Any, spec_json: str) -> str:
 @pytest.mark.usefixtures("unconfigured")
 def test_processes_that_make_and_evolve_one_table_at_once_agree(stream: Stream) -> None:
     """The catalog's file, the namespace, both tables: all are made by four processes at one moment."""
-    context = multiprocessing.get_context("spawn")
+    context = several_processes()
     with context.Manager() as manager:
         start = manager.Barrier(4)
         specs = [stream(schema=COLUMNS | {f"extra_{index}": "long"}) for index in range(4)]
         with context.Pool(4) as pool:
-            uuids = pool.starmap(_ensure_in_a_process, [(start, s.model_dump_json()) for s in specs])
+            uuids = pool.starmap(_ensure_in_a_process, [(start, {**os.environ}, s.model_dump_json()) for s in specs])
     assert len(set(uuids)) == 1
     table = load_catalog(None).load_table("demo.flights")
     assert {field.name for field in table.schema().fields} >= {f"extra_{index}" for index in range(4)}

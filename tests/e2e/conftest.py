@@ -1,0 +1,7 @@
+"""Requests for gates."""
+
+from __future__ import annotations
+
+from tests.gate_requests import ask
+
+__all__ = ["ask"]

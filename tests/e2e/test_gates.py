@@ -1,0 +1,62 @@
+"""A gate judges one window of one snapshot in a process of its own, with Great Expectations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from frazil.errors import FrazilError, SpecError
+from frazil.quality.gate import run_gates
+from tests.gate_requests import Ask, expectation
+
+CARRIERS = expectation("column_values_to_match_regex", column="carrier", regex="^[A-Z]{2}$")
+DELAYS = expectation("column_values_to_be_between", column="delay", max_value=1800)
+KNOWN = expectation("column_values_to_not_be_null", column="carrier")
+
+
+def test_a_window_that_does_not_meet_its_suite_fails_with_a_sentence_for_each_expectation_and_a_page(ask: Ask):
+    request = ask(CARRIERS, DELAYS, KNOWN)
+    (found,) = run_gates([request], timeout_s=250)
+    assert (found.passed, found.rows, found.engine) == (False, 3, "arrow")
+    assert sorted(found.failures) == [
+        "expect_column_values_to_be_between delay (max_value 1800.0): not so in 1 of 3 rows, such as 9999",
+        "expect_column_values_to_match_regex carrier (regex ^[A-Z]{2}$): not so in 1 of 3 rows, such as <b>",
+    ]
+    page = Path(found.docs).read_text()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "://" not in page
+    assert Path(found.docs).relative_to(request.docs).as_posix() in (request.docs / "index.html").read_text()
+
+
+def test_an_empty_window_passes_whatever_is_expected_and_the_index_keeps_the_runs_before(ask: Ask):
+    request = ask(expectation("table_row_count_to_be_between", min_value=1), from_us=10**15, to_us=10**15 + 1)
+    (request.docs / "demo.flights").mkdir(parents=True)
+    earlier = {"at": "then", "table": "demo.flights", "partition": "p", "rows": 1, "failures": 0}
+    (request.docs / "demo.flights" / "kept.html").touch()
+    lines = [json.dumps(earlier | {"page": f"demo.flights/{name}.html"}) for name in ("kept", "deleted")]
+    (request.docs / "runs.jsonl").write_text("\n".join(lines) + "\n")
+    (found,) = run_gates([request], timeout_s=250)
+    assert (found.passed, found.rows, found.failures) == (True, 0, ())
+    index = (request.docs / "index.html").read_text()
+    assert "kept.html" in index
+    assert "deleted.html" not in index
+    assert Path(found.docs).name in index
+
+
+def test_a_gate_that_takes_too_long_is_ended_and_says_so(ask: Ask):
+    with pytest.raises(FrazilError, match=r"demo\.flights, 1970-01-01T01 was not judged within 0 s"):
+        run_gates([ask(KNOWN)], timeout_s=0.05)
+
+
+def test_an_error_of_the_process_is_the_callers(ask: Ask):
+    with pytest.raises(SpecError, match=r"demo\.flights\.json: the table demo\.flights has no column tea"):
+        run_gates([ask(expectation("column_values_to_not_be_null", column="tea"))], timeout_s=250)
+
+
+def test_a_process_that_crashes_leaves_its_last_words(ask: Ask, tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FrazilError, match=r"(?s)ended with code 1 .*NotADirectoryError"):
+        run_gates([ask(docs=tmp_path / "file" / "docs", from_us=10**15, to_us=10**15 + 1)], timeout_s=250)
