@@ -56,7 +56,7 @@ def audit(  # noqa: PLR0913 - a command's options
     begin: datetime | None,
     end: datetime | None,
 ) -> None:
-    """Check that every record that STREAM committed landed exactly once.
+    """Check that every record of STREAM landed exactly once.
 
     Reads the Kafka coordinates of both tables and compares them, range by range, with the commit records; with
     --source also with the records that Kafka still has. What retention deleted is checked against the commit records

@@ -66,10 +66,11 @@ def backfill(  # noqa: PLR0913 - a command's options
     yes: bool,
     **wanted: Any,
 ) -> None:
-    """Land what Kafka, or files, have before STREAM's position and its table lacks, each record once.
+    """Land older records that the table of STREAM lacks.
 
-    Without bounds, all of it. Stages on a branch of the table, holds that against its source, and publishes it in one
-    commit; a writer may run meanwhile. Interrupted and run again with the same bounds, it goes on.
+    Each once: what Kafka, or files, have before the stream's position; without bounds, all of it. Stages on a branch of
+    the table, compares that with its source, and publishes it in one commit; a writer may run meanwhile. Interrupted
+    and run again with the same bounds, it goes on.
 
     \b
     Example:

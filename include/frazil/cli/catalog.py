@@ -15,15 +15,15 @@ from frazil.table.readers import Reader, configuration
 @click.argument("name", required=False)
 @click.option("--for", "reader", type=click.Choice(get_args(Reader)), required=True, help="Who is to read the tables.")
 def catalog(name: str | None, reader: Reader) -> None:
-    """Print the configuration with which an engine reads the tables of catalog NAME.
+    """Print how an engine reads the tables of catalog NAME.
 
     NAME is the default catalog if left out. Spark, DuckDB and PyIceberg get Python to paste, Trino a properties file.
     Secrets are not printed: references to environment variables stand in their place.
 
     \b
     Example:
-        frazil catalog --for spark
-        frazil catalog lake --for trino > etc/catalog/lake.properties
+      frazil catalog --for spark
+      frazil catalog lake --for trino > etc/catalog/lake.properties
     """
     config = catalog_config(name)
     click.echo(configuration(reader, config.name, config.properties, ROOTS["spark"].coordinates))

@@ -28,45 +28,68 @@ def _arguments(command: Callable[..., None]) -> Callable[..., Any]:
     return click.argument("stream")(streams_option(_reason_option(command)))
 
 
-@click.command(epilog='Example: frazil pause flights --reason "Kafka upgrade until 14:00"')
+@click.command()
 @_arguments
 def pause(stream: str, streams_folder: Path, reason: str) -> None:
-    """Stop the writer of STREAM after the batch at hand, and keep it stopped.
+    """Stop the writer of STREAM, and keep it stopped.
 
-    Nothing is lost: the stream goes on where it stands when it is resumed. The supervisor (Airflow) obeys within a
-    few seconds, on whichever host it runs; a writer in the foreground (`frazil run`) is not stopped.
+    The batch at hand commits first. Nothing is lost: the stream goes on where it stands when it is resumed. The
+    supervisor (Airflow) obeys within a few seconds, on whichever host it runs; a writer in the foreground
+    (`frazil run`) is not stopped.
+
+    \b
+    Example:
+      frazil pause flights --reason "Kafka upgrade until 14:00"
     """
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke goes on, and can be stopped
     desired = open_desired(spec)
     desired.pause(by=getpass.getuser(), reason=reason)
-    stops = _foreground(stream) or "its writer stops after the batch at hand"
-    click.echo(f"{stream} is paused: {stops}; `frazil resume {stream}` takes that back.")
+    stops = _foreground(stream) or "its writer ends after the batch at hand"
+    click.echo(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
     _say_where(spec, desired)
     if problem:
         click.echo(problem, err=True)
 
 
-@click.command(epilog="Example: frazil resume flights")
+@click.command()
 @_arguments
 def resume(stream: str, streams_folder: Path, reason: str) -> None:
-    """Let the writer of STREAM run: after a pause, or after the supervisor gave up and the cause is mended."""
+    """Let the writer of STREAM run again.
+
+    After a pause, or after the supervisor gave up and the cause is mended.
+
+    \b
+    Example:
+      frazil resume flights
+    """
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
     desired.resume(by=getpass.getuser(), reason=reason)
     starts = "it runs in the foreground" if _foreground(stream) else "its supervisor (Airflow) starts it within seconds"
-    click.echo(f"{stream} is wanted running: {starts}.")
+    click.echo(f"{stream} is to run: {starts}.")
     _say_where(spec, desired)
 
 
-@click.command(epilog='Example: frazil restart flights --reason "new credentials"')
+@click.command()
 @_arguments
 def restart(stream: str, streams_folder: Path, reason: str) -> None:
-    """Replace the writer of STREAM by a new one, after the batch at hand. A paused stream is resumed."""
+    """Replace the writer of STREAM by a new one.
+
+    The batch at hand commits first. A stream that is paused, or was given up, is resumed.
+
+    \b
+    Example:
+      frazil restart flights --reason "new credentials"
+    """
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
     desired.restart(by=getpass.getuser(), reason=reason)
     how = _foreground(stream)
-    click.echo(f"{stream} is not restarted: {how}." if how else f"{stream} is restarted after the batch at hand.")
+    click.echo(
+        f"{stream} is not restarted: {how}."
+        if how
+        else f"{stream} gets a new writer: its supervisor (Airflow) starts it once the batch at hand has committed."
+    )
     _say_where(spec, desired)
 
 

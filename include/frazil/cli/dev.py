@@ -38,9 +38,9 @@ def dev() -> None:
 @click.option("--airflow", is_flag=True, help="Start Airflow too, with the dags/ and plugins/ of this folder.")
 @click.option("--airflow-port", type=click.IntRange(1, 65535), help="Airflow's port: 8080 at first, then the last one.")
 def up(kafka_port: int | None, airflow: bool, airflow_port: int | None) -> None:
-    """Start Kafka, and Airflow if asked; what runs already is left alone.
+    """Start Kafka, and Airflow if asked.
 
-    The first time, the JVM jars are fetched: about 50 MB.
+    What runs already is left alone. The first time, the JVM jars are fetched: about 50 MB.
 
     \b
     Example:

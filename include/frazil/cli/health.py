@@ -57,10 +57,11 @@ class StreamReport:
 @json_option
 @click.option("--deep", is_flag=True, help="Read the manifests too: files by partition.")
 def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
-    """Show what shape every table is in that streams write and what is wrong with a stream, or TABLE alone and in full.
+    """Show the shape of tables, and what is wrong with streams.
 
-    Reads metadata and commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 also where
-    a value is beyond its threshold, and with 10 where a declaration cannot be read.
+    Without TABLE, each table that streams write has a line; with it, all its numbers are shown. Reads metadata and
+    commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 also where a value is beyond its
+    threshold, and with 10 where a declaration cannot be read.
 
     \b
     Example:

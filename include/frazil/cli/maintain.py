@@ -54,10 +54,10 @@ class Actions(click.ParamType[tuple[Action, ...]]):
 @click.option("--actions", type=Actions(), default=",".join(Action), show_default=True, help="Only these.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
-    """Compact TABLE, rewrite its manifests and expire its snapshots, as far as each is worth it.
+    """Compact TABLE, rewrite manifests, expire snapshots.
 
-    A writer may run meanwhile: its commits win. TABLE is one that declared streams write, as their files name it, one
-    of their dead-letter tables, or frazil.signals.
+    Each as far as it is worth it. A writer may run meanwhile: its commits win. TABLE is one that declared streams
+    write, as their files name it, one of their dead-letter tables, or frazil.signals.
 
     Exits with 0 also where there was nothing to do or another commit won.
 

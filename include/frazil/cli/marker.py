@@ -48,11 +48,12 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts."
 )
 @yes_option
 def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> None:
-    """Choose where STREAM goes on reading: the way out of OffsetGap, RolledBack, TopicRecreated, MarkerUnreadable.
+    """Choose where STREAM goes on reading.
 
-    Says for each topic-partition what it skips (records that never reach the table) and what it reads again
-    (duplicates, where the table holds them), and asks. Then one snapshot carries the new marker, with the next epoch:
-    a writer that runs is fenced, and ends. Deletes no row.
+    The way out of OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Says for each topic-partition what it
+    skips (records that never reach the table) and what it reads again (duplicates, where the table holds them), and
+    asks. Then one snapshot carries the new marker, with the next epoch: a writer that runs is fenced, and ends. Deletes
+    no row.
 
     \b
     Example:
@@ -146,10 +147,11 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
 @streams_option
 @yes_option
 def forget(stream: str, streams_folder: Path, yes: bool) -> None:
-    """Remove all that frazil knows of STREAM: markers, journals, desired state, run folder. The rows stay.
+    """Remove all that frazil keeps of STREAM, except its rows.
 
-    Refuses while a writer of the stream runs on this host (exit 9); one elsewhere is fenced. The way back is
-    `frazil adopt`. Forget a stream before its declaration is removed: the declaration says where its table is.
+    That is markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
+    (exit 9); one elsewhere is fenced. The way back is `frazil adopt`. Forget a stream before its declaration is
+    removed: the declaration says where its table is.
 
     \b
     Example:

@@ -21,10 +21,11 @@ from frazil.table.catalogs import load_catalog
 @json_option
 @click.option("--delete", is_flag=True, help="Delete what an earlier run with --delete found as well.")
 def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
-    """Show files below TABLE's folders that no snapshot, journal or backfill knows.
+    """Show, or delete, files of TABLE that nothing references.
 
-    With --delete those go that an earlier run found, an hour before at least, and since when the table has committed.
-    Ends with 1 where the cleanup is refused, or stops.
+    Those below its folders that no snapshot, journal or backfill knows. --delete deletes what an earlier run with
+    --delete found as well, at least an hour before and before the table's last commit. Ends with 1 where the cleanup is
+    refused, or stops.
 
     \b
     Example:

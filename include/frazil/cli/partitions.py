@@ -73,9 +73,10 @@ def partitions(  # noqa: PLR0913 - a command's options
     held: str | None,
     reason: str | None,
 ) -> None:
-    """Say which windows of TABLE are complete, and what the next one waits for.
+    """Show which windows of TABLE are complete.
 
-    The table's partition DAG signals what is complete; this command signals nothing unless it is asked to.
+    And what the next one waits for. The table's partition DAG signals what is complete; this command signals nothing
+    unless it is asked to.
 
     \b
     Example:
@@ -178,7 +179,7 @@ def _show(found: Partitions) -> None:
             "table": found.table,
             "window": found.window,
             "signalled": signalled,
-            "waits for": found.waits_for,
+            "next": found.waits_for,
             **({"held": ", ".join(found.held)} if found.held else {}),
         }
     )

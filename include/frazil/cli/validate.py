@@ -26,7 +26,7 @@ MOST_ERRORS = 200
 @json_option
 @click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and end.")
 def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_schema: bool) -> None:
-    """Check declared streams: the FILES named, or every stream of the folder.
+    """Check declared streams: FILES, or all of the folder.
 
     A file is also held against the other streams of its folder. Prints a line for each sound stream, and every error
     with its file, key, value and what is allowed; a warning is what only a table that exists already may have. Reads

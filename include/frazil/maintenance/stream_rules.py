@@ -108,14 +108,15 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
 
 def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading:
     name = state.name
-    since = "ever on this host" if down_s == math.inf else f"for {ago(int((down_s or 0) * 1000))}"
+    never = down_s == math.inf
+    runs = "has ever run on this host" if never else f"has run for {ago(int((down_s or 0) * 1000))}"
     last_words = f" {state.last_words}" if state.last_words else ""
     return Reading(
         "writer",
         down_s,
         alerts.writer_down.total_seconds(),
-        "a writer runs, or none is wanted" if not down_s else f"no writer has run {since}",
-        f"stream {name} is wanted, and no writer has run {since}.{last_words} `frazil status {name}` says more; its "
+        "a writer runs, or none is wanted" if not down_s else f"no writer {runs}",
+        f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more; its "
         f"DAG frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` tries again what "
         f"was given up; `frazil pause {name}` says that none shall run",
     )

@@ -52,7 +52,7 @@ def state(**changes: Any) -> StreamState:
     [
         ({"problem": "s.yaml: latenes: is an unknown key"}, "declaration", "s.yaml: latenes: is an unknown key"),
         ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
-        ({"alive": False}, "writer", "no writer has run ever"),
+        ({"alive": False}, "writer", "no writer has ever run"),
         ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` says"),
         ({"fruitless": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
