@@ -24,7 +24,7 @@ from frazil.host.processes import is_alive
 from tests.polling import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-FAKE_WRITER = CHECKOUT / "tests" / "unit" / "supervise" / "fake_writer.py"
+FAKE_WRITER = CHECKOUT / "tests" / "unit" / "host" / "fake_writer.py"
 DAG_FILE = '''
 """The DAGs of the streams under test, as dags/writers.py makes them, with another application."""
 

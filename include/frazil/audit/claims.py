@@ -11,7 +11,7 @@ from itertools import chain
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.audit.compare import CommittedRange
-from frazil.commit.history import ancestors, commit_records, lost_ranges
+from frazil.commit.history import ancestors, commit_records, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, key_of
 from frazil.commit.lane_records import Record, chunks, published
 from frazil.commit.marker import BatchKey, Fate, Marker
@@ -35,8 +35,8 @@ class Claims:
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, according to the period's snapshots."""
 
-    def beside(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """The ranges of these claims without those of `mine`, which are among them."""
+    def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
+        """The ranges of these claims except those of `mine`; a range that is claimed twice is removed once."""
         return {
             tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -74,7 +74,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
                 found.append(record)
     if _history_begins_ms(metadata) > window.from_ms:
         found += _before_history(journals, marker, oldest, window)
-    lost = [text for snapshot, text in lost_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
+    lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
     backfills = _of_backfills(journals, published(journals, metadata, marker.stream, window=window))
     return dataclasses.replace(_summed(found, backfills), gone=tuple(gone), lost=tuple(lost))
 

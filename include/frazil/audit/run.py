@@ -133,7 +133,7 @@ def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...])
     was made again, a reset). A clean period never reads the records of other times."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compare(e)):
         return evidence
-    return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata).beside(claimed))
+    return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata).without(claimed))
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:

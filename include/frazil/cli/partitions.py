@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import click
+from pyiceberg.catalog import Catalog
 
 from frazil import clock
 from frazil.cli.options import json_option, streams_option
@@ -19,6 +20,7 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess, release, send_again
 from frazil.signals.signal import Signal
 from frazil.spec.load import streams_of
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import load_catalog
 
@@ -92,22 +94,28 @@ def partitions(  # noqa: PLR0913 - a command's options
     person = f"by {getpass.getuser()}, frazil partitions"
     if held and reason:
         release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)
-    seen = assess(catalog, specs)
-    if seen is None:
-        raise SpecError(
-            f"no window of {table} is ever complete (declare `complete: hour` or `day`)"
-            if specs[0].window is None
-            else f"there is no table {table} yet: its writer's first start makes it"
-        )
+    seen = _assess(catalog, specs)
     if again:
         wanted = [window for key in again for window in _windows(key, seen.grain)]
         send_again(catalog, table, wanted, note=f"sent again {person}", clock_ms=now_ms)
-        seen = assess(catalog, specs) or seen
+        seen = _assess(catalog, specs)
     found = _found(seen, last)
     if as_json:
         echo_json(found)
     else:
         _show(found)
+
+
+def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
+    seen = assess(catalog, specs)
+    if seen is None:
+        table = specs[0].table.identifier
+        raise SpecError(
+            f"no window of {table} is ever complete (declare `complete: hour` or `day`)"
+            if specs[0].window is None
+            else f"there is no table {table} yet: its writer's first start makes it"
+        )
+    return seen
 
 
 def _window(key: str) -> Window:

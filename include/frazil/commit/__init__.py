@@ -1,3 +1,3 @@
-"""The only way into a table: journal, marker and committer; take-over, dead letters and audit."""
+"""The only way into a table: journals, markers, take-overs and commits."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
-    """Refuse a table that others wrote to, unless a person asked for it with `frazil adopt`.
+    """Refuse a table that others have written, unless a person allowed it with `frazil adopt`.
 
     Raises AdoptionRequired for rows that no stream wrote, and for topics that another stream, or a forgotten one, has
     read into the table: a stream that was renamed, or begins again, would read all of them again.
@@ -55,7 +55,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 
 def rows_of(metadata: TableMetadata) -> int | None:
-    """How many rows main has, by its newest snapshot's summary; None where that does not say."""
+    """How many rows main has, from its newest snapshot's summary; None if that does not say."""
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -64,7 +64,7 @@ def rows_of(metadata: TableMetadata) -> int | None:
 def readers_of(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """Other streams of the table that have read topics of this source: their offsets, by stream and topic."""
+    """The offsets of other streams of the table that have read topics of this source, by stream and topic."""
     found = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -123,7 +123,7 @@ def _note(text: str) -> Mapping[str, Any]:
 def continued(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Where a stream begins: after what others have read of its topics, else at its own start."""
+    """Where a stream begins: after what other streams have read of its topics, else at its own start."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
 

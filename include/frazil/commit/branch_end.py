@@ -1,7 +1,7 @@
-"""Removes a branch of ours together with its snapshots, in one update, and then the manifests that only they had.
+"""Removes one of our branches with its snapshots in one update, and then the manifests that only they had.
 
-Snapshots that stayed behind would be in no branch's history, and would still say that they added files that main has
-by now: Iceberg's incremental clean-up (until 1.9, for tables with one branch) deletes such files with them.
+A snapshot left behind would be in no branch's history, yet record that it added files that main now has: Iceberg's
+incremental clean-up (until 1.9, for tables with one branch) deletes such files with it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from frazil.table.tables import may_delete_files
 
 @dataclass(slots=True)
 class BranchEnd:
-    """Ends a branch in the rounds of one swap, and then deletes the manifests that only the branch had."""
+    """Ends a branch within the rounds of one swap, then deletes the manifests that only the branch had."""
 
     branch: str
     also: Callable[[Snapshot], bool] = lambda _: False
-    """Snapshots that it had before it was put back."""
+    """Snapshots that the branch had before a reset put it back."""
     gone: frozenset[int] = field(default=frozenset())
-    """Ids of the snapshots that the last round removes."""
+    """Ids of the snapshots that the last round removed."""
     waste: frozenset[str] = field(default=frozenset())
-    """Paths of manifests and manifest lists that nobody needs once those snapshots are gone."""
+    """Paths of manifests and manifest lists that nothing needs once those snapshots are gone."""
 
     @property
     def undecided(self) -> bool:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """The branch gone, with every snapshot of it that no other branch and no tag leads to."""
+        """Updates that remove the branch and those of its snapshots that no other branch and no tag reach."""
         metadata = table.metadata
         self.gone, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -46,7 +46,7 @@ class BranchEnd:
         elsewhere = {s.snapshot_id for name in metadata.refs if name != self.branch for s in ancestors(metadata, name)}
         own |= {s.snapshot_id for s in metadata.snapshots if self.also(s)}
         gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
-        # A branch that began here, or a tag, may use the same manifests: then none of them is deleted.
+        # A branch or tag that began here may share manifests, so none of them is deleted.
         if own.isdisjoint(elsewhere):
             self.gone = frozenset(s.snapshot_id for s in gone)
             self.waste = frozenset(_written_for(gone, table.io))
@@ -54,7 +54,7 @@ class BranchEnd:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Nothing if a snapshot of the branch is still there: the end did not land, or somebody tagged one first."""
+        """Delete them unless a snapshot of the branch remains: the end did not land, or a snapshot was tagged."""
         if not may_delete_files(table.properties) or any(s.snapshot_id in self.gone for s in table.metadata.snapshots):
             return
         waste, self.waste = sorted(self.waste), frozenset()
@@ -63,6 +63,6 @@ class BranchEnd:
 
 
 def _written_for(snapshots: list[Snapshot], io: FileIO) -> set[str]:
-    """Manifest lists and manifests. A day of commits is more than a thousand lists: they are read side by side."""
+    """Manifest lists and manifests, read in parallel: a day of commits has more than a thousand lists."""
     listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(io), snapshots)
     return {s.manifest_list for s in snapshots} | {m.manifest_path for of in listed for m in of}

@@ -1,8 +1,8 @@
-"""The only committer of a stream: take-over, dead letters, batches, each one compare-and-swap with the marker inside.
+"""The only committer of a stream: take-over, dead letters and batches, each one compare-and-swap with the marker.
 
 Relies on: (1) no marker changes without a snapshot on main in the same update; (2) one process per epoch; (3) a
-journal is written before its commit, and is whole; (4) staged files are never changed once staged. It does not rely
-on clocks, on Spark's checkpoint, or on a lock.
+journal is written whole before its commit; (4) staged files never change. It does not rely on clocks, on Spark's
+checkpoint, or on a lock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.watermark import watermark_us
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""From a table and its marker: the marker to write next, or the answer if nothing is to be written."""
+"""From a table and its marker to the marker to write next, or to the answer if there is nothing to write."""
 
 
 class Committer:
@@ -62,14 +62,14 @@ class Committer:
         first_epoch: int = 1,
         after: int | None = None,
     ) -> Committer:
-        """Begin the next epoch: from its landing on, no commit of an earlier epoch can land in either table.
+        """Begin the next epoch. Once that has landed, no commit of an earlier epoch can land in either table.
 
-        A process takes over from whoever is there once. After that it goes on from its own last epoch alone, `after`,
-        and is `Fenced` where another one stands: a writer that was replaced must not replace its successor.
+        A process takes over from another only once. After that it continues only its own last epoch, `after`, and
+        raises `Fenced` if there is another: a writer that was replaced must not replace its successor.
 
-        `initial` is asked for the first offsets only where the stream has no marker; its first epoch is then above
-        every epoch that ever staged a file here (a stream may have been forgotten). Raises `RolledBack`,
-        `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
+        `initial` gives the first offsets of a stream without a marker; its first epoch is then above every epoch that
+        ever staged a file here, because the stream may have been forgotten. Raises `RolledBack`, `TopicRecreated`,
+        `AdoptionRequired` and `SchemaIncompatible`.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker:
@@ -89,13 +89,13 @@ class Committer:
         return cls(tables, taken.at.epoch)._fence_dead_letters(source)
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """The dead-letter table gets the epoch too, or a paused writer could still commit files that we discard."""
+        """Write the epoch to the dead-letter table too; else a paused writer could commit files that we discard."""
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
                 offsets = reach(table, self._tables.stream, source)
                 return first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
-            if marker.at.epoch == self.epoch:  # and only the answer was lost
+            if marker.at.epoch == self.epoch:  # it landed, and only the answer was lost
                 return Done(marker)
             if marker.at.epoch > self.epoch:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
@@ -110,9 +110,9 @@ class Committer:
         return self
 
     def commit(self, journal: Journal) -> Marker:
-        """Dead letters first, then the batch. Returns the marker that holds it, also when it was there already.
+        """Commit the dead letters, then the batch. Returns its marker, even if it had landed before.
 
-        The main table is asked before the dead letters land: those of a batch that is stale, or committed, never do.
+        Checks the main table before the dead letters land, so that those of a stale or committed batch never do.
         Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
         `CommitUnavailable`.
         """
@@ -142,7 +142,7 @@ class Committer:
         return commit_snapshots((self._dead_letters_of(journal), batch), patience=self._tables.patience)
 
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
-        """A batch without dead letters asks the table too: it left out those that landed before."""
+        """Commit the dead letters. Without any, still check the table: the batch left out those that landed before."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -157,7 +157,7 @@ class Committer:
             if verdict is Verdict.COMMITTED or not files:
                 return Done(marker)
             _check_stageable(table, journal, verdict, files, at=marker)
-            # What it holds lies below these, also after a reset: records below them are read again.
+            # Its dead letters lie below these, even after a reset, which reads records below them again.
             offsets = of_same_topics(marker.offsets, marker.source, journal.source)
             ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
             return dataclasses.replace(
@@ -170,9 +170,9 @@ class Committer:
         return commit_of(self._tables, letters, decide, files=files, summary=self._history(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Go on at the first offsets that Kafka has left, where the marker is short of them.
+        """Move the marker to Kafka's first available offsets where it lies before them.
 
-        An empty snapshot carries it, whose summary says what was `lost`. Raises what `commit` raises.
+        Commits an empty snapshot whose summary says what was `lost`. Raises what `commit` raises.
         """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -182,7 +182,7 @@ class Committer:
             if not ahead:
                 return Done(marker)
             at = BatchKey(self.epoch, marker.at.batch + 1)
-            # What lies between may be of later leaders than the one that had the marker's offset.
+            # The skipped offsets may belong to later leaders than the one that had the marker's offset.
             epochs = {tp: epoch for tp, epoch in marker.leader_epochs.items() if tp not in ahead}
             return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
 
@@ -190,9 +190,9 @@ class Committer:
         return append(self._tables, self._tables.main, decide, summary=summary)
 
     def held_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
-        """Offsets at or past the position whose records are dead letters already, a serialised `BitMap64` each.
+        """Offsets at or after the position whose records are dead letters already, as serialised `BitMap64`s.
 
-        The table is asked once: from the take-over on it changes by this epoch's own commits, behind the position.
+        Reads the table once: after the take-over only this epoch's commits change it, behind the position.
         """
         if self._held is None:
             table = self._tables.dead_letters.current()
@@ -204,7 +204,7 @@ class Committer:
         }
 
     def letters_seen(self) -> BatchKey:
-        """The batch whose dead letters are the newest in their table."""
+        """The batch with the newest dead letters in their table."""
         marker = self._letters_marker()
         return (marker and marker.settled) or NO_LETTERS
 
@@ -222,7 +222,7 @@ class Committer:
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """What `decide` answers for the table as last seen. Changes nothing."""
+    """What `decide` returns for the table as last seen. Changes nothing."""
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
@@ -231,12 +231,12 @@ def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker
 
 
 def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
-    """Commit the marker that `decide` answers, with an empty snapshot."""
+    """Commit the marker that `decide` returns, with an empty snapshot."""
     commit = commit_of(tables, handle, decide, files=(), summary=summary)
     return commit_snapshots((commit,), patience=tables.patience)
 
 
-def commit_of(  # noqa: PLR0913 - what is committed, and where
+def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
     tables: StreamTables,
     handle: TableHandle,
     decide: Decide,
@@ -245,10 +245,9 @@ def commit_of(  # noqa: PLR0913 - what is committed, and where
     summary: Mapping[str, str],
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """The commit of one snapshot with `files` and the marker that `decide` answers.
+    """The commit of one snapshot with `files` and the marker that `decide` returns.
 
-    `branch_change` says which of the files go to the stream's open branch, and what leaves it; without it all files
-    go to main.
+    `branch_change` says which files go to the stream's open branch and which leave it; without it all go to main.
     """
     update = MarkedUpdate(tables.stream, files)
 
@@ -259,7 +258,7 @@ def commit_of(  # noqa: PLR0913 - what is committed, and where
             return marker
         change = branch_change(table, marker) if branch_change else None
         said = {**_position(marker), **summary}
-        if change:  # main gets other rows by it than the batch's
+        if change:  # it brings main other rows than the batch's
             said.pop(WINDOWS, None)
         return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 
@@ -267,7 +266,7 @@ def commit_of(  # noqa: PLR0913 - what is committed, and where
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
-    """Check that main and the open branch still have what the stream committed last. Raises `RolledBack`."""
+    """Check that main and the open branch still have the stream's last commit. Raises `RolledBack`."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
@@ -279,7 +278,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     for p in journal.progress:
         if p.max_event_time_us is not None:
             newest[p.topic_partition] = max(p.max_event_time_us, newest.get(p.topic_partition, p.max_event_time_us))
-    # Partitions that appeared and have no record yet are known from here on: they hold the watermark back.
+    # New partitions without a record are known from here on, and hold the watermark back.
     offsets = {**journal.offsets_after, **marker.offsets, **ends}
     # What a reset moved since the batch was planned was neither idle nor any leader's there.
     planned = {tp for tp, offset in offsets.items() if journal.offsets_after.get(tp) == offset}
@@ -299,7 +298,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
 def _check_stageable(
     table: Table, journal: Journal, verdict: Verdict, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
-    """Anything that is neither to be committed nor committed is discarded by the next epoch, and staged anew."""
+    """Raise `StaleBatch` for a batch that can no longer land: the next epoch discards it and stages it again."""
     where = f"batch {journal.key} of stream {journal.stream!r}"
     if verdict is Verdict.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
@@ -310,7 +309,7 @@ def _check_stageable(
 
 
 def _position(marker: Marker) -> dict[str, str]:
-    """A marker in a snapshot's summary: history, for people and other tools. Small however many partitions."""
+    """The position in a snapshot's summary, for people and other tools; small however many partitions there are."""
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),
@@ -326,7 +325,7 @@ def _position(marker: Marker) -> dict[str, str]:
 
 
 def iso_utc(us: int) -> str:
-    """Microseconds since the epoch as ISO 8601; as the bare number where no calendar reaches."""
+    """Microseconds since the epoch as ISO 8601, or as the bare number outside the calendar's range."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:

@@ -1,12 +1,12 @@
-"""Commit records folded together: one immutable object for a thousand of them, so that a stream leaves few behind.
+"""Folded commit records: one immutable object for a thousand of them, so that a stream leaves few objects behind.
 
-A journal is an object of its own while its batch is undecided: its key is the fence. Once later batches are committed
-it is history, read by audits and resets alone, and goes with its neighbours into
-`<state>/records/<first>_<last>.jsonl.gz`: a line that says the format, then each journal as it was, in order.
+A journal is an object of its own while its batch is undecided, because its key is the fence. Once later batches are
+committed, only audits and resets read it. It then goes with its neighbours into
+`<state>/records/<first>_<last>.jsonl.gz`: a line with the format, then the journals unchanged and in order.
 
-Nobody needs to be fenced: an object is written if absent, read back whole, and only then are the journals that it holds
-deleted, so that whatever is killed, or runs twice, every record is in one place at least. Readers look for the journal
-first, then here; one that is in both places counts once.
+Folding needs no fence: an object is written if absent and read back whole before its journals are deleted. So every
+record is in at least one place, whatever is killed or runs twice. Readers try the journal first, then the folded
+records; a record in both places counts once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 RECORDS_MOST = 1_024
 BYTES_MOST = 16 * 1024**2
-"""Of an object's records, before compression: whoever reads one record holds all of them."""
+"""The most bytes of records in an object, before compression: reading one record loads them all."""
 READS_AT_ONCE = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
@@ -38,7 +38,7 @@ Records = dict[BatchKey, bytes]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """One object, by its name."""
+    """An object, as its name describes it."""
 
     first: BatchKey
     last: BatchKey
@@ -46,7 +46,7 @@ class Segment:
 
     @classmethod
     def at(cls, path: str) -> Segment | None:
-        """None for what is not ours."""
+        """The segment of a path; None if it is not one of ours."""
         found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         if found is None:
             return None
@@ -55,7 +55,7 @@ class Segment:
 
 
 class FoldedRecords:
-    """The folded records of one stream. What was read last is kept: neighbours are asked for one after the other."""
+    """The folded records of one stream. Keeps the last object that was read, because neighbours are read in turn."""
 
     def __init__(self, store: ObjectStore, state: str) -> None:
         self._store = store
@@ -64,13 +64,13 @@ class FoldedRecords:
         self._last: tuple[str, Records] = ("", {})
 
     def segments(self) -> tuple[Segment, ...]:
-        """As they are now, oldest first."""
+        """The current objects, oldest first."""
         found = (Segment.at(file.path) for file in self._store.list_files(self._folder))
         self._known = tuple(sorted(filter(None, found)))
         return self._known
 
     def get(self, key: BatchKey) -> bytes | None:
-        """One record; None where it is not folded."""
+        """A record; None if it is not folded."""
         found = self._find(key, self._known)
         return self._find(key, self.segments()) if found is None else found
 
@@ -81,7 +81,7 @@ class FoldedRecords:
         return None
 
     def items(self, *, newest_first: bool) -> Iterator[tuple[BatchKey, bytes]]:
-        """All records by key, each once: objects of two folds at once may overlap."""
+        """All records by key, once each: objects of concurrent folds may overlap."""
         segments = self.segments()
         last: BatchKey | None = None
         for segment in sorted(segments, key=lambda s: s.last, reverse=True) if newest_first else segments:
@@ -92,14 +92,14 @@ class FoldedRecords:
                     last = key
 
     def read(self, segment: Segment) -> Records:
-        """All records of one object, in order; none where it is gone, or damaged."""
+        """The records of one object in order; none if it is gone or damaged."""
         if self._last[0] != segment.path:
             data = self._store.get(segment.path)
             self._last = (segment.path, {} if data is None else _unpacked(data, segment.path))
         return self._last[1]
 
     def write(self, records: Records) -> bool:
-        """Fold records, in order of their keys; False where other records stand under that name."""
+        """Write an object with records in the order of their keys; False if one of that name has other records."""
         path = self._path(records)
         self._store.put_if_absent(path, _packed(records))
         stored = self._store.get(path)
@@ -121,7 +121,7 @@ def _text(key: BatchKey) -> str:
 def _packed(records: Records) -> bytes:
     head = {"format": FORMAT_VERSION, "keys": list(records)}
     lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
-    # Without a time, so that the same records are the same bytes.
+    # Without a time, so that equal records give equal bytes.
     return gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0)
 
 
@@ -142,13 +142,14 @@ def _unpacked(data: bytes, path: str) -> Records:
 def groups(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, most: int = RECORDS_MOST
 ) -> Iterator[Records]:
-    """Journals in groups that fill an object, in order; what is left over stays out, and so does what `read` answers
-    nothing for. Where it answers None the journal is gone: somebody else folds, and the groups end.
+    """Journals in order, in groups that fill an object. Leaves out an incomplete last group and empty journals.
+
+    If `read` returns None the journal is gone because another process folds, and the groups end.
     """
     group: Records = {}
     size = 0
     with ThreadPoolExecutor(READS_AT_ONCE, "fold") as pool:
-        # No further ahead than one read each: records of many files, or of many windows, are megabytes.
+        # At most one read ahead for each thread: records of many files or windows have megabytes.
         for start in range(0, len(keys), READS_AT_ONCE):
             part = keys[start : start + READS_AT_ONCE]
             for key, data in zip(part, pool.map(read, part), strict=True):

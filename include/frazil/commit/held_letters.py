@@ -1,7 +1,7 @@
-"""Which records that are read again are dead letters already: read from the table, never assumed.
+"""Finds records that are dead letters already and will be read again, by reading the table.
 
-Whether a record is rejected depends on the schema at hand. A dead letter stays one: staging writes such a record to
-neither table, even if the schema accepts it now.
+Whether a record is rejected depends on the current schema. A dead letter stays one: staging writes its record to
+neither table, even if the schema now accepts it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from frazil.table.landed_offsets import Wanted, tally
 
 
 def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Offsets at or past a stream's position whose records are dead letters already.
+    """Offsets at or after a stream's position whose records are dead letters already.
 
-    Reads the table only where its own marker, `letters`, is ahead: after a reset, and where only the main table's
-    commit of a batch is missing. Where a log was cut, an offset is of two records, and none is held.
+    Reads the table only if its own marker, `letters`, is ahead: after a reset, or when only the main table lacks a
+    batch. In a log that was cut, an offset belongs to two records, and no letter is held.
     """
     ends = of_same_topics(letters.offsets, letters.source, marker.source) if letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
@@ -40,7 +40,7 @@ def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[T
 
 
 def reach(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Offsets below which all dead letters of these topics lie, for a stream without a marker that says so.
+    """Offsets below which all dead letters of these topics lie, for a stream without a marker.
 
     Reads the coordinates of the whole table.
     """
@@ -59,7 +59,7 @@ def _rewritten(marker: Marker, tp: TopicPartition) -> BitMap64:
 
 
 def _shared(table: Table, stream: str, topics: Collection[str]) -> bool:
-    """Whether a dead letter of these topics that names no stream may be another stream's."""
+    """Whether a dead letter of these topics without a stream's name may be another stream's."""
     try:
         others = read_markers(table.metadata.properties)
     except MarkerUnreadable:

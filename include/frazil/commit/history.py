@@ -1,4 +1,4 @@
-"""What the branch still tells of a stream: its commits, newest first, and where the table itself stands."""
+"""What a branch's history tells of a stream: its commits, newest first, and the table's position."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
-"""Of summaries: ranges that were skipped, and backfills that were published. No record has the time of either."""
+"""Keys in summaries for skipped ranges and published backfills, of which no record has the time."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
-    """The branch's snapshots, newest first, as far as its history was not expired."""
+    """The branch's snapshots, newest first, as far as its history has not expired."""
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     current = head_of(metadata, branch)
     while current is not None:
@@ -27,7 +27,7 @@ def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]
 
 
 def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Main's snapshots, newest first, and behind the cut of its history the single ones that expiry kept."""
+    """Main's snapshots, newest first, then the single older ones that expiry kept."""
     oldest = 0
     for snapshot in ancestors(metadata):
         oldest = snapshot.sequence_number or 0
@@ -39,7 +39,7 @@ def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """A stream's batches in the branch, newest first, each with the path of its commit record.
 
-    Take-overs and resets carry none: they bring no rows.
+    Take-overs and resets have none, because they bring no rows.
     """
     for snapshot in ancestors(metadata):
         summary = snapshot.summary
@@ -49,12 +49,12 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """When the stream's newest batch was committed, as far as the branch's history is kept."""
+    """When the stream's newest batch was committed; None if the branch's history does not tell."""
     return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
 
 
-def lost_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """What retention took from a stream that skips gaps, newest first: snapshots, and the ranges that each names."""
+def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
+    """The ranges that a stream with `on-gap: skip` lost to retention, newest first, with their snapshots."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -63,10 +63,10 @@ def lost_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """The commit record of the newest batch that the branch holds: `offsets_after` is where the table stands.
+    """The commit record of the branch's newest batch, whose `offsets_after` is the table's position.
 
-    None where the branch provably holds no batch of the stream. Raises `RolledBack` where that cannot be known: the
-    history before the oldest snapshot was expired, or the record is gone.
+    None if the branch provably holds no batch of the stream. Raises `RolledBack` if that is unknown, because the older
+    history has expired or the record is gone.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
@@ -78,7 +78,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
             )
         return record
     oldest = next(reversed(list(ancestors(metadata))), None)
-    # The first snapshot of a table has sequence number 1; its parent says nothing, since PyIceberg's expiry clears it.
+    # The first snapshot of a table has sequence number 1. Its parent proves nothing: PyIceberg's expiry clears it.
     if oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1):
         raise RolledBack(
             f"table {table} holds no batch of stream {stream!r} since snapshot {oldest.snapshot_id}, and its history "
@@ -89,7 +89,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 
 
 def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Where each topic-partition began, by the oldest commit record that has it, and of which Kafka that is.
+    """The first offset of each topic-partition, from its oldest commit record, and the source it belongs to.
 
     Reads every record.
     """

@@ -1,8 +1,8 @@
-"""The pre-commit: one durable object per batch, written before the commit, whole or not at all.
+"""The journal: one durable object per batch, written before the commit, whole or not at all.
 
-After a crash the next epoch commits it without reading Kafka or writing Parquet again, if its start is still where
-the marker stands; otherwise it is discarded with its files. Once committed it stays as the commit record that the
-snapshot's summary points to, which the audit and the way back from a rollback read; `fold` puts old ones together.
+After a crash the next epoch commits it without reading Kafka or writing Parquet again, if it still starts at the
+marker's offsets; otherwise it is discarded with its files. Once committed it stays as the commit record that the
+snapshot's summary names, for audits and for resets after a rollback; `fold` joins old ones.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 RECORDS_ALONE = 1_024
-"""Of the newest commit records, which audits of the last hours and health read."""
+"""How many of the newest commit records stay alone, for audits of the last hours and for health."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
-"""What stands at the key of a batch that must never be committed: its files are, or will be, deleted."""
+"""The content at the key of a batch that must never be committed: its files are, or will be, deleted."""
 
 
 NO_LETTERS = BatchKey(0, 0)
@@ -48,17 +48,17 @@ class Journal:
     source: SourceIdentity
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
-    """Of all tables: `StagedFile.target` says which."""
+    """The files of all tables; `StagedFile.target` names theirs."""
     letters_seen: BatchKey | None
-    """The batch whose dead letters were the newest in their table when this one was staged, `NO_LETTERS` where none
-    were; None in a journal of a frazil that did not ask what the table holds."""
+    """The batch with the newest dead letters in their table when this one was staged, `NO_LETTERS` if there were none;
+    None in a journal of an earlier version, which did not check."""
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
-    """Where the whole stream stands once this batch is committed."""
+    """The position of the whole stream after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Of the leaders that had `offsets_after`, where a broker said so."""
+    """The epochs of the leaders that had `offsets_after`, if known."""
     windows: Mapping[int, int] | None = None
-    """Rows by window of event time, by its start in microseconds since the epoch; None where they were not counted."""
+    """Rows by window start, in microseconds since the epoch; None if they were not counted."""
 
     @property
     def records(self) -> int:
@@ -70,7 +70,7 @@ class Journal:
 
     @property
     def future(self) -> int:
-        """Rows whose event time is too far ahead to push the watermark."""
+        """Rows whose event time is too far in the future to move the watermark."""
         return sum(p.future for p in self.progress)
 
     def staged_for(self, target: Target) -> tuple[StagedFile, ...]:
@@ -103,7 +103,7 @@ class Journal:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Journal | None:
-        """None for what is not a whole journal of this format: a torn, foreign or newer object."""
+        """The journal; None for an incomplete, foreign or newer object."""
         try:
             raw = json.loads(data)
             if raw["format"] != FORMAT_VERSION:
@@ -126,7 +126,7 @@ class Journal:
             idle=frozenset(flat(raw["idle"])),
             offsets_after=flat(raw["offsets-after"]),
             leader_epochs=flat(raw.get("leader-epochs", {})),
-            # Journals of earlier writers count none, or late rows alone.
+            # Journals of earlier versions count no rows, or late rows only.
             windows=_counts(raw.get("windows")),
         )
 
@@ -136,7 +136,7 @@ def _counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
 
 
 class Unusable(Enum):
-    """What a batch's key may hold instead of its journal."""
+    """What a batch's key may hold instead of a journal that can be used."""
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
@@ -147,14 +147,14 @@ class Unusable(Enum):
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    A key is written once, by the writer that staged its batch; `void` is how a later epoch closes it. A record that was
-    folded is found under the path and the key that it had.
+    The writer that staged a batch writes its key once; a later epoch closes the key with `void`. A folded record is
+    found by its former path and key.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
         self.store = store
         self.state = state_location
-        """The folder that holds all that is kept of the stream beside its tables, journals among it."""
+        """The folder of the stream's state beside its tables, including the journals."""
         self._folder = f"{state_location}/journal"
         self._folded = FoldedRecords(store, state_location)
 
@@ -162,16 +162,16 @@ class JournalStore:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"
 
     def put(self, journal: Journal) -> bool:
-        """Write the journal durably; False when its key is taken: another writer closed this batch."""
+        """Write the journal durably; False if its key is taken, because another writer closed this batch."""
         self.store.sync_files([f.path for f in journal.files])
         path, data = self.path(journal.key), journal.to_bytes()
-        # A put whose answer was lost and that the client repeated finds itself.
+        # A put that the client repeated after losing the answer finds its own object.
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close a key that holds nothing, so that a paused writer cannot journal its batch any more; False if it did.
+        """Close an empty key, so that a paused writer can no longer journal its batch; False if it has a journal.
 
-        Files may be deleted only when no journal names them, now or later.
+        Files may be deleted only if no journal names them, now or later.
         """
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
@@ -180,7 +180,7 @@ class JournalStore:
         self.store.put(self.path(key), VOID)
 
     def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
-        """The batch's journal, if a whole one of this stream, table and key stands there."""
+        """The batch's journal, or why there is no usable one of this stream, table and key; None for an empty key."""
         data = self._get(key)
         if data is None:
             return Unusable.ABSENT
@@ -206,11 +206,11 @@ class JournalStore:
         return self._folded.get(key) if data is None else data
 
     def keys(self) -> list[BatchKey]:
-        """Those of the journals that stand alone, in order; objects of other names are not ours and are left alone."""
+        """The keys of journals that are not folded, in order. Objects with other names are ignored."""
         return sorted(filter(None, (key_of(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Of the folded records, and of `keys`, those that stand alone."""
+        """The oldest key of the folded records and of `keys`, the journals that are not folded."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def of_other_tables(self, table_uuid: str) -> set[str]:
@@ -224,14 +224,14 @@ class JournalStore:
         }
 
     def highest_epoch(self) -> int:
-        """Of all journals and records; 0 for none."""
+        """The highest epoch of all journals and records; 0 if there are none."""
         epochs = [*(key.epoch for key in self.keys()), *(s.last.epoch for s in self._folded.segments())]
         return max(epochs, default=0)
 
     def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
-        """Every journal that can be read, by key; those of batches that wait to be committed are among them."""
+        """Every readable journal by key, including those that wait to be committed."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
-        # Listed after those that stand alone: what is folded meanwhile is in both, and counts once.
+        # Folded ones are listed last: a journal that is folded meanwhile is in both, and counts once.
         folded = self._folded.items(newest_first=newest_first)
         both = heapq.merge(reversed(alone) if newest_first else alone, folded, key=itemgetter(0), reverse=newest_first)
         for key, found in groupby(both, key=itemgetter(0)):
@@ -249,13 +249,12 @@ class JournalStore:
         most: int = RECORDS_MOST,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
-        """Fold the oldest records of committed batches, an object at a time: how many each one took.
+        """Fold the oldest records of committed batches; yields the number of records in each new object.
 
-        Safe at any time, from any process, beside a running writer, and stopped anywhere: a batch up to the marker's
-        last settled one is decided for ever, in any older marker as well. The newest `keep` stay alone, for these
-        are read; so does what is no whole record of the stream, and what the next start removes. `forgotten` says
-        whether the stream has no marker any more: who removed it has listed what is to be deleted, perhaps before the
-        last object was written.
+        Safe at any time, from any process, beside a running writer, and when interrupted: batches up to the marker's
+        last settled one are decided for ever. The newest `keep` stay alone because they are read often; so do damaged
+        or foreign objects, and those that the next start removes. `forgotten` says whether the marker was removed: then
+        `forget` may have listed what to delete before the last object was written.
         """
         settled = [
             key
@@ -266,7 +265,7 @@ class JournalStore:
         for group in groups(old, lambda key: self._foldable(key, marker.stream), most=most):
             if not self._folded.write(group):
                 log.warning(
-                    "%d commit records of stream %r stay as they are: others stand where they belong",
+                    "%d commit records of stream %r are not folded: their object has other records",
                     len(group),
                     marker.stream,
                 )
@@ -278,7 +277,7 @@ class JournalStore:
             yield len(group)
 
     def _not_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Those beyond the folded ones; journals that an interrupted fold had folded already are deleted."""
+        """The journals not yet folded; deletes those that an interrupted fold has already folded."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)
@@ -294,7 +293,7 @@ class JournalStore:
     def after(
         self, settled: BatchKey | None, keys: Iterable[BatchKey], *, table_uuid: str, stream: str
     ) -> Iterator[Journal]:
-        """Of `keys`, whole journals of this stream and table that are later than the last committed one, in order."""
+        """The complete journals among `keys`, in order, of this stream and table, after the last committed one."""
         for key in keys:
             if settled is not None and key <= settled:
                 continue
@@ -311,6 +310,6 @@ def _journal(data: bytes | None) -> Journal | None:
 
 
 def key_of(path: str) -> BatchKey | None:
-    """The batch whose journal stands at a path; None for what is not ours."""
+    """The batch whose journal has this path; None if it is not one of ours."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

@@ -1,7 +1,7 @@
-"""Where a stream's backfill stands: the lane's own marker, the table property `frazil.backfill.<stream>`.
+"""The lane's own marker, which says where a stream's backfill stands: the table property `frazil.backfill.<stream>`.
 
-As a stream's marker it changes only together with a snapshot, or with the end, of a branch: that is its fence. A
-stream has one lane, and so one branch.
+Like a stream's marker it changes only together with a snapshot of its branch, or with the branch's end: that is its
+fence. A stream has one lane, and so one branch.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ PREFIX = "frazil.backfill."
 class State(StrEnum):
     STAGING = "staging"
     STAGED = "staged"
-    """All that was missing is on the branch."""
+    """Everything that was missing is on the branch."""
     PUBLISHED = "published"
     ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One backfill. Its chunks are keyed by the lane's own epochs: each run of the backfill is one."""
+    """One backfill. Its chunks are keyed by the lane's own epochs, one for each run of the backfill."""
 
     stream: str
     id: str
     request: Mapping[str, Any]
-    """As `BackfillRequest` has it in JSON, in kebab-case."""
+    """The `BackfillRequest` as JSON, in kebab-case."""
     digest: str
     epoch: int
     state: State = State.STAGING
     batches: Mapping[int, int] = field(default_factory=dict)
-    """The last chunk that each epoch committed, 0 for none."""
+    """The last chunk that each epoch committed; 0 if none."""
     planned: int = 0
-    """How many chunks the whole is, as far as the last run can tell."""
+    """The total number of chunks, as the last run estimates it."""
     records: int = 0
     rejected: int = 0
     bytes: int = 0
@@ -98,12 +98,12 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Of the table and of its dead-letter table. One a stream, so that two backfills never begin at once."""
+    """The branch in both tables; one per stream, so that two backfills never begin at once."""
     return f"frazil-backfill-{stream}"
 
 
 def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
-    """The stream's last backfill, or None where it never had one. Raises `MarkerUnreadable`."""
+    """The stream's last backfill; None if it never had one. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))
     if text is None:
         return None

@@ -1,6 +1,6 @@
-"""What is kept of backfills beside a stream's journals: their chunks' journals, and one record once they are published.
+"""The records of backfills beside a stream's journals: their chunks' journals, and one record once published.
 
-They are to a backfill's rows what commit records are to the live stream's: the audit reads them as claims.
+They play the part of commit records for a backfill's rows: the audit reads them as claims.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from frazil.commit.period import Period
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`_frazil/<stream>/backfills/<id>.json`, written before the commit that publishes: what that commit brings."""
+    """`_frazil/<stream>/backfills/<id>.json`, written before the publishing commit: what that commit brings."""
 
     lane: Lane
     late: Mapping[int, int]
-    """Rows by window of event time, whose begin is in microseconds since 1970."""
+    """Rows by window start, in microseconds since 1970."""
 
     @property
     def selects(self) -> bool:
-        """Whether it took only some records of its ranges: those of event times, or those that files have."""
+        """Whether it took only some records of its ranges: those with given event times, or those in files."""
         return any(self.lane.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:
@@ -66,9 +66,9 @@ def chunks(journals: JournalStore, lane: Lane) -> list[Journal]:
 def published(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[Record]:
-    """The records of what was published; of a window, by the time of the snapshots in the branch's history.
+    """The records of published backfills; with a period, those whose snapshots in the branch's history lie in it.
 
-    A record of the lane as it stands is only an intention until the lane says that it was published.
+    A record of the current lane is only an intention until the lane says that it was published.
     """
     lane = read_lane(metadata.properties, stream)
     intended = lane.id if lane and lane.state is not State.PUBLISHED else None

@@ -1,9 +1,9 @@
-"""Counts rows that came to windows after their signal, whoever wrote them and however.
+"""Counts rows that came to windows after their signal, whoever wrote them.
 
-A signal counts the rows of its window at one snapshot, and the table's cursor says up to which. So what a later commit
-adds to a window that was signalled is late: a straggler, another stream's record, a backfill, a record that is read
-again, rows that waited on a branch, another engine's append. A commit of ours says in its snapshot's summary how many
-rows of each window it brings, so that most are judged by that alone; of any other, its files tell.
+A signal counts its window's rows at one snapshot, and the table's cursor says up to which commit signals have counted.
+Whatever a later commit adds to a signalled window is late: a straggler, another stream's record, a backfill, a record
+that is read again, rows that waited on a branch, another engine's append. The summary of a commit of ours has its rows
+by window, so most commits are judged by that alone; for any other, its files are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOWS = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
-    """What a commit's summary says of its rows by window; nothing where they are unknown, or more than it carries."""
+    """The summary entry with a commit's rows by window; empty if they are unknown, or too many windows."""
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
@@ -33,9 +33,9 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Late rows of signalled windows since the commit that the cursor has counted, by the start of their window.
+    """Late rows by window start: rows that commits after the cursor's brought to windows that are signalled.
 
-    Empty without a cursor: nothing was signalled yet. `column` is that of the event time.
+    Empty without a cursor, because nothing is signalled yet. `column` has the event time.
     """
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
@@ -44,21 +44,22 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
         if (snapshot.sequence_number or 0) <= cursor.sequence_number:
             break
         if may_be_late(snapshot, cursor):
-            said = _said(snapshot)
-            late.update(added_rows(table, snapshot, cursor, column=column) if said is None else said)
-    return {start: rows for start, rows in late.items() if cursor.from_us <= start < cursor.through_us and rows}
+            rows = _rows_in_summary(snapshot)
+            late.update(added_rows(table, snapshot, cursor, column=column) if rows is None else rows)
+    return {start: count for start, count in late.items() if cursor.from_us <= start < cursor.through_us and count}
 
 
 def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
-    """Whether a commit may have rows of windows that were signalled, as far as its summary tells."""
-    said = _said(snapshot)
-    if said is not None:
-        return any(cursor.from_us <= start < cursor.through_us for start in said)
+    """Whether a commit may have rows of signalled windows, judged by its summary."""
+    rows = _rows_in_summary(snapshot)
+    if rows is not None:
+        return any(cursor.from_us <= start < cursor.through_us for start in rows)
     summary = snapshot.summary
-    # A rewrite adds what was there already.
+    # A rewrite only adds rows that were there already.
     return bool(summary and summary.operation is Operation.APPEND and int(summary.get("added-records") or 0))
 
 
-def _said(snapshot: Snapshot) -> dict[int, int] | None:
+def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
+    """The rows of a commit by window start, from its summary; None if that does not say."""
     text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

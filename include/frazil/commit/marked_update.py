@@ -1,5 +1,5 @@
-"""One update of a table that carries a marker: a snapshot of main, and a second one of the stream's open branch if the
-stream aligns its commits. The requirements cover both."""
+"""One update of a table with a marker: a snapshot of main and, if the stream aligns its commits, one of its open
+branch. The requirements cover both."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ M = TypeVar("M", Marker, Marker | None)
 
 ALIGN = "align"
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
-"""In a commit's summary: the head of the open branch as of that commit. After a rollback of main, a reset puts the
-branch back there."""
+"""The key in a commit's summary for the head of the open branch at that commit, to which a reset after a rollback of
+main puts the branch back."""
 
 
 @dataclass(slots=True)
 class MarkedUpdate:
-    """Prepares the update of each round of one swap, and keeps what the rounds wrote."""
+    """Prepares the update of each round of one swap, and remembers the files that the rounds wrote."""
 
     stream: str
     files: Sequence[StagedFile] = ()
@@ -46,9 +46,9 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """The next round, with the marker that it writes, or None to remove it.
+        """The next round. It writes `marker`, or removes the marker for None.
 
-        Without a `change`, `files` go to main, and the open branch is neither asserted nor touched.
+        Without a `change`, `files` go to main, and the open branch is neither asserted nor changed.
         """
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
@@ -61,7 +61,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepared anew in each round: what leaves the branch, and what stays on it, may have changed."""
+        """Prepared again in each round, because what leaves the branch and what stays may have changed."""
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
@@ -83,7 +83,7 @@ class MarkedUpdate:
             noted = SetPropertiesUpdate(updates=forgotten(table.metadata.properties, self.stream))
             return Change(prepared.requirements, (*prepared.updates, removed, noted), marker)
         marker = marker.with_snapshots(made.snapshot_id, made.sequence_number or 0, open_snapshot_id=open_snapshot_id)
-        proof = (marker.property_name, marker.to_property())  # it holds the id of this very snapshot
+        proof = (marker.property_name, marker.to_property())  # it has the id of this snapshot
         return Change(
             prepared.requirements, (*prepared.updates, SetPropertiesUpdate(updates=dict([proof]))), marker, proof
         )
@@ -91,7 +91,7 @@ class MarkedUpdate:
     def _branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """The branch's head after the change, and the updates that make it so."""
+        """The branch's head after the change, and the updates that lead to it."""
         name = open_branch(self.stream)
         if change.ends:
             return None, self._end().updates(table)
@@ -105,7 +105,7 @@ class MarkedUpdate:
         return prepared.snapshot, prepared.updates
 
     def _end(self) -> BranchEnd:
-        """The end of the open branch, with the snapshots that it had before a reset put it back."""
+        """The end of the open branch, including snapshots that it had before a reset put it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
             told = snapshot.summary

@@ -1,6 +1,6 @@
-"""Where a stream stands, written in the table by the commit itself: the table property `frazil.stream.<name>`.
+"""Where a stream stands, written to the table by each commit: the table property `frazil.stream.<name>`.
 
-It is the only truth about a stream's progress. No marker changes without a snapshot on the branch in the same
+It is the only truth about a stream's progress. A marker changes only together with a snapshot of the branch in the same
 update, because the snapshot's requirement is its fence: a property alone has no compare-and-swap.
 """
 
@@ -20,7 +20,7 @@ from frazil.offsets.spans import TopicPartition
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 EPOCHS_REMEMBERED = 256
-"""Epochs whose last batch the marker keeps: about 3 KB at most, and more restarts than a dead batch survives."""
+"""How many epochs' last batches the marker keeps: at most 3 KB, and more restarts than a dead batch survives."""
 
 
 Span = tuple[int, int]
@@ -28,7 +28,7 @@ Span = tuple[int, int]
 
 
 class BatchKey(NamedTuple):
-    """Names one batch of a stream for ever: epochs never repeat, and batches count up within one."""
+    """Identifies one batch of a stream for ever: epochs never repeat, and batches count up within one."""
 
     epoch: int
     batch: int
@@ -38,7 +38,7 @@ class BatchKey(NamedTuple):
 
 
 class Fate(Enum):
-    """What became of a batch whose epoch is over."""
+    """The fate of a batch whose epoch is over."""
 
     COMMITTED = "it is in the table"
     NEVER = "it is not in the table"
@@ -47,13 +47,13 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """One stream's position. Offsets are the next to read; event times are microseconds since the epoch, UTC."""
+    """One stream's position. Offsets are the next to read; event times are microseconds since 1970, UTC."""
 
     stream: str
     at: BatchKey
     """The epoch that owns the stream, and its last batch (0 is the take-over itself)."""
     settled: BatchKey | None
-    """The last journal that was committed; a later journal may still be waiting."""
+    """The last committed journal; a later one may still wait."""
     offsets: Mapping[TopicPartition, int]
     source: SourceIdentity
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -62,18 +62,18 @@ class Marker:
     snapshot_id: int = -1
     sequence_number: int = -1
     batches: Mapping[int, int] = field(default_factory=dict)
-    """The last batch that each of the newest epochs committed, 0 for none."""
+    """The last batch that each of the newest epochs committed; 0 if none."""
     open_snapshot_id: int | None = None
-    """The head of the stream's open branch; None where it has none (`commit.align: none`)."""
+    """The head of the stream's open branch; None if it has none (`commit.align: none`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Of the leaders that had the offsets, by which a log is known that was cut and has grown again; none of a marker
-    that was written before they were kept."""
+    """The epochs of the leaders that had the offsets. They reveal a log that was cut and has grown again. Empty in
+    markers of earlier versions."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that Kafka gave to a second record, after it lost the one that was read."""
+    """Offsets that Kafka gave to a second record after losing the one that was read."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that were committed, and whose absence somebody accepted after a rollback."""
+    """Offsets that were committed, and whose absence after a rollback a person accepted."""
     adopted_rows: int = 0
-    """Rows that the table had when somebody let the stream append to it."""
+    """How many rows the table had when a person let the stream append to it."""
 
     @property
     def property_name(self) -> str:
@@ -91,7 +91,7 @@ class Marker:
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
 
     def with_batch(self, journal: BatchKey) -> Marker:
-        """The marker after a batch of its epoch, which a journal names: an earlier epoch's where that was settled."""
+        """The marker after a batch. `journal` names the batch, which may be an earlier epoch's that is settled."""
         return dataclasses.replace(
             self,
             at=BatchKey(self.at.epoch, self.at.batch + 1),
@@ -100,16 +100,16 @@ class Marker:
         )
 
     def fate(self, key: BatchKey) -> Fate:
-        """What became of a batch of an earlier epoch.
+        """The fate of a batch of an earlier epoch.
 
-        An epoch commits its batches in their order, so that all up to its last committed one are in the table.
+        An epoch commits its batches in order, so all up to its last committed one are in the table.
         """
         if not self.batches or key.epoch < min(self.batches):
             return Fate.UNKNOWN
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NEVER
 
     def to_property(self) -> str:
-        """Compact JSON: it is carried by every metadata file of the table."""
+        """The marker as compact JSON: every metadata file of the table carries it."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -136,7 +136,7 @@ class Marker:
 
     @classmethod
     def from_property(cls, stream: str, text: str) -> Marker:
-        """Raises `MarkerUnreadable` for a newer format and for what no frazil wrote."""
+        """Parse a marker. Raises `MarkerUnreadable` for a newer format, and for a text that frazil did not write."""
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT_VERSION:
@@ -179,13 +179,13 @@ def property_name(stream: str) -> str:
 
 
 def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    """The stream's marker among a table's properties, or None where the stream never committed."""
+    """The stream's marker among a table's properties; None if the stream never committed."""
     text = properties.get(property_name(stream))
     return None if text is None else Marker.from_property(stream, text)
 
 
 def nested(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """`{(topic, partition): n}` as JSON can hold it, sorted so that equal markers are equal texts."""
+    """`{(topic, partition): n}` as nested JSON, sorted so that equal markers are equal texts."""
     out: dict[str, dict[str, int]] = {}
     for (topic, partition), value in sorted(values.items()):
         out.setdefault(topic, {})[str(partition)] = value
@@ -217,17 +217,17 @@ def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tupl
 
 
 def of_topics(values: Mapping[TopicPartition, int], topics: Collection[str]) -> dict[TopicPartition, int]:
-    """Those of the topic-partitions of these topics."""
+    """The entries for these topics."""
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    """A marker without a past: what earlier epochs did is unknown to it, and their journals are not committed."""
+    """The first marker of a stream: it knows no earlier epochs, whose journals are therefore not committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
-    """What is known of topics that are not read now stays known, in the same cluster."""
+    """The source's identity, keeping the ids of topics of the same cluster that are no longer read."""
     kept = known.topic_ids if known.cluster_id == found.cluster_id else {}
     return SourceIdentity(found.cluster_id, {**kept, **found.topic_ids})
 
@@ -235,7 +235,7 @@ def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdent
 def of_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, found: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """The offsets that still mean something: those of another cluster, or of a topic made again, mean nothing."""
+    """The offsets that are still valid: not those of another cluster or of a recreated topic."""
     if known is None or known.cluster_id != found.cluster_id:
         return {}
     return {
@@ -246,7 +246,7 @@ def of_same_topics(
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Those of every stream that ever committed and was not forgotten, declared or not. Raises `MarkerUnreadable`."""
+    """The markers of all streams that committed and were not forgotten, declared or not. Raises `MarkerUnreadable`."""
     return {
         name.removeprefix(PROPERTY_PREFIX): Marker.from_property(name.removeprefix(PROPERTY_PREFIX), text)
         for name, text in properties.items()

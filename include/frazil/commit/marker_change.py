@@ -1,7 +1,6 @@
-"""The markers that people change: reset, adopt, forget, each one compare-and-swap with an empty snapshot inside.
+"""Changes of a marker by people: reset, adopt and forget, each one compare-and-swap with an empty snapshot.
 
-No marker changes without a snapshot on the branch in the same update, here as anywhere: the snapshot's requirement is
-what fences a writer that runs.
+As always, the marker changes only together with a snapshot of the branch, whose requirement fences a running writer.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def reset(
     seen: Standing,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were, before it.
+    """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were cut before it.
 
-    A journal that waits is settled by the next start: committed where it begins at `target`, else discarded.
-    Raises `WriterBusy` where the marker is not the one that was seen any more.
+    The next start settles a waiting journal: it commits one that begins at `target`, and discards any other.
+    Raises `WriterBusy` if the marker has changed since it was seen.
     """
     epoch = 1 + _highest_epoch_ever(tables)
     marker = moved(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
@@ -84,7 +83,7 @@ def reset(
 
 
 def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    """Delete the files of an open branch that ended: their rows are read again. A file that a snapshot needs stays."""
+    """Delete the files of an ended open branch, whose rows are read again, except those that a snapshot needs."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
         needed = referenced(table)
@@ -92,9 +91,9 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
 
 
 def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, source: SourceIdentity) -> None:
-    """The dead-letter table gets the epoch, and says that it may hold dead letters of all that was ever read.
+    """Write the epoch to the dead-letter table, with offsets that cover everything that was ever read.
 
-    A rollback of it is accepted, and so is a marker that cannot be read.
+    Accepts a rollback of that table, and an unreadable marker in it.
     """
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
@@ -114,7 +113,7 @@ def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, sou
         if before is None:
             return first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
         if is_rolled_back(table, before, name=tables.dead_letters.identifier):
-            # What landed last did not, after all, and a batch that was staged since left out what is gone.
+            # The last letters are gone after a rollback, and a batch staged since then has left them out.
             before = dataclasses.replace(before, settled=None, batches={})
         return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=topics)
 
@@ -122,7 +121,7 @@ def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, sou
 
 
 def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """The first marker of a stream on a table that has rows; where it has one already, that one stays."""
+    """Write a stream's first marker to a table that has rows; an existing marker stays."""
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
@@ -133,12 +132,11 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, then its objects under `state`; the number of those.
+    """Remove the stream's markers from all tables, then its objects under `state`; returns their number.
 
-    The rows stay, those of open windows in main as well, and so do staged files that no table knows: orphans, for
-    `frazil orphans` to take. From the first step on a writer of the stream, on whatever host, is fenced.
-    Raises TableLost, before anything is changed, where another table has the same folder; records of one that had it
-    stay.
+    Rows stay, and those of open windows move to main. Staged files that no table knows become orphans for
+    `frazil orphans`. From the first step on, a writer of the stream is fenced on any host.
+    Raises TableLost, before any change, if another table has the same folder. Records of a former table there stay.
     """
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
@@ -167,10 +165,10 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Write the marker that `decide` answers, or remove the marker for None, with an empty snapshot in one swap.
+    """Write the marker that `decide` returns, or remove the marker for None, with an empty snapshot in one swap.
 
-    `branch_change` says what becomes of the stream's open branch. Does nothing if the table has that marker, or none,
-    already. Unlike a writer's `append` it needs no marker that can be read.
+    `branch_change` changes the stream's open branch. Does nothing if the table is already as decided. Unlike a writer's
+    `append` it works with an unreadable marker.
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
@@ -192,7 +190,7 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """By every trace that an epoch leaves, because a marker that cannot be read names no epoch."""
+    """The highest epoch in any trace that epochs leave, because an unreadable marker names none."""
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:

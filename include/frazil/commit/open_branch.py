@@ -1,7 +1,7 @@
-"""The branch where rows of open windows wait (`commit.align: watermark`): which files stay on it, join or leave it.
+"""The branch where rows of open windows wait (`commit.align: watermark`): which files join, stay on and leave it.
 
-Each of its manifests has files of one value of the table's time partition, so that the manifest list alone says which
-of them leave.
+Each of its manifests has files of one value of the table's time partition, so the manifest list alone tells which
+manifests leave.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BranchChange:
-    """What one update does to a stream's open branch, and what main gets from it."""
+    """The change of a stream's open branch in one update, and what main gets from it."""
 
     base: Snapshot | None
-    """The snapshot that the branch continues: its head, or an older one if a reset puts it back."""
+    """The snapshot that the branch continues: its head, or an older one after a reset."""
     stays: tuple[ManifestFile, ...] = ()
     leaves: tuple[DataFile, ...] = ()
     joins: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False
-    """Files that leave go nowhere, instead of to main."""
+    """Files that leave are dropped instead of moving to main."""
     ends: bool = False
     """The branch is removed."""
     apart: Callable[[StagedFile], str] = lambda _: ""
@@ -51,7 +51,7 @@ class BranchChange:
 
 @dataclass(frozen=True, slots=True)
 class TimeField:
-    """Where a partition spec has the event time, and how long a value's time is."""
+    """The event time's place in a partition spec, and the length of one value's time."""
 
     position: int
     length_us: int
@@ -65,7 +65,7 @@ class TimeField:
         return None
 
     def start_us(self, value: bytes | None) -> int | None:
-        """Of a partition value as Iceberg serialises it: hours or days since 1970. None for rows without a time."""
+        """The start of a partition value, which Iceberg serialises as hours or days since 1970; None for a null."""
         return None if value is None else int(from_bytes(IntegerType(), value)) * self.length_us
 
 
@@ -82,7 +82,7 @@ class _Times:
         return cls({spec_id: field for spec_id, field in found.items() if field})
 
     def of_file(self, file: StagedFile) -> tuple[int, int] | None:
-        """Start and length of the time that a file lies in; None where it has none."""
+        """The start and length of a file's time partition; None if it has none."""
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
         return self._span(field, None if text is None else base64.b64decode(text))
@@ -99,7 +99,7 @@ class _Times:
 
 
 def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
-    """Where the time begins of the oldest rows that wait on the stream's open branch; None where none do."""
+    """The start of the oldest time partition that waits on the stream's open branch; None if nothing waits."""
     head = head_of(table.metadata, open_branch(stream))
     if head is None:
         return None
@@ -111,9 +111,9 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
-    """No file spans windows: the table is partitioned by the event time, at least as finely as they are.
+    """Check that no file spans windows: the table is partitioned by event time at least as finely as they are.
 
-    Raises `SchemaIncompatible` where it is not, and `StaleBatch` where it was not yet when a batch was staged.
+    Raises `SchemaIncompatible` if it is not, and `StaleBatch` if it was not when the batch was staged.
     """
     if align is None:
         return
@@ -130,7 +130,7 @@ def check_aligned(
 
 
 def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Where a batch's files go, and which of those that wait go to main, once `marker` is the stream's."""
+    """Which files of a batch wait, and which waiting files move to main, once the stream has this marker."""
     head = head_of(table.metadata, open_branch(marker.stream))
     times = _Times.of(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
@@ -145,19 +145,19 @@ def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Al
 
 
 def released(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Move everything to main: nothing waits any more."""
+    """Move all waiting files to main."""
     head = head_of(table.metadata, open_branch(stream))
     leaves = files_of(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
 
 
 def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    """What manifests list. A day of commits is more than a thousand of them: they are read side by side."""
+    """The files in manifests, read in parallel: a day of commits has more than a thousand manifests."""
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)
 
 
 def _parted(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """The items that `first` accepts, and the others."""
+    """The items that `first` accepts, and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

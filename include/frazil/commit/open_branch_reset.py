@@ -1,5 +1,5 @@
-"""What a reset does to rows of open windows. Those that the stream does not read again stay. After a rollback of main,
-or if somebody moved their branch, they are put back."""
+"""What a reset does to rows of open windows: those that the stream does not read again stay. After a rollback of main,
+or if a person moved their branch, they are put back."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from frazil.table.branches import head_of
 def after_reset(
     table: Table, tables: StreamTables, seen: Standing, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """The open branch once the stream goes on at `target` of `source`; None where it has none.
+    """The change of the open branch when the stream continues at `target` of `source`; None if it has none.
 
-    Raises `RolledBack` where rows of open windows are gone that the stream would not read again.
+    Raises `RolledBack` if rows of open windows are gone that the stream would not read again.
     """
     metadata, name = table.metadata, open_branch(tables.stream)
     accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
@@ -49,7 +49,7 @@ def after_reset(
 
 
 def _expected(metadata: TableMetadata, seen: Standing, *, accepted: bool) -> int | None:
-    """The head of the branch that belongs to what main holds; None where nothing is known of one."""
+    """The head of the open branch that belongs to main's state; None if unknown."""
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -61,16 +61,16 @@ def _expected(metadata: TableMetadata, seen: Standing, *, accepted: bool) -> int
 
 
 def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
-    """The commit records of the batches whose files a manifest lists: by the folder that a batch stages them in."""
+    """The commit records of the batches with files in a manifest, found by their staging folders."""
     folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Whether the stream will read everything of these batches again: it lies at or after the new position.
+    """Whether the stream will read these batches completely again, because they begin at or after the new position.
 
-    A batch that lies on both sides of the position does not count: its later rows come twice, as those in main do.
+    A batch on both sides of the position does not count: its later rows come twice, like those in main.
     """
     return bool(records) and all(
         record is not None

@@ -1,4 +1,4 @@
-"""Opens a declared stream's tables, journals and Kafka, for everything but its writer."""
+"""Opens a declared stream's tables, journals and Kafka for everything except its writer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.spec.references import kafka_properties
 from frazil.table.tables import ensure_dead_letters, load_stream_table, lost_table
 
 PATIENCE_S = 60.0
-"""A person waits for a command for a shorter time than a writer waits for its catalog."""
+"""A command waits for a catalog for a shorter time than a writer does, because a person waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class OpenStream:
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's table as it is, without evolving it.
+    """Open the stream's table without evolving it.
 
-    Raises SpecError where there is none, TableLost where only the catalog does not have it.
+    Raises SpecError if there is none, TableLost if only the catalog lacks it.
     """
     table = load_stream_table(spec)
     if table is None:
@@ -49,7 +49,7 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:
-    """What the stream reads from; raises SpecError where a reference cannot be resolved."""
-    # At its own level librdkafka writes every lost connection to standard error; the error that is raised says it once.
+    """The stream's source; raises SpecError if a reference cannot be resolved."""
+    # By default librdkafka writes every lost connection to stderr; the error that is raised says it once.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
     return KafkaOffsets(properties, spec.source.topics, timeout_s=timeout_s)

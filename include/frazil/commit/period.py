@@ -1,4 +1,4 @@
-"""A stretch of time whose commits are audited: an audit then costs what was committed in it, not what the table has."""
+"""A period whose commits are audited, so that an audit costs what was committed in it and not the whole table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Commits of `[from_ms, to_ms)`, milliseconds since 1970, UTC. Raises ValueError where that holds no time."""
+    """Commits in `[from_ms, to_ms)`, milliseconds since 1970, UTC. Raises ValueError for an empty period."""
 
     from_ms: int
     to_ms: int
@@ -24,17 +24,17 @@ class Period:
 
 
 def period(begin: datetime, end: datetime) -> Period:
-    """Between two times with a zone."""
+    """The period between two zoned times."""
     return Period(_ms(begin), _ms(end))
 
 
 def last(length: timedelta, now: datetime) -> Period:
-    """Up to now, commits of this moment included."""
+    """The last so many hours, including commits of this moment."""
     return Period(_ms(now - length), _ms(now) + 1)
 
 
 def complete_hours(moment: datetime, hours: int = 1) -> Period:
-    """The last full hours of the clock, UTC, that were over at a moment."""
+    """The last full hours of the clock, UTC, that ended by a moment."""
     end_ms = _ms(moment) // HOUR_MS * HOUR_MS
     return Period(end_ms - hours * HOUR_MS, end_ms)
 

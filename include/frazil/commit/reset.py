@@ -1,4 +1,4 @@
-"""A new position for a stream, and what it costs: how a stream stands, and plans that are pure."""
+"""A new position for a stream and its consequences: the stream's current state, and pure plans."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ NO_OFFSETS: Offsets = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What Kafka has now: `[first, end)` of each topic-partition, and which topics these are."""
+    """What Kafka has now: `[first, end)` of each topic-partition, and the topics' identity."""
 
     source: SourceIdentity
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """Where logs were cut before the marker: from there on Kafka has, or will have, other records than were read."""
+    """Where logs were cut before the marker: from there on Kafka has, or will have, other records than those read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a stream stands before it is moved."""
+    """A stream's state before a reset."""
 
     marker: Marker | None
-    """None where the stream has none, or one that cannot be read."""
+    """None if the stream has none, or an unreadable one."""
     marker_text: str | None
-    """The property as it was found: a reset of anything else than what its person saw is refused."""
+    """The property as found: a reset is refused if it has changed since the person saw it."""
     held: Offsets
-    """Offsets below these are in the table, if they ever were; a rollback takes them back from the marker's."""
+    """Offsets below these are in the table, if they ever were; after a rollback they are behind the marker's."""
     source: SourceIdentity | None
-    """Of which Kafka the offsets held are."""
+    """The source that the offsets held belong to."""
     rolled_back: bool
     unknown: str | None = None
-    """Why `held` cannot be told; None where it can."""
+    """Why `held` is unknown; None if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One topic-partition's way from what the table holds to where the stream goes on. Offsets, next to read."""
+    """A topic-partition's move from what the table holds to where the stream continues, in offsets to read next."""
 
     topic: str
     partition: int
     held: int | None
-    """None where nothing of this topic-partition is known to be in the table."""
+    """None if no record of this topic-partition is known to be in the table."""
     target: int
     first: int
     end: int
@@ -71,7 +71,7 @@ class Move:
 
     @property
     def gone(self) -> int:
-        """Those of the skipped that Kafka has deleted already."""
+        """The skipped offsets that Kafka has already deleted."""
         return 0 if self.held is None else max(min(self.target, self.first) - self.held, 0)
 
     @property
@@ -82,12 +82,12 @@ class Move:
 
     @property
     def rewritten(self) -> int:
-        """Offsets that Kafka has given, or will give, to other records than those that the table holds."""
+        """Offsets that Kafka has given, or will give, to other records than the table's."""
         return 0 if self.held is None or self.cut is None else max(self.held - max(self.cut, self.target), 0)
 
 
 def standing(tables: StreamTables) -> Standing:
-    """Look at the table: its marker, and what of it the branch holds."""
+    """Read the table: the stream's marker, and how much of it the branch holds."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
     try:
@@ -106,7 +106,7 @@ def standing(tables: StreamTables) -> Standing:
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
-    """Whether the branch went back behind the marker."""
+    """Whether the branch was rolled back behind the marker."""
     try:
         check_ancestry(table.metadata, marker, table=name)
     except RolledBack:
@@ -115,9 +115,9 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """A wanted position for every topic-partition that Kafka has, moved into what Kafka still has of it.
+    """The wanted position for every topic-partition that Kafka has, moved into the range of its available offsets.
 
-    What was not wanted anywhere (a new partition) begins at its first offset, as it would for a writer.
+    A topic-partition without a wanted offset, such as a new one, begins at its first offset, as for a writer.
     """
     return {
         tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
@@ -126,7 +126,7 @@ def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
 
 
 def before_cuts(offsets: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """Offsets that are known to be in the table, moved back to where Kafka's logs were cut before them."""
+    """The held offsets, moved back to where Kafka's logs were cut before them."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
@@ -145,12 +145,12 @@ def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move
     )
 
 
-def moved(  # noqa: PLR0913 - where it stands, where it goes, and what Kafka is like
+def moved(  # noqa: PLR0913 - the state, the target and Kafka
     seen: Standing, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """The marker after a reset. The watermark stays: it never goes back. `cut` is where Kafka's logs were.
+    """The marker after a reset. The watermark stays, because it never goes back. `cut` is where Kafka's logs were cut.
 
-    Topics that the stream no longer reads keep their offsets, should they come back; idleness is found out anew.
+    Topics that the stream no longer reads keep their offsets in case they return; idleness is determined again.
     """
     before = seen.marker
     if before is None:
@@ -168,20 +168,20 @@ def moved(  # noqa: PLR0913 - where it stands, where it goes, and what Kafka is 
 
 
 def _still_known(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Leader epochs of offsets that do not move on: what lies beyond them may be of later leaders."""
+    """The leader epochs of offsets that do not move forward; skipped records may belong to later leaders."""
     known = of_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
 def _rewritten(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
-    """Offsets that Kafka gives to a second record, where the stream goes back to where a log was cut."""
+    """Offsets that Kafka gives to a second record, if the stream goes back to where a log was cut."""
     same = of_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _with_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
 def _given_up(seen: Standing, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
-    """Offsets that a rollback took from the table, and that the stream does not read again."""
+    """Offsets that a rollback removed from the table and that the stream does not read again."""
     same = of_same_topics(before.offsets, before.source, source)
     held = of_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
     lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
@@ -191,7 +191,7 @@ def _given_up(seen: Standing, before: Marker, target: Offsets, source: SourceIde
 def _with_spans(
     known: Spans, new: Mapping[TopicPartition, Span], same: Offsets
 ) -> dict[TopicPartition, tuple[Span, ...]]:
-    """Spans of topics that are the same, with the new ones that are not empty."""
+    """The spans of topics that are still the same, and the new ones that are not empty."""
     found = {tp: list(spans) for tp, spans in known.items() if tp in same}
     for tp, (start, end) in new.items():
         if start < end:
@@ -200,7 +200,7 @@ def _with_spans(
 
 
 def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Spans in order, with those put together that touch or overlap."""
+    """Spans in order, joining those that touch or overlap."""
     whole: list[Span] = []
     for start, end in sorted(spans):
         if whole and start <= whole[-1][1]:

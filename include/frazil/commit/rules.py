@@ -1,6 +1,6 @@
-"""The rules that every attempt to commit checks on the metadata it will replace: fence, ancestry, continuity, fit.
+"""The rules that every commit attempt checks on the metadata it will replace: fence, ancestry, continuity, fit.
 
-Each is a function of its own, pure, and either returns a verdict or raises the error that stops the writer.
+Each is a pure function that returns a verdict or raises the error that stops the writer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from frazil.table.branches import MAIN
 
 
 class Verdict(Enum):
-    """What continuity says of a batch."""
+    """Whether a batch continues the marker."""
 
     COMMIT = "it starts where the marker stands"
     COMMITTED = "it is in the table already"
@@ -29,7 +29,7 @@ class Verdict(Enum):
 
 
 def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
-    """The stream is ours: its marker carries our epoch."""
+    """Check that the stream is ours: its marker has our epoch."""
     if marker is None:
         raise Fenced(
             f"stream {stream!r} was forgotten while its writer of epoch {epoch} ran; start it again if it should run"
@@ -43,11 +43,11 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 
 
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """The marker's snapshot is an ancestor of the branch.
+    """Check that the marker's snapshot is an ancestor of the branch's head.
 
-    Properties do not roll back with the branch. Walking back from its head, a sequence number at or below the
-    marker's without its snapshot means that the table went back behind the marker; a chain that ends in an expired
-    parent above it is a table whose history was expired, and fine.
+    Properties do not roll back with the branch. If, walking back from the head, a sequence number at or below the
+    marker's appears without its snapshot, the table was rolled back behind the marker. A chain that ends above it, in
+    an expired parent, is only an expired history.
     """
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     ref = metadata.refs.get(MAIN)
@@ -69,7 +69,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """The stream's open branch is where its last commit left it: nobody else commits to it, moves or drops it."""
+    """Check that the stream's open branch is where its last commit left it: nobody else may change it."""
     name = open_branch(marker.stream)
     ref = metadata.refs.get(name)
     found = ref.snapshot_id if ref else None
@@ -83,7 +83,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
 
 
 def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: str) -> None:
-    """The topics are those that the offsets belong to; topics that the marker does not know may be new."""
+    """Check that the offsets belong to these topics; topics that the marker does not know may be new."""
     if known.cluster_id != found.cluster_id:
         raise TopicRecreated(
             f"stream {stream!r} was read from Kafka cluster {known.cluster_id}, and source.bootstrap-servers now "
@@ -101,7 +101,7 @@ def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: s
 
 
 def continuity(marker: Marker, journal: Journal) -> Verdict:
-    """Whether a batch continues the marker. Topic-partitions that the marker does not know begin anywhere."""
+    """Whether a batch continues the marker. Topic-partitions that the marker does not know may begin anywhere."""
     if marker.settled == journal.key:
         return Verdict.COMMITTED
     if not journal.progress:
@@ -117,9 +117,9 @@ def continuity(marker: Marker, journal: Journal) -> Verdict:
 def dead_letter_continuity(marker: Marker, journal: Journal) -> Verdict:
     """Whether the dead-letter table still holds what it held when a batch was staged.
 
-    Staging leaves out what the table holds, so that what landed since may be in the batch once more: as a dead letter,
-    or as a row. A journal that does not say what it knew is of a frazil that took all below the table's offsets for
-    held: it is taken only where it lies beyond them.
+    Staging leaves out the letters that the table holds. A letter that landed since may therefore be in the batch again,
+    as a dead letter or as a row. A journal of an earlier version, which took all offsets below the table's for held,
+    continues only if it lies beyond them.
     """
     if marker.fate(journal.key) is Fate.COMMITTED:
         return Verdict.COMMITTED
@@ -131,11 +131,10 @@ def dead_letter_continuity(marker: Marker, journal: Journal) -> Verdict:
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Whether staged files may still be added, unread and unchanged, to a table whose metadata moved on.
+    """Whether staged files may still be added unchanged to a table whose metadata has changed since.
 
-    Files keep the spec and the schema they were written with. Any spec that the table still lists is legal for a
-    file; the schema fits while every required column of today was written then, with a type that is the same or was
-    safely promoted (field ids never change meaning otherwise).
+    Files keep the spec and the schema they were written with. Any spec that the table still lists is legal for a file.
+    The schema fits if it has every column that is now required, with the same type or a safely promoted one.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

@@ -1,8 +1,8 @@
-"""What a new epoch does with the traces of earlier ones: commit their last journal, or discard it with its files.
+"""Settles what earlier epochs left: commits their last journal, or discards it with its files.
 
-Runs only after the take-over has landed in both tables: from then on no earlier epoch can commit. A paused writer of
-an earlier epoch may still stage files and write its journal, and a later epoch would commit that journal: so files
-are deleted only once the key of their batch is closed (`JournalStore.void`), or once a later batch was committed.
+Runs only after the take-over has landed in both tables, when no earlier epoch can commit any more. A paused writer of
+an earlier epoch may still stage files and write its journal, which a later epoch would commit. So files are deleted
+only once their batch's key is closed (`JournalStore.void`) or a later batch is committed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of the journals of earlier epochs."""
+    """The fate of the journals of earlier epochs."""
 
     committed: tuple[BatchKey, ...] = ()
     discarded: tuple[BatchKey, ...] = ()
@@ -52,7 +52,7 @@ class Settled:
 def settle(tables: StreamTables, committer: Committer) -> Settled:
     """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the others.
 
-    Raises what `Committer.commit` raises, but for what only says that a journal is stale.
+    Raises what `Committer.commit` raises, except for stale journals.
     """
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[BatchKey] = []
@@ -75,10 +75,10 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
 
 
 def _hold(tables: StreamTables, *, epoch: int) -> None:
-    """Commit nothing but the next batch number: proof that no later epoch has begun.
+    """Commit only the next batch number, as proof that no later epoch has begun.
 
-    Whoever read a journal before it was closed here took over before that, and may commit it still. A load would show
-    that too, but for a catalog that caches. Raises what `Committer.commit` raises.
+    A later epoch that read a journal before it was closed here may still commit it. Loading the table would reveal that
+    epoch too, except with a catalog that caches. Raises what `Committer.commit` raises.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:
@@ -89,7 +89,7 @@ def _hold(tables: StreamTables, *, epoch: int) -> None:
 
 
 def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Journals of earlier epochs that were not committed; those of before a `forget` are another stream's past."""
+    """Uncommitted journals of earlier epochs, except those from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NEVER:
@@ -97,14 +97,14 @@ def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> 
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Raises `StaleBatch` also where other files hold the records, as after a reset to a later position."""
+    """Commit a waiting journal. Also raises `StaleBatch` if the marker has passed it, as after a reset."""
     _check_whole(tables, journal)
     if committer.commit(journal).settled != journal.key:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
 
 
 def _check_whole(tables: StreamTables, journal: Journal) -> None:
-    """Every staged file is still there: a table must never reference one that is not."""
+    """Check that all staged files exist: a table must never reference a missing file."""
     wanted = _files_of(journal)
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in journal.files}
     there = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
@@ -120,14 +120,13 @@ def sweep(
     just_settled: bool = False,
     keys: Sequence[BatchKey] | None = None,
 ) -> int:
-    """Delete staged files of earlier epochs that never became part of the tables; the number deleted.
+    """Delete staged files of earlier epochs that never became part of the tables; returns their number.
 
-    Safe at any time, from any process, beside a running writer. Batches later than the last committed one are left
-    alone unless this epoch has `just_settled` them: only then is it certain that nobody will commit them.
-    Folders older than the oldest commit record were swept while their records stood, and are left alone too. So that
-    a start takes no longer the longer a stream has run, it passes over committed batches but the last of an epoch,
-    each of which was swept when it was committed, and over epochs that the marker no longer remembers, which hundreds
-    of starts have swept. `keys` are of the journals that stand alone, where they were listed already.
+    Safe at any time, from any process, beside a running writer. Batches after the last committed one are left alone
+    unless this epoch has `just_settled` them: only then is it certain that nobody will commit them. To keep a start
+    short however long a stream has run, these folders are skipped because earlier sweeps covered them: folders older
+    than the oldest commit record, committed batches that are not an epoch's last, and epochs that the marker no longer
+    remembers. `keys` are those of the journals that are not folded, if already listed.
     """
     marker = tables.marker()
     if marker is None:
@@ -146,7 +145,7 @@ def sweep(
 
 @dataclass
 class _View:
-    """The stream as the sweep found it."""
+    """The stream as the sweep finds it."""
 
     tables: StreamTables
     marker: Marker
@@ -162,7 +161,7 @@ class _View:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def passed(self, key: BatchKey) -> bool:
-        """A later batch is committed, so that nobody will ever commit this one."""
+        """Whether a later batch is committed, so that nobody will ever commit this one."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
@@ -184,7 +183,7 @@ class _Side:
 
 
 def _drop_dead_journals(view: _View, below_epoch: int) -> None:
-    """Remove journals and closings of batches passed over: a fenced writer may journal what nobody commits."""
+    """Remove the journals and closed keys of batches that were passed over; a fenced writer may leave such journals."""
     dead = [
         key
         for key in view.keys
@@ -197,13 +196,13 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
 
 
 def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the batch's writer went on to the next batch, and so had swept this one, or many starts have swept it."""
+    """Whether the batch was swept earlier: by its own writer, which went on to the next batch, or by many starts."""
     fate = view.marker.fate(key)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and view.marker.batches.get(key.epoch) != key.batch)
 
 
 def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
-    """The bare paths to keep in a batch's folder of one table; None to leave the folder alone."""
+    """The bare paths to keep in a batch's folder of one table; None to skip the folder."""
     fate, record = view.marker.fate(key), view.entry(key)
     if record is Unusable.OTHER_TABLE:
         return None
@@ -215,12 +214,12 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
         return None
     if view.oldest is not None and key < view.oldest:
         return None
-    # Without its record a load tells what the batch brought: only a process that has just taken over knows it is new.
+    # Without a record the loaded table tells what the batch brought; only after a take-over is that load surely new.
     return side.referenced if view.just_settled else None
 
 
 def _closed(view: _View, key: BatchKey) -> bool:
-    """Whether it is certain that nobody will commit a batch that was not committed."""
+    """Whether it is certain that nobody will commit an uncommitted batch."""
     if view.passed(key):
         return True
     if not view.just_settled:
@@ -232,27 +231,27 @@ def _closed(view: _View, key: BatchKey) -> bool:
 
 
 def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
-    """What the table has of a batch that was not committed: nothing, or dead letters that landed before its discard."""
+    """The files that a table has of an uncommitted batch: none, or dead letters that landed before its discard."""
     if side.target == "main" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
         return frozenset()
     return side.referenced
 
 
 def sweep_batch(tables: StreamTables, journal: Journal) -> int:
-    """Delete what failed attempts of a committed batch left in its folders; the number deleted."""
+    """Delete what failed attempts of a committed batch left in its folders; returns the number of files."""
     return _sweep_folders(tables, journal.key, kept=_files_of(journal))
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete what a batch staged that its own writer gave up before journaling it; the number deleted."""
+    """Delete the files of a batch that its own writer gave up before journaling it; returns their number."""
     return _sweep_folders(tables, key, kept=frozenset())
 
 
 def give_back(tables: StreamTables, key: BatchKey) -> int:
-    """Delete what a fenced writer staged for its last batch, with its journal; the number of files deleted.
+    """Delete what a fenced writer staged for its last batch, and its journal; returns the number of files.
 
-    Only where a later epoch has closed the batch's key, or has committed a batch that comes after it: then nobody will
-    ever commit this one, whatever has become of the stream since the marker was read. Else the next start decides.
+    Only if a later epoch has closed the batch's key or committed a later batch: then nobody will ever commit this one,
+    whatever happened since the marker was read. Otherwise the next start decides.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
@@ -277,12 +276,12 @@ def _sweep_folders(tables: StreamTables, key: BatchKey, *, kept: Set[str]) -> in
 
 
 def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
-    """Where a batch stages its files of one table."""
+    """The folder where a batch stages its files of one table."""
     return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
 
 
 def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tuple[BatchKey, str]]:
-    """Every batch folder of a stream under a table's data location."""
+    """All batch folders of a stream below a table's data location."""
     for epoch_folder in store.list_folders(f"{data_location(table)}/{stream}"):
         epoch = epoch_folder.rstrip("/").rsplit("/", 1)[-1]
         for folder in store.list_folders(epoch_folder) if epoch.isdigit() else ():
@@ -302,7 +301,7 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
 
 
 def referenced(table: Table) -> set[str]:
-    """Bare paths of all data files that any snapshot of the table references: reads every manifest once."""
+    """Bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
     seen: set[str] = set()
     paths: set[str] = set()
     for snapshot in table.metadata.snapshots:
@@ -314,17 +313,17 @@ def referenced(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """A path without its `file:` scheme: we write `file:///x`, Spark `file:/x`, and a listing says `/x`."""
+    """A path without its `file:` scheme: we write `file:///x`, Spark writes `file:/x`, and a listing has `/x`."""
     return re.sub(r"^file:(//)?(?=/)", "", path)
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """The highest epoch of which the stream left any trace: files, journals, markers, notes, history; 0 for none.
+    """The highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 if there is none.
 
-    Epochs are never used twice, also after the stream was forgotten.
+    Epochs are never used twice, not even after the stream was forgotten.
     """
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
-    # An epoch is in the marker before it journals: only where there is none do the journals tell more.
+    # An epoch is in the marker before it journals, so journals tell more only if there is no marker.
     found = {marker.at.epoch if marker else tables.journals.highest_epoch()}
     for target, handle in tables.targets.items():
         table = handle.current()

@@ -1,7 +1,7 @@
-"""One snapshot of a branch, made from staged files: manifests with the files' own spec, manifest list, updates.
+"""Makes one snapshot of a branch from staged files: manifests with the files' own spec, manifest list, updates.
 
-Built on `pyiceberg.manifest` and not on PyIceberg's `Transaction`, which retries on its own without our
-precondition, writes every file with the table's default spec, and copies the metadata about fourteen times.
+Built on `pyiceberg.manifest` and not on PyIceberg's `Transaction`, which retries by itself without our precondition,
+writes every file with the table's default spec, and copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FORMAT_VERSION: Literal[2] = 2
 FOREVER_MS = 2**63 - 1
 
 TEXT_MOST = 2_000
-"""Characters of a text in a snapshot's summary: every metadata file carries it while the snapshot lives."""
+"""The longest text in a snapshot's summary: every metadata file carries it while the snapshot exists."""
 
 _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
     "gzip": "deflate",
@@ -67,7 +67,7 @@ _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A snapshot that is written and not yet committed, and what its commit asserts."""
+    """A snapshot that is written but not committed, and the requirements of its commit."""
 
     snapshot: Snapshot
     parent_id: int | None
@@ -78,37 +78,37 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a snapshot keeps of its branch, if that is not everything: the manifests that stay, and the files that left.
+    """What a snapshot keeps of its branch, if not everything: the manifests that stay, and the files that left.
 
-    No manifest marks those files as deleted, because main has them: an expiry that trusts such entries would delete
+    No manifest marks these files as deleted, because main has them, and an expiry that trusts such entries would delete
     them.
     """
 
     stays: Sequence[ManifestFile]
     left: Sequence[DataFile]
     summary: Summary | None
-    """Of the snapshot before, which held all of it."""
+    """The summary of the previous snapshot, which had all of it."""
 
 
 @dataclass(slots=True)
 class SnapshotWriter:
-    """Writes the snapshots of one commit to a branch: its manifests once, its manifest list anew for every attempt.
+    """Writes the snapshot of a commit to a branch: the manifests once, and a manifest list for each attempt.
 
-    The first snapshot of a branch other than main has no parent: the branch holds what is committed to it, and no more.
+    The first snapshot of a branch other than main has no parent, so the branch has only what is committed to it.
 
     All attempts have the same snapshot id, because the manifests carry it. Without files each attempt has its own id,
-    so that an attempt that landed unnoticed does not block the next one.
+    so that an attempt that landed unnoticed does not block the next.
     """
 
     files: Sequence[StagedFile]
     branch: str = MAIN
     moved: Sequence[DataFile] = ()
-    """Files that leave another branch of the table for this one."""
+    """Files that move from another branch of the table to this one."""
     base: Base | None = None
     apart: Callable[[StagedFile], str] = lambda _: ""
-    """Files for which it answers differently never share a manifest."""
+    """Files with different results never share a manifest."""
     ahead: int = 0
-    """Snapshots of the same update with a lower sequence number."""
+    """How many snapshots of the same update have a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -119,7 +119,7 @@ class SnapshotWriter:
         return bool(self.attempts or self.manifests)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """The next attempt, on the metadata that `table` holds. `summary` goes into the snapshot's summary."""
+        """The next attempt, on the metadata of `table`. `summary` is added to the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or not (self.files or self.moved):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -155,19 +155,19 @@ class SnapshotWriter:
         return prepared
 
     def _beside_main(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """A branch begins on the newest metadata: a snapshot without parent may set sequence numbers back."""
+        """Base a branch's first snapshot on the newest metadata: without parent it could set sequence numbers back."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete what attempts wrote for nothing, as metadata that was seen after them proves.
+        """Delete the files of failed attempts that `table`, loaded after them, proves unnecessary.
 
-        An attempt that was reported failed may still land: its manifest list is waste only when its snapshot is
-        absent and the table has used up its sequence number, after which every catalog refuses it, even where a
-        rollback puts the branch back to where it began. A snapshot that landed and was expired is absent too: the
-        manifests are waste only when no later snapshot took them over.
+        An attempt that was reported as failed may still land. Its manifest list is waste only if its snapshot is absent
+        and the table has used up its sequence number: then every catalog refuses it, even after a rollback to where it
+        began. A snapshot that landed and expired is absent too, so manifests are waste only if no later snapshot has
+        them.
         """
         waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         if len(waste) == len(self.attempts) and not self._manifests_in(table):
@@ -175,11 +175,11 @@ class SnapshotWriter:
             self.manifests = []
         self.attempts = [a for a in self.attempts if a.manifest_list not in waste]
         for path in waste:
-            with contextlib.suppress(FileNotFoundError):  # expired, and deleted by whoever expired it
+            with contextlib.suppress(FileNotFoundError):  # expired, and deleted by the expiry
                 table.io.delete(path)
 
     def _manifests_in(self, table: Table) -> bool:
-        """Whether any snapshot that may know our manifests lists one of them."""
+        """Whether any snapshot that could have our manifests lists one of them."""
         ours = {m.manifest_path for m in self.manifests}
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(
@@ -202,8 +202,7 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Files by spec and schema. Files that move from another branch may go with any schema that has the spec's
-        columns."""
+        """Files by spec and schema. Files from another branch go with any schema that has the spec's columns."""
 
         def key(file: StagedFile) -> tuple[int, int, str]:
             return (file.spec_id, file.schema_id, self.apart(file))
@@ -217,7 +216,7 @@ class SnapshotWriter:
 
 
 def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
-    """All manifests but those that list deleted files only: readers would open them and find nothing."""
+    """The manifests without those that list only deleted files, which readers would open for nothing."""
     manifests = parent.manifests(table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
@@ -227,14 +226,14 @@ def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> boo
     return (
         all(s.manifest_list != attempt.manifest_list for s in metadata.snapshots)
         and (attempt.snapshot.sequence_number or 0) < metadata.next_sequence_number()
-        # The first snapshot of a branch is refused only for the branch that exists by now.
+        # The first snapshot of a branch is refused only because the branch now exists.
         and attempt.parent_id != (head.snapshot_id if head else None)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a manifest is written with: its files' own spec and schema."""
+    """The spec and schema that a manifest is written with: those of its files."""
 
     spec: PartitionSpec
     schema: Schema
@@ -248,7 +247,7 @@ class Layout:
 
     @classmethod
     def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
-        """With the current schema, or the newest that still has all of the spec's columns."""
+        """The layout with the current schema, or with the newest that has all of the spec's columns."""
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
@@ -261,7 +260,7 @@ def _spec_id(file: DataFile) -> int:
 def _write_manifest(
     files: Sequence[DataFile], layout: Layout, *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """One manifest of files that share a layout, all of them added by this snapshot."""
+    """Write one manifest of files with the same layout, all added by this snapshot."""
     output, codec = table.io.new_output(path), _avro_codec(table.metadata)
     with write_manifest(FORMAT_VERSION, layout.spec, layout.schema, output, snapshot_id, codec) as writer:
         for file in files:
@@ -294,7 +293,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {"data": DataFileContent.DATA}
 
 
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """The manifest's form of a staged file; bounds and partition values are put back from their serialised form."""
+    """A staged file as a manifest entry, with deserialised bounds and partition values."""
     types = [field.field_type for field in spec.partition_type(schema).fields]
     values = [
         None if text is None else from_bytes(_primitive(kind), base64.b64decode(text))
@@ -331,7 +330,7 @@ def _primitive(kind: object) -> PrimitiveType:
 def _summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
 ) -> Summary:
-    """Added, removed and total counts as every Iceberg writer keeps them, and ours."""
+    """The added, removed and total counts that every Iceberg writer keeps, and our own entries."""
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:
@@ -352,9 +351,9 @@ def _summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Move the branch, and keep the retention that its owner set: the update replaces the whole reference.
+    """Move the branch and keep its retention settings, because the update replaces the whole reference.
 
-    A new one beside main is kept until it is removed, whatever the table's properties say: its rows are nowhere else.
+    A new branch beside main never expires, whatever the table's properties say, because its rows are nowhere else.
     """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
@@ -373,6 +372,6 @@ def _metadata_folder(metadata: TableMetadata) -> str:
 
 
 def _avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """Tables name codecs as Iceberg does, Avro files as Avro does."""
+    """The Avro name of the table's codec, which Iceberg names differently."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")

@@ -18,16 +18,16 @@ from frazil.table.tables import state_location
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """What one stream commits to, and where its journals are."""
+    """The tables of one stream, and its journals."""
 
     stream: str
     targets: Mapping[Target, TableHandle]
-    """The table of each target that a batch stages files for. "main" decides: a batch is committed once it is there."""
+    """The tables that a batch stages files for, by target. A batch is committed once it is in "main"."""
     journals: JournalStore
     clock_ms: Callable[[], int]
     patience: Patience = field(default_factory=Patience)
     align: Alignment | None = None
-    """How the stream's writer keeps open windows out of main; None if it does not, and for whatever only reads."""
+    """How the writer keeps open windows out of main; None if it does not, and for readers."""
 
     @classmethod
     def of(
@@ -39,7 +39,7 @@ class StreamTables:
         patience: Patience | None = None,
         align: Alignment | None = None,
     ) -> StreamTables:
-        """The tables in the catalogs that loaded them, and the journals beside the main one, in its storage.
+        """The stream's loaded tables, and the journals beside the main one, in its storage.
 
         Raises SpecError for a location that no storage serves.
         """
@@ -66,9 +66,9 @@ class StreamTables:
 
     @property
     def state(self) -> str:
-        """The folder that holds all that is kept of the stream beside its tables, journals among it."""
+        """The folder of the stream's state beside its tables, including the journals."""
         return self.journals.state
 
     def marker(self) -> Marker | None:
-        """The marker as the catalog has it now."""
+        """The marker, loaded from the catalog."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)

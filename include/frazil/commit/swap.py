@@ -1,14 +1,14 @@
-"""One compare-and-swap on a table, tried until it is decided, and the end of all files that it wrote for nothing.
+"""One compare-and-swap on a table, repeated until it is decided, and the removal of files that it wrote for nothing.
 
-Callers propose a change of the metadata that they are shown; what becomes of it is decided here alone:
+Callers propose a change of the metadata that they are shown; only this module decides what becomes of it:
 
-- A conflict is certain: the next round proposes anew, on new metadata. So does a refusal while the metadata still
-  moves, because it may have been about the metadata of before. A refusal of metadata that stands is the end.
-- Every other failure means that the outcome is unknown: a commit may land after it was reported failed. The next
-  round loads the table, and ends where one of the attempts stands in it. One that landed and was overtaken is over:
-  the next round proposes anew.
-- However the swap ends, files of attempts that did not land are deleted where the metadata as it is then proves
-  that no attempt will ever need them. Files that may be needed stay: orphan removal takes them later.
+- After a conflict the next round proposes again, on new metadata. So it does after a refusal while the metadata still
+  changes, because the refusal may have been about the older metadata. A refusal of unchanged metadata ends the swap.
+- After any other failure the outcome is unknown, because a commit may land after it was reported as failed. The next
+  round loads the table, and ends if one of the attempts is in it. If that attempt has been overtaken, the round
+  proposes again.
+- However the swap ends, files of attempts that did not land are deleted if the final metadata proves that no attempt
+  will ever need them. Other files stay until orphan removal deletes them.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REFUSED = frozenset({400, 405, 413, 422, 501})
-"""Of HTTP: what a REST catalog answers to a change that it understands, or not, and will not make."""
+"""HTTP status codes with which a REST catalog refuses a change."""
 REFUSALS_MOST = 8
-"""Of the same metadata, within some seconds: a gateway may have a bad moment, and a race that is reported as a refusal
-(a sequence number that is too old) moves the metadata."""
+"""Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
+reported as a refusal (sequence number too old) changes the metadata."""
 
 
 class TableHandle:
     """One table of a catalog, with the metadata last seen.
 
-    The metadata is kept between commits: a commit that another one overtook fails on the snapshot it asserts, and
-    only then is the table read again. That halves the time of a commit on a table with a long history.
+    The metadata is kept between commits: a commit that was overtaken fails on the snapshot it asserts, and only then is
+    the table loaded again. That halves the time of a commit on a table with a long history.
 
-    It never goes back: a catalog that caches may answer with a state of before what this process has seen, or made.
+    The metadata never goes back, although a caching catalog may return an older state than this process has seen.
     """
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
@@ -66,13 +66,13 @@ class TableHandle:
 
     @classmethod
     def of(cls, table: Table) -> TableHandle:
-        """The table in the catalog that loaded it, whose metadata is not kept."""
+        """A handle for a loaded table; its metadata is loaded again."""
         handle = cls(table.catalog, ".".join(table.name()))
         handle._loaded = table
         return handle
 
     def io_properties(self) -> Mapping[str, str]:
-        """The FileIO's properties as last loaded: a catalog that vends credentials renews them with every load."""
+        """The FileIO's properties as last loaded; a catalog that vends credentials renews them with every load."""
         return (self._loaded or self.refresh()).io.properties
 
     @property
@@ -84,7 +84,7 @@ class TableHandle:
         return self._store
 
     def current(self) -> Table:
-        """The table as last seen; loaded if it was not yet."""
+        """The table as last seen; loads it the first time."""
         return self._table or self.refresh()
 
     def refresh(self) -> Table:
@@ -94,23 +94,23 @@ class TableHandle:
         return self._table
 
     def _newer(self, found: Table) -> Table:
-        """Of what was found and what is known; a table that was made again is another one."""
+        """The newer of the loaded and the known metadata; a recreated table counts as newer."""
         known = self._newest
         if known is None or known.metadata.table_uuid != found.metadata.table_uuid:
             return found
         if found.metadata.next_sequence_number() >= known.metadata.next_sequence_number():
             return found
-        log.warning("the catalog answered with an older state of table %s than is known", self.identifier)
+        log.warning("the catalog returned an older state of table %s than is known", self.identifier)
         return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
     def forget(self) -> None:
-        """Make the next look a load."""
+        """Load the table the next time."""
         self._table = None
 
     def commit(
         self, table: Table, *, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> None:
-        """A single attempt; whatever it raises, the next look loads the table anew."""
+        """Attempt one commit. Whatever it raises, the table is loaded again the next time."""
         self._table = None
         response = self._catalog.commit_table(table, requirements, updates)
         self._newest = self._table = Table(
@@ -120,24 +120,24 @@ class TableHandle:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """Nothing (more) to change: the answer is known."""
+    """Nothing (more) to change: the result of the swap."""
 
     result: T
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """What to swap in, and the answer once it has landed."""
+    """The change to swap in, and the result once it has landed."""
 
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and a value that no other attempt writes. It tells better than the snapshot whether this one landed:
-    the snapshot may have been expired since, or another commit may have overtaken it."""
+    """A property and a value that only this change writes. They prove better than the snapshot that it landed: the
+    snapshot may have expired, or another commit may have overtaken it."""
 
     def stands_in(self, table: Table) -> bool:
-        """Whether this change landed, and is the last word: by its proof, or without one by its snapshot."""
+        """Whether this change landed and is the latest, by its proof if it has one, else by its snapshot."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -145,22 +145,22 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""From a table as it is to what the next round swaps in, or to the answer; what it raises ends the swap."""
+"""From the current table to the change of the next round, or to the result. What it raises ends the swap."""
 
 
 class Written(Protocol):
-    """Files that the rounds of one swap wrote, or made unnecessary."""
+    """The files that the rounds of one swap wrote or made unnecessary."""
 
     @property
     def undecided(self) -> bool:
-        """Whether there are any that may be unnecessary."""
+        """Whether some may be unnecessary."""
 
     def delete_unused(self, table: Table) -> None:
-        """Delete those that `table`, seen after the last attempt, proves unnecessary for ever."""
+        """Delete those that `table`, loaded after the last attempt, proves unnecessary for ever."""
 
 
 def commit_snapshot(handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, patience: Patience) -> T:
-    """Swap in what `propose` proposes, then delete the files that were written for nothing, however the swap ends.
+    """Swap in what `propose` returns, then delete the files that were written for nothing, however the swap ends.
 
     `written` is read once the swap is over: `propose` may add to it. Raises what `swap` raises.
     """
@@ -172,7 +172,7 @@ def commit_snapshot(handle: TableHandle, propose: Propose[T], written: Iterable[
 
 @dataclass(frozen=True, slots=True)
 class TableCommit(Generic[T]):
-    """What a commit of several tables does to one of them: the arguments of `commit_snapshot`."""
+    """The change of one table in a commit of several: the arguments of `commit_snapshot`."""
 
     handle: TableHandle
     propose: Propose[T]
@@ -180,21 +180,21 @@ class TableCommit(Generic[T]):
 
 
 def commit_snapshots(commits: Sequence[TableCommit[T]], *, patience: Patience) -> T:
-    """Commit to several tables in their order, and answer what the last one answers, which decides.
+    """Commit to several tables in order, and return the result of the last, which decides.
 
     Each table changes whole or not at all, and the last one only after all others. Callers rely on no more: after an
-    error or a crash any number of the others may have changed without the last one, so that each `propose` recognises
-    what an earlier try left in its table. A catalog that commits several tables at once may therefore take the changes
-    of all in one request, and propose anew for all where it refuses one. Raises what `swap` raises.
+    error or a crash some of the others may have changed without the last, so each `propose` recognises what an earlier
+    try left in its table. A catalog with multi-table commits may therefore take all changes in one request. Raises what
+    `swap` raises.
     """
     return [commit_snapshot(c.handle, c.propose, c.written, patience=patience) for c in commits][-1]
 
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
-    """Best effort: what cannot be deleted now costs storage, and must not hide how the swap ended."""
+    """Delete unused files, best effort: a failure costs storage, and must not hide the end of the swap."""
     for files in [found for found in written if found.undecided]:
         try:
-            # The handle forgot the table before each attempt: this is the state after the last one.
+            # The handle forgot the table before each attempt, so this is the state after the last one.
             files.delete_unused(handle.current())
         except Exception as error:
             log.warning("unused files of a commit to %s were left behind: %r", handle.identifier, error)
@@ -202,7 +202,7 @@ def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to go on, in seconds: waits double from `first_s` to `most_s`, with full jitter."""
+    """How long to retry, in seconds: waits double from `first_s` to `most_s`, with full jitter."""
 
     total_s: float = 600.0
     first_s: float = 0.05
@@ -223,7 +223,7 @@ class _Refusals:
     of: str | None = None
 
     def met(self, error: Exception, table: Table | None) -> None:
-        """Raises `CommitRefused` at the last one that is looked at again; other errors are none of ours."""
+        """Count a refusal, and raise `CommitRefused` at the last; ignores other errors."""
         if not _is_refusal(error) or table is None:
             return
         self.count = self.count + 1 if table.metadata_location == self.of else 1
@@ -236,7 +236,7 @@ class _Refusals:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the catalog says that it will not do it; a proxy's 408 or 5xx says nothing about that."""
+    """Whether the catalog itself refuses; a 408 or 5xx of a proxy is no refusal."""
     response = getattr(error.__cause__, "response", None)
     status = getattr(response, "status_code", None)
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
@@ -244,7 +244,7 @@ def _is_refusal(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Setback:
-    """Why a round did not end it: what the log says, and what the error says once patience is over."""
+    """Why a round failed: a message for the log, and one for the error once patience is over."""
 
     level: int
     now: str
@@ -252,7 +252,7 @@ class _Setback:
 
 
 def _setback(error: Exception, identifier: str, total_s: float) -> _Setback:
-    """Raises what no other round mends."""
+    """The setback of a round; raises errors that another round would not mend."""
     match error:
         case CommitFailedException():
             return _Setback(
@@ -280,12 +280,12 @@ def _setback(error: Exception, identifier: str, total_s: float) -> _Setback:
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
-    """Ask `propose` what to do with the table as it is, do it, and repeat until it is done.
+    """Commit what `propose` returns for the current table, and repeat until it has landed.
 
-    `propose` sees the metadata that its change will replace, in every round. It is not asked where the table turns
-    out to have an attempt whose answer was lost.
-    Raises `CommitUnavailable` when no round is decided within `patience.total_s`, `CommitRefused` where the catalog
-    says that it will not do it, and `AccessDenied` where it will not do it for us.
+    In every round `propose` sees the metadata that its change will replace. It is not called if the table turns out to
+    have an attempt whose answer was lost.
+    Raises `CommitUnavailable` if no round is decided within `patience.total_s`, `CommitRefused` if the catalog refuses
+    the change, and `AccessDenied` if it refuses our credentials.
     """
     deadline = patience.clock() + patience.total_s
     attempt = 0
@@ -305,7 +305,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
             handle.commit(table, requirements=proposed.requirements, updates=proposed.updates)
         except FrazilError:
             raise
-        except Exception as error:  # whatever is no certain answer is an unknown outcome: the next round looks
+        except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, table)
             setback = _setback(error, handle.identifier, patience.total_s)
             if patience.clock() >= deadline:

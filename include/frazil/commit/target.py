@@ -1,4 +1,4 @@
-"""A table as staging needs it, from its metadata as it stands."""
+"""A table as staging needs it, from its current metadata."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from frazil.ingest.contract import TargetTable
 from frazil.table.object_store import file_io_properties
 
 TARGET_FILE_BYTES = 512 * 2**20
-"""Iceberg's own default of `write.target-file-size-bytes`."""
+"""Iceberg's default of `write.target-file-size-bytes`."""
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """To write files for the table into a folder; the streams' markers stay out."""
+    """What is needed to write files for the table into a folder, without the streams' markers."""
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),
@@ -27,5 +27,5 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
 
 
 def target_file_bytes(table: Table) -> int:
-    """The size that the table asks of its files, or Iceberg's default."""
+    """The target size of the table's files, or Iceberg's default."""
     return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))

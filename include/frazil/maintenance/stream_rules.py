@@ -57,7 +57,7 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
 
 
 def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
-    name, look = state.name, f"`frazil status {state.name}`"
+    name, status = state.name, f"`frazil status {state.name}`"
     yield flag(
         "declaration",
         state.problem is not None,
@@ -72,7 +72,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         else flag(
             "writer",
             True,
-            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. {look} says more. Once the "
+            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. {status} says more. Once the "
             f"cause is mended, `frazil resume {name}` starts it; `frazil pause {name}` says that none shall run",
             "the supervisor gave up",
         )
@@ -83,7 +83,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         alerts.restarts,
         f"{counted(state.fruitless, 'start')} without a commit",
         f"the writer of stream {name} ended {state.fruitless} times in a row without one commit: it is restarted, and "
-        f"gets nowhere. {state.last_words} {look} and its writer.log say more",
+        f"gets nowhere. {state.last_words} {status} and its writer.log say more",
     )
     waiting = state.waiting_batches or 0
     yield Reading(
@@ -92,7 +92,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         alerts.waiting_batches,
         f"{counted(waiting, 'batch', 'waits for its|wait for their')} commit",
         f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged and journaled, not "
-        f"committed to {state.table}: the catalog refuses them, or no writer runs that would commit them. {look}",
+        f"committed to {state.table}: the catalog refuses them, or no writer runs that would commit them. {status}",
     )
     share = 100 * state.rejected / max(state.records, 1)
     says = state.records >= FEWEST_RECORDS or not state.rejected

@@ -1,3 +1,3 @@
-"""Catalogs, tables and the storage beneath them."""
+"""Catalogs, tables and their storage."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One place to declare a catalog: PyIceberg's own configuration; the embedded catalog where there is none.
+"""Opens catalogs by PyIceberg's own configuration; without one, the embedded catalog.
 
 A catalog is configured by `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current one) or by
-PYICEBERG_CATALOG__<NAME>__<PROPERTY>. The JVM's properties derive from the same ones.
+PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Spark's properties derive from the same configuration.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.spark_catalog import spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
-"""How long a process waits for another one's write; the Spark side says the same in milliseconds."""
+"""How long a process waits for another's write; Spark gets the same in milliseconds."""
 
 OPEN_ATTEMPTS = 3
 
@@ -61,9 +61,9 @@ class CatalogConfig:
 
 
 def catalog_config(name: str | None) -> CatalogConfig:
-    """What is configured for a catalog, read anew at every call; None is the default catalog.
+    """The configuration of a catalog, read at every call; None is the default catalog.
 
-    Raises SpecError for a named catalog that is not configured, and for a configuration that cannot be read.
+    Raises SpecError for a named catalog without configuration, and for an unreadable configuration.
     """
     check_configuration()
     config = Config()
@@ -89,7 +89,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """The catalog of that name by PyIceberg's conventions; the embedded one where the default is not configured.
+    """The catalog of that name by PyIceberg's conventions; the embedded one if the default is not configured.
 
     Raises SpecError (not configured, or wrongly), AccessDenied, CommitUnavailable.
     """
@@ -116,7 +116,7 @@ def existing_catalog(name: str | None) -> Catalog:
 
 
 def spark_properties(name: str | None) -> dict[str, str]:
-    """`spark.sql.catalog.<name>` and all beneath it, for the catalog that `load_catalog(name)` opens.
+    """`spark.sql.catalog.<name>` and its subkeys, for the catalog that `load_catalog(name)` opens.
 
     It holds the catalog's credentials. Raises SpecError as `load_catalog` does.
     """
@@ -126,7 +126,7 @@ def spark_properties(name: str | None) -> dict[str, str]:
 
 @contextmanager
 def catalog_errors(catalog: str) -> Iterator[None]:
-    """Turn what a catalog's client raises into AccessDenied, CommitRefused or CommitUnavailable, where these differ."""
+    """Turn errors of a catalog's client into AccessDenied, CommitRefused or CommitUnavailable."""
     try:
         yield
     except _REFUSED as error:
@@ -139,7 +139,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
             f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
         ) from error
     except BadRequestError as error:
-        raise CommitRefused(f"the catalog {catalog!r} refuses what we ask: {error}; mend what it says") from error
+        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct what it says") from error
     except _UNREACHABLE as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_outage(error)}") from error
     except OperationalError as error:
@@ -150,7 +150,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
 
 
 def _outage(error: Exception) -> str:
-    """Where and why, without the nested reprs of requests and urllib3."""
+    """Where and why a connection failed, without the nested reprs of requests and urllib3."""
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())}"
     url = urlsplit(str(error.request.url) if error.request else "")
@@ -165,7 +165,7 @@ def _outage(error: Exception) -> str:
 
 
 def _flat(configured: object, prefix: str = "") -> dict[str, str]:
-    """Nested YAML mappings as dotted keys, which is what catalogs read."""
+    """Nested YAML mappings as dotted keys, as catalogs expect them."""
     if not isinstance(configured, dict):
         return {prefix: str(configured)}
     flat: dict[str, str] = {}
@@ -189,7 +189,7 @@ def _with_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """PyIceberg makes a SQL catalog's tables after a look for them: of two processes that do, one is told so late."""
+    """Open a catalog, twice if needed: two processes that create a SQL catalog's tables at once may collide."""
     for _ in range(OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)
@@ -208,7 +208,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One process at a time prepares the embedded catalog; the kernel ends the lock of a process that dies."""
+    """Let one process at a time prepare the embedded catalog; the kernel frees the lock of a dead process."""
     folder = home()
     (folder / "warehouse").mkdir(parents=True, exist_ok=True)
     with (folder / "catalog.lock").open("w") as lock:
@@ -217,7 +217,7 @@ def _alone() -> Iterator[None]:
 
 
 def _use_write_ahead_log(uri: str) -> None:
-    """It lets readers and one writer work at once. The first process sets it for good; a change of mode cannot wait."""
+    """Let readers and one writer work at once. Set once for good, because changing the mode cannot wait for a lock."""
     engine = create_engine(uri)
     try:
         with engine.connect() as connection:

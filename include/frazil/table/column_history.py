@@ -1,4 +1,4 @@
-"""What the columns of a table were before: by field id, which no renaming changes, from the schemas in its metadata."""
+"""The former names and types of a table's columns, by field id, from the schemas in its metadata."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 TOP = 0
-"""Stands for the parent of a table's columns: no field has this id."""
+"""The parent id of top-level columns; no field has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnHistory:
-    """Nested fields are columns too; their parent is the struct, list or map that they are in."""
+    """Nested fields count as columns, with the struct, list or map that contains them as their parent."""
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """Field ids that bore a name, by the parent's id and the name; newest first."""
+    """The field ids that had a name, by the parent's id and the name; newest first."""
     names: Mapping[int, frozenset[str]]
     types: Mapping[int, frozenset[str]]
 
     @classmethod
     def of(cls, schemas: Iterable[Schema]) -> ColumnHistory:
-        """From the oldest schema to the newest."""
+        """The history of schemas, given from the oldest to the newest."""
         ids: dict[tuple[int, str], list[int]] = defaultdict(list)
         names: dict[int, set[str]] = defaultdict(set)
         types: dict[int, set[str]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""PyIceberg's configuration file, looked at before PyIceberg does: it reads the file while it is imported."""
+"""Checks PyIceberg's configuration file before PyIceberg is imported, which reads it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FILE = ".pyiceberg.yaml"
 
 
 def check_configuration() -> None:
-    """Raises SpecError that names the file where PyIceberg cannot read it; no file is well."""
+    """Raise SpecError naming the file if PyIceberg cannot read it; a missing file is fine."""
     file = _file()
     if file is None:
         return
-    from pyiceberg.utils.config import Config  # noqa: PLC0415 - not where there is no such file
+    from pyiceberg.utils.config import Config  # noqa: PLC0415 - not needed without the file
 
     try:
         Config()
@@ -25,7 +25,7 @@ def check_configuration() -> None:
 
 
 def exit_if_unreadable() -> None:
-    """For the beginning of a process, before it imports PyIceberg: say what is wrong, and end with SpecError's code."""
+    """Check the file at the start of a process; print a problem and end with SpecError's exit code."""
     try:
         check_configuration()
     except SpecError as error:
@@ -34,7 +34,7 @@ def exit_if_unreadable() -> None:
 
 
 def _file() -> Path | None:
-    """The first of the places where PyIceberg looks."""
+    """The configuration file, from the first of the places that PyIceberg searches."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
     return next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)

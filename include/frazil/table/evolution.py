@@ -1,8 +1,8 @@
-"""What a declared schema asks of the table's: nothing, a safe evolution, or the impossible. Pure.
+"""How a declared schema differs from the table's: not at all, by a safe evolution, or by a conflict. Pure.
 
-Safe is what keeps every file and every reader valid: new optional columns, int to long, float to double, a
-decimal's precision wider (Iceberg specification, "Schema Evolution"). All else is a person's decision. So is a name
-that the table had once: whether others renamed its column or dropped it, it is not added again.
+Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a
+wider decimal precision (Iceberg specification, "Schema Evolution"). Anything else is a person's decision, including
+a name that the table once had: a column that others renamed or dropped is not added again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from frazil.table.column_history import TOP, ColumnHistory
 Path = tuple[str, ...]
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""A table's property: the id of the schema from which on its columns are what they should be. Set by people."""
+"""A table property, set by people: the id of the schema since which the table's columns are as they should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A column whose type becomes wider."""
+    """A column whose type is widened."""
 
     path: Path
     type: IcebergType
@@ -52,7 +52,7 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A difference that no safe evolution covers; `message` names both sides and the ways out."""
+    """A difference that no safe evolution resolves; `message` names both sides and what to do."""
 
     path: Path
     message: str
@@ -64,11 +64,11 @@ Difference = Addition | Promotion | Conflict
 def differences(
     declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, declarable: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """Everything that differs; empty when rows of the declared schema fit the table as it stands.
+    """All differences; empty if rows of the declared schema fit the current table.
 
-    A table's optional column that is not declared is no difference: its values stay null. Nor is a column that became
-    wider than declared. `former` are the table's schemas from the oldest to the newest; `declarable` the columns that
-    a person may declare otherwise, by name.
+    An optional column that is not declared is no difference, because its values stay null; nor is a column that is
+    wider than declared. `former` are the table's schemas from the oldest to the newest; `declarable` are the names of
+    the columns whose declaration a person may change.
     """
     history = ColumnHistory.of((*former, existing))
     comparison = _Comparison(existing, history, frozenset(declarable))
@@ -82,7 +82,7 @@ class _Comparison:
     declarable: frozenset[str]
 
     def structs(self, declared: StructType, existing: StructType, *, path: Path, parent: int) -> Iterator[Difference]:
-        """`parent` is the field id of what the structs stand in."""
+        """`parent` is the field id of what contains the structs."""
         table_fields = {field.name: field for field in existing.fields}
         told: set[int] = set()
         for field in declared.fields:
@@ -104,7 +104,7 @@ class _Comparison:
                 )
 
     def _missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
-        """A name that the table does not have: new, or lost."""
+        """A name that the table lacks: new, renamed or dropped."""
         name, mine = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and mine else ""
         bore = self.history.ids.get((parent, name), ())
@@ -123,9 +123,7 @@ class _Comparison:
                 f"{declared.field_type}{optional}",
             )
         if alike := next((f.name for f in existing.fields if f.name.lower() == name.lower()), None):
-            return Conflict(
-                path, f"is called {alike} in the table, and case does not tell columns apart; declare {alike}"
-            )
+            return Conflict(path, f"is called {alike} in the table, and names are case-insensitive; declare {alike}")
         if declared.required:
             return Conflict(
                 path,
@@ -135,7 +133,7 @@ class _Comparison:
         return Addition(path, declared.field_type, declared.doc)
 
     def _stranger(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """Another column that others gave the name, while they renamed the one that had it."""
+        """Whether the name now belongs to another column, because the one that had it was renamed."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._now(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
@@ -148,7 +146,7 @@ class _Comparison:
         )
 
     def _now(self, field_ids: Iterable[int]) -> str | None:
-        """What the table calls the first of them that it still has."""
+        """The current name of the first of these fields that the table still has."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -188,12 +186,12 @@ class _Comparison:
             )
 
     def _became_wider(self, declared: IcebergType, existing: NestedField) -> bool:
-        """The column had the declared type, and all values of that still fit."""
+        """Whether the column once had the declared type and has only been widened since."""
         return str(declared) in self.history.types[existing.field_id] and _widens(declared, existing.field_type)
 
 
 def _widens(narrow: IcebergType, wide: IcebergType) -> bool:
-    """PyIceberg's own promotion rules, less those that change what a value is (string to binary)."""
+    """PyIceberg's promotion rules, except those that change a value's meaning (string to binary)."""
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
     if isinstance(narrow, FloatType):

@@ -1,4 +1,4 @@
-"""Tells expired credentials from wrong ones: the next load of the table brings newer ones."""
+"""Distinguishes expired credentials, which the next load of the table renews, from wrong ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 
 
 def has_expired(error: BaseException) -> bool:
-    """Whether an error, or one that caused it, says that the credentials have expired.
+    """Whether an error, or one of its causes, means expired credentials.
 
-    PyArrow has no error code for that, only S3's own message.
+    PyArrow has no error code for that, only S3's message.
     """
     return any(isinstance(each, AuthorizationExpiredError) or _names_a_code(each) for each in _causes(error))
 
 
 def _names_a_code(error: BaseException) -> bool:
-    response = getattr(error, "response", None)  # botocore's ClientError; not every one is a mapping (requests)
+    response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
     said = f"{code} {error}" if isinstance(error, OSError) else str(code)
     return any(each in said for each in _CODES)

@@ -1,4 +1,4 @@
-"""Which data files an audit of a window must read, told by their manifests' bounds of the Kafka coordinates."""
+"""Which data files an audit of a period must read, from the bounds of the Kafka coordinates in their manifests."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from pyiceberg.types import PrimitiveType
 from frazil.offsets.spans import TopicPartition
 
 Within = Mapping[TopicPartition, Sequence[tuple[int, int]]]
-"""Offsets `[start, end)` of topic-partitions: in order, neither empty nor overlapping."""
+"""Offsets `[start, end)` by topic-partition: in order, not empty, not overlapping."""
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 class FileBounds:
-    """Says of a file whether it may hold a row of the ranges.
+    """Tells whether a file may hold a row of the ranges.
 
-    What that guarantees: a file is passed over only where its bounds prove that it has no such row, and a file
-    without bounds is read. So every copy of a record of the ranges is found, whoever wrote it, before the ranges were
-    committed or after. What it does not: bounds span all topic-partitions of a file. Where partitions' offsets lie
-    far apart, a file of old rows may be read for nothing: it costs time, and changes no answer.
+    A file is skipped only if its bounds prove that it has no such row; a file without bounds is read. So every copy of
+    a record of the ranges is found, whoever wrote it and when. Bounds span all topic-partitions of a file: if
+    partitions' offsets are far apart, a file of old rows may be read in vain, which costs only time.
     """
 
     def __init__(self, schema: Schema, within: Within) -> None:
@@ -35,7 +34,7 @@ class FileBounds:
     def may_hold(self, file: DataFile) -> bool:
         (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
         return any(
-            # An upper bound of text may be cut, and is then rounded up: comparing stays right.
+            # An upper bound of text may be truncated and is then rounded up, so comparing stays correct.
             _overlap(topics, topic, topic)
             and _overlap(partitions, partition, partition)
             and any(_overlap(offsets, start, end - 1) for start, end in ranges)
@@ -44,19 +43,19 @@ class FileBounds:
 
 
 def of_topics(topics: Collection[str]) -> str:
-    """A row filter. Kafka allows no quotes in a topic's name."""
+    """A row filter for topics, whose names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
 def box(within: Within) -> str:
-    """The row filter of the smallest box around the ranges, for the planner of the table's files."""
+    """The row filter of the smallest box around the ranges, for planning the table's files."""
     ranges = [r for of in within.values() for r in of]
     least, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {least} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
-    """The least and the greatest value; None for what the manifest does not say."""
+    """The smallest and the largest value; None if the manifest does not say."""
     lower = (file.lower_bounds or {}).get(field_id)
     upper = (file.upper_bounds or {}).get(field_id)
     return (

@@ -1,4 +1,4 @@
-"""The offsets that a table holds: its Kafka coordinates alone are read, a few files at a time, and kept as bitmaps."""
+"""The offsets that a table holds, as bitmaps: reads only the Kafka coordinates, a few files at a time."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
 
 FILES_AT_ONCE = 2
-"""Read side by side: one is fetched while another is sorted. Each holds some 25 bytes a row meanwhile."""
+"""Files read in parallel: one is fetched while another is sorted. Each takes about 25 bytes per row meanwhile."""
 
 Offsets = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which rows are tallied: of these topics, and where `within` is given, of these ranges alone."""
+    """Which rows are counted: those of these topics and, if `within` is given, of these ranges."""
 
     topics: Collection[str]
     within: Within | None = None
     topic_ids: Mapping[str, str] | None = None
-    """Of dead letters: those of the topics with these ids. Letters of topics that are gone are another's."""
+    """For dead letters: only those of topics with these ids, not of topics that were since recreated."""
     stream: str | None = None
-    """Of dead letters: those that this stream rejected. Streams may share a table."""
+    """For dead letters: only those that this stream rejected, because streams may share a table."""
     unnamed: bool = True
-    """And those that say of no stream: an earlier frazil did not."""
+    """Also dead letters without a stream's name, which earlier versions wrote."""
     branch: str | None = None
-    """None for what the table's current snapshot has."""
+    """None for the table's current snapshot."""
 
-    def beside(self, table: Table) -> tuple[str, ...]:
-        """The columns beside the coordinates that it is told by; a table may be older than the last."""
+    def extra_columns(self, table: Table) -> tuple[str, ...]:
+        """The columns besides the coordinates that select rows; older tables lack the last one."""
         names = {field.name for field in table.schema().fields}
         asked = {"topic_id": self.topic_ids, "stream": self.stream}
         return tuple(name for name, value in asked.items() if value is not None and name in names)
@@ -56,7 +56,7 @@ def has_coordinates(table: Table) -> bool:
 
 
 def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """The offsets of the rows that are wanted, counted together; none where a branch does not exist."""
+    """The offsets of the wanted rows, with counts; empty if the branch does not exist."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets in itertools.chain.from_iterable(_landed(table, each) for each in wanted):
         found[tp].add(offsets)
@@ -69,7 +69,7 @@ def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, Offs
         return
     scan = table.scan(
         row_filter=of_topics(wanted.topics) if wanted.within is None else box(wanted.within),
-        selected_fields=(*COORDINATES, *wanted.beside(table)),
+        selected_fields=(*COORDINATES, *wanted.extra_columns(table)),
         snapshot_id=head.snapshot_id,
     )
     read = partial(_read, table, scan, wanted)
@@ -87,7 +87,7 @@ def _files(table: Table, scan: DataScan, wanted: Wanted) -> Iterator[FileScanTas
 def _side_by_side(
     read: Callable[[FileScanTask], list[tuple[TopicPartition, Offsets]]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[tuple[TopicPartition, Offsets]]]:
-    """Never more than a few files in memory: PyIceberg's own reader would begin all of them at once."""
+    """Keep only a few files in memory; PyIceberg's own reader would begin all of them at once."""
     running: deque[Future[list[tuple[TopicPartition, Offsets]]]] = deque()
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         for task in tasks:
@@ -99,8 +99,8 @@ def _side_by_side(
 
 
 def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> list[tuple[TopicPartition, Offsets]]:
-    """One file's offsets, sorted, by topic-partition."""
-    # Rows are chosen here: PyArrow's filter would cost more than it saves.
+    """The sorted offsets of one file, by topic-partition."""
+    # Rows are selected here, because PyArrow's filter would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
     for batch in arrow.to_record_batches([task]):
@@ -113,7 +113,7 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
 
 
 def _of_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
-    """Rows of the topics with these ids, and those that know no id."""
+    """Rows of the topics with these ids, and rows without an id."""
     topics, names = _coded(batch.column("kafka_topic"))
     ids, values = _coded(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
@@ -129,7 +129,7 @@ def _of_stream(batch: pa.RecordBatch, stream: str, *, unnamed: bool) -> pa.Recor
 def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Offsets]]:
     """Coordinates without nulls as sorted offsets of each topic-partition.
 
-    Sorted as one number a row, which NumPy does far quicker than by several keys.
+    Sorted by one number per row, which is much faster in NumPy than by several keys.
     """
     if not len(rows):
         return
@@ -152,14 +152,14 @@ def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Offsets
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """A column of texts as numbers, and the text of each number; the last one stands for null."""
+    """A column of texts as numbers, and the text of each number; the last number means null."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
 def _inside(offsets: Offsets, tp: TopicPartition, within: Within | None) -> Iterator[Offsets]:
-    """Those of sorted offsets that lie in the ranges."""
+    """The sorted offsets that lie in the ranges."""
     if within is None:
         yield offsets
         return

@@ -1,4 +1,4 @@
-"""Objects as files of a local or network folder, put whole by link or rename and forced to the disk."""
+"""Objects as files in a local or network folder, put whole by link or rename and synced to disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAKE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
-    """The order that makes a put durable: the file's bytes, its name, then the folder that holds the name."""
+    """A put becomes durable in this order: the file's bytes, its name, then the folder with the name."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _local(path)
@@ -66,7 +66,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Deletes a folder with its last file: another process may be making a file there, and tries again."""
+        """Also delete emptied folders. Another process that creates a file there tries again."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _local(path)
@@ -76,7 +76,7 @@ class LocalStore(ObjectStore):
             except (OSError, FrazilError) as error:
                 left[path] = error
                 continue
-            with contextlib.suppress(OSError):  # it holds more, or is gone
+            with contextlib.suppress(OSError):  # not empty, or gone
                 target.parent.rmdir()
         return left
 
@@ -90,14 +90,14 @@ class LocalStore(ObjectStore):
 
 
 def _local(path: str) -> Path:
-    """`file:///a/b`, `file:/a/b` and `/a/b` are one path."""
+    """`file:///a/b`, `file:/a/b` and `/a/b` are the same path."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return Path(path)
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Files at any depth, without our own unfinished ones."""
+    """Files at any depth, without our unfinished ones."""
     for folder, _, names in os.walk(root):
         for name in names:
             if not name.endswith(_TEMPORARY):
@@ -105,7 +105,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
-    """As `_walk`, with what a listing tells of each; `name` is what the folder is called in paths that come back."""
+    """Like `_walk`, with the details of each file; `name` is the folder's name in the returned paths."""
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -117,13 +117,13 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
             try:
                 status = entry.stat()
             except FileNotFoundError:
-                continue  # deleted since it was listed
+                continue  # deleted since the listing
             yield FileInfo(f"{name}/{entry.name}", status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 @contextmanager
 def _temporary(target: Path, data: bytes) -> Iterator[Path]:
-    """A synced file with the data in the target's folder; gone at the end unless it was renamed."""
+    """A synced temporary file with the data in the target's folder, removed at the end unless it was renamed."""
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}"
     descriptor = _create(temporary)
     try:
@@ -137,18 +137,18 @@ def _temporary(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """A descriptor of a new file; its folder may vanish meanwhile (`delete` removes empty ones)."""
+    """A descriptor of a new file; tries again if `delete` removes the empty folder meanwhile."""
     for _ in range(_MAKE_ATTEMPTS):
         _make_folder(path.parent)
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileNotFoundError:
             continue
-    raise FileNotFoundError(errno.ENOENT, "the folder was deleted while a file was made in it", str(path))
+    raise FileNotFoundError(errno.ENOENT, "the folder was deleted while a file was created in it", str(path))
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder with its parents, each name durable in its own parent."""
+    """Create a folder with its parents, each name durable in its parent."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -1,8 +1,7 @@
-"""The times in a table's metadata go forward only, whoever's clock was ahead when the table was changed last.
+"""Keeps the times in a table's metadata in order, even if the host that changed it last had a clock that was ahead.
 
 Iceberg's Java library refuses metadata whose snapshot log or metadata log goes back by more than a minute, or whose
-last update comes before them. PyIceberg dates what adds no snapshot, and a snapshot of the time that the table has
-already, by the host's clock.
+last update precedes them. PyIceberg dates changes by the host's clock.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 AHEAD_MS = 60_000
-"""What JVM engines tolerate: to a table that is further ahead of their clock they commit nothing."""
+"""How far ahead of their clock JVM engines let a table be before they refuse to commit to it."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
-    """When a change of this metadata takes place: now, and after all that it tells of."""
+    """The time for a change of this metadata: now, but after all times in it."""
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
 def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Metadata as it follows `before`, with times that go forward; logs that go back already are mended."""
+    """The metadata after `before`, with times in order; mends logs that already go back."""
     if after == before:
         return after
     return after.model_copy(
@@ -46,9 +45,9 @@ def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Make every change by way of this catalog, ours or a PyIceberg transaction's, be dated after those before it.
+    """Date every change through this catalog, ours or a PyIceberg transaction's, after those before it.
 
-    For the catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server dates its own.
+    For catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server dates its own changes.
     """
     if isinstance(catalog, MetastoreCatalog):
         stage, said = catalog._update_and_stage_table, set()
@@ -83,7 +82,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _sorted(log: Sequence[E]) -> list[E]:
-    """The same entries, none dated before the one that it follows."""
+    """The same entries, none dated before its predecessor."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

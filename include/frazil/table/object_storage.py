@@ -1,4 +1,4 @@
-"""Objects of S3, GCS or ADLS through fsspec, opened with a PyIceberg FileIO's own properties."""
+"""Objects in S3, GCS or ADLS through fsspec, opened with the properties of a PyIceberg FileIO."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_
 
 _ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
-"""S3's answer to a conditional put that met another one under way: it says nothing, ask again."""
+"""S3's answer to a conditional put that met another one under way: the outcome is open, try again."""
 
 _ABSENT = frozenset({"NoSuchKey", "404"})
 _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""What S3-compatible stores answer that have no request for several objects, or ask for another checksum."""
+"""Answers of S3-compatible stores that cannot delete several objects in one request, or want another checksum."""
 KEYS_AT_ONCE = 1_000
-"""S3's limit."""
+"""S3's limit of keys in a request."""
 
 _PUT_ATTEMPTS = 5
 OPEN_MOST = 4
-"""Sets of properties that are kept for the next store: executors open one for each write."""
+"""Sets of properties whose FileIO is kept for the next store: executors open one for each write."""
 
 
 class FsspecStore(ObjectStore):
@@ -51,12 +51,12 @@ class FsspecStore(ObjectStore):
 
     @property
     def _files(self) -> Any:
-        """PyIceberg keeps one file system a thread: fsspec's clients are not to be shared."""
+        """PyIceberg keeps a file system for each thread, because fsspec's clients must not be shared."""
         properties, opened = frozenset(file_io_properties(self._ask()).items()), self._opened
         if opened is None or opened[0] != properties:
             self._opened = opened = (properties, _file_io(properties))
         files = opened[1].get_fs(self._scheme, self._host)
-        # fsspec would keep it for ever, and a catalog may vend new credentials with every load: 12 MiB each time.
+        # fsspec would keep it for ever: 12 MiB for each load that vends new credentials.
         type(files)._cache.pop(files._fs_token, None)
         return files
 
@@ -102,7 +102,7 @@ class FsspecStore(ObjectStore):
             (
                 FileInfo(f"{folder.rstrip('/')}{name[len(root) :]}", int(info["size"]), _modified_ms(info))
                 for name, info in found.items()
-                if info["type"] == "file"  # a store may keep a marker where a folder was
+                if info["type"] == "file"  # some stores keep a marker for a folder
             ),
             key=lambda info: info.path,
         )
@@ -119,13 +119,13 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """S3 takes 1,000 keys in a request; other stores, and those that refuse such a request, one at a time."""
+        """Delete 1,000 keys per request in S3; one at a time in other stores, and if such a request is refused."""
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, KEYS_AT_ONCE)):
             try:
                 left |= self._delete_batch(batch)
-            except (OSError, FrazilError) as error:  # no key is to blame: the rest would meet the same
+            except (OSError, FrazilError) as error:  # no single key is the cause, so the rest would fail alike
                 return left | dict.fromkeys([*batch, *waiting], error)
         return left
 
@@ -151,11 +151,11 @@ class FsspecStore(ObjectStore):
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Nothing to do: a file that its writer could close is durable."""
+        """Nothing to do: a closed file is durable."""
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """One request. Not by way of s3fs's own bulk deletion, which drops what S3 says of single keys."""
+    """Send one request. s3fs's own bulk deletion would drop S3's errors for single keys."""
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
@@ -179,7 +179,7 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """S3's own code: s3fs knows a failed precondition only as AWS words it, and SeaweedFS words it otherwise."""
+    """S3's error code. s3fs knows a failed precondition only by AWS's text, and SeaweedFS has another."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -188,7 +188,7 @@ def _error_code(error: OSError) -> str | None:
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
-    """Each fsspec file system has its own key for it."""
+    """The modification time, for which each fsspec file system has its own key."""
     for key in ("LastModified", "mtime", "last_modified", "updated"):
         modified = info.get(key)
         if isinstance(modified, str):

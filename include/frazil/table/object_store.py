@@ -1,7 +1,7 @@
-"""What frazil needs of the storage beneath a table, with the same guarantees on a disk and in S3.
+"""The storage interface of a table, with the same guarantees on disk and in S3.
 
 Journals and desired state are objects beside the table's data. They rely on `put_if_absent`: of any number of
-processes that put one path, exactly one succeeds, and no reader ever sees half an object.
+processes that put the same path, exactly one succeeds, and no reader ever sees half an object.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from frazil.errors import FrazilError
 
 IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""A PyIceberg FileIO's properties, or where they are asked for: a catalog that vends credentials renews them with
-every load of the table, and a store that lives longer than they do asks each time."""
+"""A PyIceberg FileIO's properties, or a function that returns them: a catalog that vends credentials renews them with
+every load of the table, so a long-lived store asks each time."""
 
 _FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
 _SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
-"""What PyIceberg's remote signer needs of the catalog's properties."""
+"""Catalog properties that PyIceberg's remote signer needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file; `path` has the form of the folder that was listed; `modified_ms` is since 1970, UTC."""
+    """One file. `path` begins like the listed folder; `modified_ms` counts from 1970, UTC."""
 
     path: str
     bytes: int
@@ -31,49 +31,49 @@ class FileInfo:
 
 
 class ObjectStore(ABC):
-    """Paths are whole locations, with or without their scheme, and come back in the form they were given.
+    """Paths are complete locations, with or without scheme, and are returned in the given form.
 
-    A folder exists only through the files in it. Every method raises AccessDenied where the storage refuses us.
+    A folder exists only through its files. Every method raises AccessDenied if the storage refuses us.
     """
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write an object whole and durably, unless the path has one already: then False, and nothing changes.
+        """Write an object whole and durably; False, without a change, if the path has one already.
 
-        Where an answer is lost and the client asks again, False may mean that our own first try arrived: a caller
-        to whom the difference matters reads the object and compares.
+        If the client repeats a request whose answer was lost, False may mean that the first try succeeded: a caller to
+        whom this matters reads the object and compares.
         """
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write an object whole and durably, in place of what the path has: a reader sees the old or the new."""
+        """Write or replace an object whole and durably: a reader sees either the old or the new."""
 
     @abstractmethod
     def get(self, path: str) -> bytes | None:
-        """The object's bytes; None where there is none."""
+        """The object's bytes; None if there is none."""
 
     @abstractmethod
     def list_files(self, folder: str) -> list[FileInfo]:
-        """Every file under a folder, at any depth, sorted by path; empty where there is none."""
+        """All files below a folder, at any depth, sorted by path."""
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """The folders right in a folder, those with a file at some depth, sorted, without a trailing slash.
+        """The direct subfolders with a file at any depth, sorted, without trailing slash.
 
-        A store that keeps markers of folders (SeaweedFS) may name an emptied one as well.
+        A store with folder markers (SeaweedFS) may include emptied ones.
         """
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, many in one request where the storage can. Answers with those that it could not delete.
+        """Delete files, many per request if the storage can; returns the errors by path of those it could not delete.
 
-        A missing file is as good as deleted. The errors are of the kinds that `delete` raises.
+        A missing file counts as deleted. The errors are of the types that `delete` raises.
         """
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files, as many as can be; a missing file is as good as deleted.
+        """Delete as many of these files as possible; a missing file counts as deleted.
 
-        Raises for what is left: AccessDenied, CommitUnavailable where the storage cannot be reached, else OSError.
+        Raises for the rest: AccessDenied, CommitUnavailable if the storage cannot be reached, else OSError.
         """
         left = self.delete_each(paths)
         if not left:
@@ -86,15 +86,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Make files that another process has written, and closed, durable; raises FileNotFoundError."""
+        """Make files durable that another process has written and closed; raises FileNotFoundError."""
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those of a loaded table's FileIO properties that are needed to open files.
+    """The FileIO properties of a loaded table that are needed to open files.
 
-    From a REST catalog they include the table's own properties, with the streams' markers, and the catalog's
-    credentials.
-    A FileIO of somebody's own (`py-io-impl`) may read any key: only the markers are kept from it.
+    From a REST catalog they also include the table's properties with the streams' markers, and the catalog's
+    credentials. A custom FileIO (`py-io-impl`) may read any key, so only the markers are removed for it.
     """
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}

@@ -1,7 +1,7 @@
-"""A catalog's configuration for those who read its tables, ready to paste. Pure.
+"""A catalog's configuration for readers of its tables, ready to paste. Pure.
 
-No secret is printed: where a property is not known to be harmless, its value is a reference to an environment variable,
-which has the name that PyIceberg reads the property from.
+No secret is printed: unless a property is known to be harmless, its value is a reference to the environment variable
+from which PyIceberg reads the property.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HARMLESS = frozenset(
         *("adls.account-name", "adls.account-host", "gcs.project-id", "gcs.default-bucket-location"),
     }
 )
-"""PyIceberg's properties whose values are shown, unless they are URLs that hold more than a place."""
+"""PyIceberg's properties whose values are shown, unless they are URLs with more than an address."""
 _HARMLESS_QUERY = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeout", "application_name"})
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
@@ -59,7 +59,7 @@ _TRINO_GLUE = {
 
 
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    """What to paste: a Python snippet, or for Trino `etc/catalog/<catalog>.properties`.
+    """The text to paste: a Python snippet, or for Trino `etc/catalog/<catalog>.properties`.
 
     `properties` are PyIceberg's; `packages` the Maven coordinates of Iceberg's Spark runtime and of a JDBC driver for
     SQLite. Raises SpecError for a catalog that the reader cannot open.
@@ -184,9 +184,9 @@ def _renamed(given: Mapping[str, str], names: Mapping[str, str], prefix: str) ->
 
 
 def _without_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """The same, with `${VARIABLE}` in place of what may be a secret.
+    """The same with `${VARIABLE}` in place of possible secrets.
 
-    `database_password`: of a database's URL only the password is replaced, for the JVM takes it apart from the URL.
+    `database_password` replaces only the password in a database's URL, because the JVM takes it apart from the URL.
     """
     shown = {key: value if _is_harmless(key, value) else _variable(catalog, key) for key, value in properties.items()}
     uri = properties.get("uri", "")
@@ -208,7 +208,7 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable(catalog: str, key: str) -> str:
-    """As PyIceberg names variables: two underscores for a dot, one for a hyphen."""
+    """PyIceberg's name for the variable: two underscores for a dot, one for a hyphen."""
     name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
 

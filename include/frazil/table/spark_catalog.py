@@ -1,6 +1,6 @@
-"""A catalog's PyIceberg properties in the words of Iceberg's Spark runtime. Pure.
+"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure.
 
-The two share most keys (`uri`, `warehouse`, `s3.*`, `rest.*`); what differs is here, and only here.
+Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`); all differences are here.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _PYTHON_ONLY = frozenset(
 
 
 def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """`spark.sql.catalog.<name>` and all beneath it, for a catalog of type sql, rest, glue or hive.
+    """`spark.sql.catalog.<name>` and its subkeys, for a catalog of type sql, rest, glue or hive.
 
-    Raises SpecError for a catalog that Spark has no counterpart of.
+    Raises SpecError for a catalog that Spark cannot open.
     """
     kind = inferred_type(properties)
     translated = _shared(properties)
@@ -56,7 +56,7 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def inferred_type(properties: Mapping[str, str]) -> str:
-    """The catalog's type: the declared one, else as PyIceberg infers it from the URI."""
+    """The declared type of a catalog, else the one that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
@@ -69,13 +69,13 @@ def _shared(properties: Mapping[str, str]) -> dict[str, str]:
     if virtual := translated.pop("s3.force-virtual-addressing", None):
         translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
     elif "s3.endpoint" in translated:
-        # PyIceberg addresses buckets by path at an endpoint of one's own, Java by host name.
+        # At a custom endpoint PyIceberg addresses buckets by path, Java by host name.
         translated.setdefault("s3.path-style-access", "true")
     return translated
 
 
 def _jdbc(name: str, uri: str) -> dict[str, str]:
-    """SQLAlchemy's URL as JDBC's. `V1` is the schema with views, which PyIceberg makes."""
+    """SQLAlchemy's URL as JDBC's. `V1` is the schema with views, which PyIceberg creates."""
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}
     if url.get_backend_name() == "sqlite":

@@ -1,4 +1,4 @@
-"""The store that serves a location."""
+"""Opens the store that serves a location."""
 
 from __future__ import annotations
 

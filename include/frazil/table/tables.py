@@ -1,4 +1,4 @@
-"""The tables of a stream: made if missing, otherwise checked and safely evolved; and where their files stand."""
+"""Creates a stream's tables if missing, checks and safely evolves existing ones, and knows where their files lie."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EVOLUTION_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A table as it would be made."""
+    """A table as it would be created."""
 
     identifier: str
     schema: Schema
@@ -56,11 +56,11 @@ class Declared:
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
     declarable: frozenset[str] = frozenset()
-    """Columns that come from a person's declaration; all others are frazil's own."""
+    """Columns from a person's declaration; all others are frazil's own."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """The stream's table: made if missing, evolved where that is safe, refused where it is not.
+    """The stream's table: created if missing, evolved if that is safe, refused otherwise.
 
     A table that is partitioned or sorted otherwise than declared stays as it is, with a warning.
     Raises SpecError where a new column could not be read by an engine, TableLost where a new table would be made in
@@ -73,12 +73,12 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
-    """The table of the stream's dead letters, made if missing. Raises as `ensure_table` does."""
+    """The table of the stream's dead letters, created if missing. Raises as `ensure_table` does."""
     return ensure_declared(catalog, _declared_dead_letters(spec), spec.name)
 
 
 def check_fits(table: Table, spec: StreamSpec) -> None:
-    """The stream's table does not contradict what is declared, though it may lack what the next start brings.
+    """Check that the stream's table does not contradict the declaration; it may lack what the next start adds.
 
     Raises SchemaIncompatible.
     """
@@ -86,7 +86,7 @@ def check_fits(table: Table, spec: StreamSpec) -> None:
 
 
 def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Rows of the declared schema fit both tables as they are now, whatever others did to them since the start.
+    """Check that rows of the declared schema fit both current tables, which others may have changed since the start.
 
     Raises SchemaIncompatible.
     """
@@ -121,19 +121,19 @@ def _declared_dead_letters(spec: StreamSpec) -> Declared:
 
 
 def dead_letter_identifier(spec: StreamSpec) -> str:
-    """`<table>_dead_letters`, or what the stream names."""
+    """The declared identifier, or `<table>_dead_letters`."""
     return spec.dead_letter_table
 
 
 def data_location(table: Table) -> str:
-    """Where data files go: `write.data.path`, or `<location>/data`; no trailing slash."""
+    """The folder of data files: `write.data.path`, or `<location>/data`; without trailing slash."""
     return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
 
 
 def state_location(table: Table, stream: str) -> str:
-    """Where a stream keeps journals and desired state: `<location>/_frazil/<stream>`.
+    """The folder of a stream's journals and desired state: `<location>/_frazil/<stream>`.
 
-    Spark's remove_orphan_files passes over names that begin with an underscore.
+    Spark's remove_orphan_files skips names that begin with an underscore.
     """
     return f"{table.location().rstrip('/')}/{STATE}/{stream}"
 
@@ -141,13 +141,13 @@ def state_location(table: Table, stream: str) -> str:
 def may_delete_files(properties: Mapping[str, str]) -> bool:
     """Whether a table's files are its own: `gc.enabled` is false where another table may share them.
 
-    As Iceberg reads it, whatever is not "true" is false.
+    Like Iceberg, takes everything except "true" for false.
     """
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
 def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:
-    """A table as it is declared, on behalf of a stream. Raises as `ensure_table` does."""
+    """A declared table, on behalf of a stream. Raises as `ensure_table` does."""
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
@@ -158,7 +158,7 @@ def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:
 
 
 def _create(catalog: Catalog, declared: Declared) -> Table:
-    """Make the namespace and the table; another process may do the same at this moment, and either may win."""
+    """Create the namespace and the table. Another process may do the same at once; either may win."""
     _refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -221,7 +221,7 @@ def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
     try:
         catalog.create_namespace(namespace)
     except (NamespaceAlreadyExistsError, IntegrityError):
-        # Made between our look and our insert: SqlCatalog says so by its primary key.
+        # Another process created it between our check and our insert: SqlCatalog's primary key refuses it.
         return
 
 
@@ -239,7 +239,7 @@ def _check_format_version(table: Table) -> None:
 
 
 def _evolve(table: Table, declared: Declared, stream: str) -> Table:
-    """Bring the table to the declared schema in one update; another process may be doing the same."""
+    """Evolve the table to the declared schema in one update; another process may do the same."""
     for _ in range(EVOLUTION_ATTEMPTS):
         changes = _evolutions(table, declared, stream)
         if not changes:
@@ -247,7 +247,7 @@ def _evolve(table: Table, declared: Declared, stream: str) -> Table:
         try:
             _apply(table, changes)
         except CommitFailedException:
-            logger.info("the schema of %s changed while stream %s evolved it; looking again", _name(table), stream)
+            logger.info("the schema of %s changed while stream %s evolved it; trying again", _name(table), stream)
         table = table.catalog.load_table(table.name())
     raise CommitUnavailable(
         f"stream {stream}: the schema of {_name(table)} changed at each of {EVOLUTION_ATTEMPTS} attempts to evolve it"
@@ -255,7 +255,7 @@ def _evolve(table: Table, declared: Declared, stream: str) -> Table:
 
 
 def _evolutions(table: Table, declared: Declared, stream: str) -> list[Addition | Promotion]:
-    """What the table lacks of the declared schema. Raises SchemaIncompatible where no safe evolution leads there."""
+    """The evolutions to the declared schema. Raises SchemaIncompatible if they are not all safe."""
     existing = table.schema()
     wanted = _adoptable(declared, existing)
     found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
@@ -265,7 +265,7 @@ def _evolutions(table: Table, declared: Declared, stream: str) -> list[Addition 
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """From the oldest to the newest; none from before the one that a person accepted as it is."""
+    """The former schemas from the oldest to the newest, without those before the one that a person accepted."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -273,9 +273,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _adoptable(declared: Declared, existing: Schema) -> Schema:
-    """frazil's own columns may be optional, for it always has a value: some tables began without Kafka coordinates, and
-    what others dropped and added again is optional.
-    """
+    """Let frazil's own columns be optional: it always has a value, and tables may have got them later."""
     there = {field.name: field.required for field in existing.fields}
     fields = [
         field
@@ -287,7 +285,7 @@ def _adoptable(declared: Declared, existing: Schema) -> Schema:
 
 
 def _refuse_unreadable(coming: Schema, table: str) -> None:
-    """A column that makes the whole table unreadable to an engine does not come into it. Raises SpecError."""
+    """Refuse to add a column that would make the whole table unreadable to an engine. Raises SpecError."""
     for path in coming.column_names:
         if reason := UNREADABLE.get(str(coming.find_type(path))):
             raise SpecError(f"schema.{path}: {coming.find_type(path)} would come into the table {table}: {reason}")
@@ -313,7 +311,7 @@ def _refusal(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
 
 
 def _warn_of_another_layout(table: Table, declared: Declared, stream: str) -> None:
-    """What is declared is for a new table; evolving an existing one's layout is a person's decision."""
+    """Warn only: the declared layout is for a new table, and changing an existing one's is a person's decision."""
     for word, wanted, found in (
         (
             "partitioning",

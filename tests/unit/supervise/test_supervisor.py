@@ -21,7 +21,7 @@ from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 
-FAKE_WRITER = Path(__file__).with_name("fake_writer.py")
+FAKE_WRITER = Path(__file__).parents[1] / "host" / "fake_writer.py"
 
 
 class Clock:

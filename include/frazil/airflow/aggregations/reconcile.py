@@ -78,20 +78,27 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, asked_after_ms: int) -> list[WaitingDay]:
-    """The days whose newest state has no run, and that were not asked for lately. Pure.
+    """The days that no run covers and that were not asked for after `asked_after_ms`. Pure."""
+    return [
+        one
+        for one in waiting
+        if not any(
+            _covers(state, at_ms, one, asked_after_ms=asked_after_ms) for state, at_ms in runs.get(str(one.day), ())
+        )
+    ]
 
-    An unfinished run may still cover a day; a failed run told people, who clear it; a run that succeeded before the
-    day's last signal has read less.
+
+def _covers(state: str, at_ms: int, one: WaitingDay, *, asked_after_ms: int) -> bool:
+    """Whether a run, or a request for one, leaves nothing to ask for.
+
+    An unfinished run may still aggregate the day. A run that failed since the day completed alerted people, who clear
+    it. A run that succeeded counts for nothing, because it read less than the day's last signal.
     """
-
-    def stands(state: str, at_ms: int, one: WaitingDay) -> bool:
-        if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
-            return True
-        if state == ASKED:
-            return at_ms >= max(one.since_ms, asked_after_ms)
-        return state == DagRunState.FAILED and at_ms >= one.since_ms
-
-    return [w for w in waiting if not any(stands(state, at_ms, w) for state, at_ms in runs.get(str(w.day), ()))]
+    if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
+        return True
+    if state == ASKED:
+        return at_ms >= max(one.since_ms, asked_after_ms)
+    return state == DagRunState.FAILED and at_ms >= one.since_ms
 
 
 def first_day(store: Store) -> date | None:

@@ -65,26 +65,29 @@ def backfill_dag(
         tags={"frazil", "backfill"},
     ) as dag:
         asked: Any = task.short_circuit(plan)(str(folder))
-        staged = SparkSubmitOperator(
-            task_id="stage",
-            conn_id=conn_id,
-            application=str(Path(application).absolute()),
-            name="frazil backfill {{ params.stream }}",
-            application_args=[
-                "{{ params.stream }}", "--streams", str(folder),
-                "--request", "{{ ti.xcom_pull(task_ids='plan') | tojson }}",
-            ],
-            conf={
-                "spark.cores.max": "{{ params.cores }}",
-                # This many tasks at once, whatever the connection's master offers.
-                "spark.default.parallelism": "{{ params.cores }}",
-                "spark.driver.memory": "{{ params['driver-memory'] }}",
-            },
-            properties_file=PROPERTIES_FILE,
-            pool=spark_pool(),
-        )  # fmt: skip
-        asked >> staged >> task(publish)(str(folder), asked)
+        asked >> _stage(folder, application, conn_id) >> task(publish)(str(folder), asked)
     return dag
+
+
+def _stage(folder: Path, application: str | Path, conn_id: str) -> SparkSubmitOperator:
+    return SparkSubmitOperator(
+        task_id="stage",
+        conn_id=conn_id,
+        application=str(Path(application).absolute()),
+        name="frazil backfill {{ params.stream }}",
+        application_args=[
+            "{{ params.stream }}", "--streams", str(folder),
+            "--request", "{{ ti.xcom_pull(task_ids='plan') | tojson }}",
+        ],
+        conf={
+            "spark.cores.max": "{{ params.cores }}",
+            # This many tasks at once, whatever the connection's master offers.
+            "spark.default.parallelism": "{{ params.cores }}",
+            "spark.driver.memory": "{{ params['driver-memory'] }}",
+        },
+        properties_file=PROPERTIES_FILE,
+        pool=spark_pool(),
+    )  # fmt: skip
 
 
 def _form(streams: list[str]) -> dict[str, Param]:

@@ -6,7 +6,7 @@ It reads run folders of this host, tables' metadata and Airflow's answers. Each 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -45,7 +45,7 @@ class Subject:
     """One thing that is watched, and how it is read."""
 
     alerts: Alerts
-    look: Callable[[], Iterable[Reading]]
+    read: Callable[[], Iterable[Reading]]
     """May raise anything that a catalog or a storage raises."""
     dags: tuple[str, ...] = ()
     """The DAGs whose failed runs count for it."""
@@ -60,14 +60,14 @@ def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: in
         if subject.alerts.enabled
     }
 
-    def look(name: str) -> list[Reading] | str:
+    def read(name: str) -> list[Reading] | str:
         try:
-            return [*subjects[name].look(), *runs.get(name, [])]
+            return [*subjects[name].read(), *runs.get(name, [])]
         except Exception as error:  # whatever a catalog or a storage raises: the others are still read
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(at_once) as pool:
-        return dict(zip(subjects, pool.map(look, subjects), strict=True))
+        return dict(zip(subjects, pool.map(read, subjects), strict=True))
 
 
 def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
@@ -114,35 +114,35 @@ def _care(table: str, spec: StreamSpec) -> Subject:
     if spec.window is None:
         return Subject(alerts, list, (maintenance_dag_id(table),))
 
-    def look() -> Iterable[Reading]:
+    def read() -> Iterable[Reading]:
         signals = TableSignals.load(load_catalog(spec.table.catalog), table)
         starts = signals.cursor.held if signals.cursor else frozenset()
         newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
         held = [(s.partition, s.note or "the gate said nothing") for s in newest.values() if not s.sent]
         return held_reading(table, held, alerts)
 
-    return Subject(alerts, look, (partitions_dag_id(table), maintenance_dag_id(table)))
+    return Subject(alerts, read, (partitions_dag_id(table), maintenance_dag_id(table)))
 
 
 def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> Subject:
+    def read() -> Iterable[Reading]:
+        return _aggregation_readings(file, first_days, now_ms) if alerts.enabled else ()
+
+    return Subject(alerts, read, (reconcile_dag_id(file.path.stem),))
+
+
+def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
+    """Whether the declaration is broken, and which days are late. Sets the first day that is watched."""
     name, spec = file.path.stem, file.spec
-
-    def look() -> Iterable[Reading]:
-        if not alerts.enabled:
-            return
-        said = (
-            f"the declaration of aggregation {name} is broken; it runs as it was when it was sound last: {file.problem}"
-        )
-        yield flag("declaration", file.problem is not None and not file.missing, said)
-        if spec is None or name not in first_days:
-            return
-        catalog = load_catalog(spec.catalog)
-        first_days[name] = first = first_days[name] or open_day(catalog, spec)
-        if first is not None:
-            waiting = waiting_days(catalog, spec, first=first)
-            yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
-
-    return Subject(alerts, look, (reconcile_dag_id(name),))
+    sentence = f"the declaration of aggregation {name} is broken; the last sound one is in use: {file.problem}"
+    yield flag("declaration", file.problem is not None and not file.missing, sentence)
+    if spec is None or name not in first_days:
+        return
+    catalog = load_catalog(spec.catalog)
+    first_days[name] = first = first_days[name] or open_day(catalog, spec)
+    if first is not None:
+        waiting = waiting_days(catalog, spec, first=first)
+        yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
 
 def failed_runs(dag_id: str, most: int) -> int | None:

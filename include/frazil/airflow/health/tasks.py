@@ -72,17 +72,24 @@ def measure_all(
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
         if name in subjects:
             steps[name] = _subject(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
-        elif isinstance(health, TableHealth):
-            steps[name] = step(before, health, tables[name].settings, now_ms=now_ms)
-        elif name in tables and health is None:
-            steps[name] = gone(before, name, "there is no such table")
-        elif name in tables or (problems and " " not in name):
-            settings = tables[name].settings.alerts if name in tables else Alerts()
-            problem = health or f"a declaration is not sound: {'; '.join(problems)}"
-            steps[name] = unmeasured(before, name, problem, settings, now_ms=now_ms)
+        elif name in tables:
+            steps[name] = _table(name, before, health, tables[name], now_ms=now_ms)
+        elif problems and " " not in name:
+            problem = f"a declaration is not sound: {'; '.join(problems)}"
+            steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it any more")
     return _remembered(steps, store)
+
+
+def _table(
+    name: str, before: AlertStates, health: TableHealth | str | None, table: MaintainedTable, *, now_ms: int
+) -> Step:
+    if health is None:
+        return gone(before, name, "there is no such table")
+    if isinstance(health, str):
+        return unmeasured(before, name, health, table.settings.alerts, now_ms=now_ms)
+    return step(before, health, table.settings, now_ms=now_ms)
 
 
 def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int) -> Step:

@@ -110,23 +110,26 @@ def _dag(
         tags={"frazil", "maintenance"},
     ) as dag:
         # Orphans are cleaned up even if nothing is rewritten, but never during a rewrite of the same table.
-        look_first: Any = task.short_circuit(ignore_downstream_trigger_rules=False)(look)(names, str(streams))
-        rewrite = SparkSubmitOperator(
-            task_id="rewrite",
-            conn_id=SPARK_CONNECTION,
-            name=dag_id,
-            application=app.path,
-            conf=app.conf,
-            properties_file=PROPERTIES_FILE,
-            pool=spark_pool(),
-            application_args=[
-                *(*names, "--streams", str(streams)),
-                *("--actions", "{{ params.actions | reject('equalto', 'orphans') | join(',') }}"),
-            ],
-        )
+        looked: Any = task.short_circuit(ignore_downstream_trigger_rules=False)(look)(names, str(streams))
         cleaned: Any = task(trigger_rule="none_failed", inlets=[HEALTH])(orphans)(names, str(streams))
-        look_first >> rewrite >> cleaned
+        looked >> _rewrite(dag_id, names, streams, app) >> cleaned
     return dag
+
+
+def _rewrite(dag_id: str, names: Sequence[str], streams: Path, app: _App) -> SparkSubmitOperator:
+    return SparkSubmitOperator(
+        task_id="rewrite",
+        conn_id=SPARK_CONNECTION,
+        name=dag_id,
+        application=app.path,
+        conf=app.conf,
+        properties_file=PROPERTIES_FILE,
+        pool=spark_pool(),
+        application_args=[
+            *(*names, "--streams", str(streams)),
+            *("--actions", "{{ params.actions | reject('equalto', 'orphans') | join(',') }}"),
+        ],
+    )
 
 
 def look(tables: list[str], streams: str) -> list[str]:

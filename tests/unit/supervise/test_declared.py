@@ -1,4 +1,4 @@
-"""What a writer's environment holds, and what it does not."""
+"""A declaration that is sound, broken, removed or missing for a moment."""
 
 from __future__ import annotations
 
@@ -7,48 +7,9 @@ from typing import Any
 
 import pytest
 
-from frazil.host.environment import writer_environment
-from frazil.host.lock import INHERITED_LOCK
 from frazil.spec.load import find_stream
 from frazil.supervise.declared import Declaration
 from frazil.supervise.observed import Declared, Removed, Unreadable
-
-BASE = {
-    "PATH": "/bin",
-    "JAVA_HOME": "/java",
-    "SPARK_LOCAL_IP": "127.0.0.1",
-    "FRAZIL_STREAMS": "/streams",
-    "FRAZIL_HOME": "relative",
-    "PYICEBERG_CATALOG__LAKE__URI": "http://catalog",
-    "KAFKA_PASSWORD": "secret-1",
-    "OTHER_PASSWORD": "secret-2",
-    "AIRFLOW__CORE__FERNET_KEY": "secret-3",
-    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "secret-4",
-    "AIRFLOW_CONN_OTHERS": "secret-5",
-    INHERITED_LOCK: "7",
-}
-
-
-def test_settings_pass_and_so_do_the_secrets_that_the_spec_refers_to_and_no_others(streams: Path) -> None:
-    file = streams / "ticks.yaml"
-    file.write_text(file.read_text().replace("127.0.0.1:1", "${airflow:kafka.host}:1") + "lateness: 5m\n")
-    file.write_text(
-        file.read_text().replace("source: {", 'source: {properties: {sasl.password: "${env:KAFKA_PASSWORD}"}, ')
-    )
-    spec = find_stream(streams, "ticks")
-    found = writer_environment(spec, BASE, connections={"kafka": '{"host": "k1"}'}, python="/py", home="/home/f")
-    assert found["KAFKA_PASSWORD"] == "secret-1"
-    assert found["AIRFLOW_CONN_KAFKA"] == '{"host": "k1"}'
-    assert (found["FRAZIL_HOME"], found["PYSPARK_PYTHON"]) == ("/home/f", "/py")
-    assert {"PATH", "JAVA_HOME", "SPARK_LOCAL_IP", "FRAZIL_STREAMS", "PYICEBERG_CATALOG__LAKE__URI"} <= set(found)
-    assert not {v for v in found.values() if v in {"secret-2", "secret-3", "secret-4", "secret-5"}}
-    assert INHERITED_LOCK not in found
-
-
-def test_a_python_for_spark_that_was_chosen_is_kept(streams: Path) -> None:
-    base = {"PYSPARK_PYTHON": "/chosen"}
-    found = writer_environment(find_stream(streams, "ticks"), base, connections={}, python="/py", home="/h")
-    assert found["PYSPARK_PYTHON"] == "/chosen"
 
 
 class Times:
