@@ -94,10 +94,12 @@ class Kind(StrEnum):
     """Kafka lost committed records and gives their offsets to others, which no table has."""
     UNCHECKED = "unchecked"
     SKIPPED = "skipped"
+    CHANGED = "changed"
+    """Somebody else's commits deleted or overwrote rows."""
 
     @property
     def is_wrong(self) -> bool:
-        return self not in {Kind.UNCHECKED, Kind.SKIPPED}
+        return self not in {Kind.UNCHECKED, Kind.SKIPPED, Kind.CHANGED}
 
 
 @dataclass(frozen=True, slots=True)

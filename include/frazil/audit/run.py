@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 
 from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.compare import (
@@ -20,6 +21,7 @@ from frazil.audit.compare import (
     missing,
 )
 from frazil.audit.evidence import explained, gather
+from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.period import Period
@@ -29,6 +31,7 @@ from frazil.errors import AdoptionRequired
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
+from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
 """What Kafka has of the claimed ranges, and findings about what it could not be asked."""
@@ -137,6 +140,7 @@ def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...])
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
+    findings = (*findings, *_changed(run.table, stream=run.marker.stream, window=run.window))
     clean = not any(f.kind.is_wrong for f in findings)
     partitions = tuple(_numbers(e) for e in evidence)
     return Audit(run.tables.stream, clean, partitions, findings, claimed.batches, run.window)
@@ -179,6 +183,28 @@ def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
     """What the stream was told to skip: a note, not an error."""
     sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
     return tuple(Finding(Kind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
+
+
+def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Finding, ...]:
+    """Commits that took rows away and are not frazil's, by their summaries: a note, for they reopen no window."""
+    found = [
+        snapshot
+        for snapshot in ancestors(table.metadata)
+        if (window is None or snapshot.timestamp_ms in window)
+        and snapshot.summary
+        and snapshot.summary.operation in {Operation.OVERWRITE, Operation.DELETE}
+        and not any(key.startswith("frazil.") for key in snapshot.summary.additional_properties)
+    ]
+    if not found:
+        return ()
+    last, summary = found[0], found[0].summary
+    rows = [(summary.get(f"{what}-records") if summary else None) or "0" for what in ("deleted", "added")]
+    sentence = (
+        f"{len(found)} commits of others deleted or overwrote rows; the last of them, snapshot {last.snapshot_id} of "
+        f"{utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}. They reopen no window that was signalled "
+        "before: its signal names a snapshot without them, until a row is appended to the window"
+    )
+    return (Finding(Kind.CHANGED, len(found), sentence, stream),)
 
 
 def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:

@@ -304,6 +304,21 @@ def test_compaction_changes_no_answer(made: MadeStream):
     assert audit_stream(made.tables, window=SECOND).partitions[0].rows == 200
 
 
+def test_what_others_overwrite_is_a_note_in_the_hour_of_their_commit(made: MadeStream):
+    table = made.tables.main.refresh()
+    before = {hour: audit_stream(made.tables, window=hour).findings for hour in (FIRST, SECOND, THIRD)}
+    assert not any(found.kind is Kind.CHANGED for findings in before.values() for found in findings)
+    table.overwrite(table.scan().to_arrow())
+    last = table.metadata.snapshots[-2:]
+    at_ms = last[0].timestamp_ms
+    hour = Period(at_ms, at_ms + HOUR_MS)
+    (note,) = (found for found in audit_stream(made.tables).findings if found.kind is Kind.CHANGED)
+    assert (note.count, note.kind.is_wrong) == (1, False)
+    assert "deleted 1200 and added 0. They reopen no window" in note.sentence
+    assert note in audit_stream(made.tables, window=hour).findings
+    assert {hour: audit_stream(made.tables, window=hour).findings for hour in before} == before
+
+
 def test_where_history_was_expired_records_are_searched_newest_first(made: MadeStream, monkeypatch: pytest.MonkeyPatch):
     table = made.tables.main.refresh()
     head = table.metadata.current_snapshot_id
