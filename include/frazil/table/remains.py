@@ -9,19 +9,22 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import logging
 import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
-from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError, RESTError, TableAlreadyExistsError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage import open_store
 from frazil.timetext import utc
+
+log = logging.getLogger(__name__)
 
 METADATA = ".metadata.json"
 STATE = "_frazil"
@@ -71,18 +74,25 @@ class Place:
 def place_of_new(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> Place | None:
-    """Where the catalog would put that table, asked without making it; None where its namespace does not exist yet, and
-    a server decides. Raises what the catalog raises.
+    """Where the catalog would create that table, asked without creating it.
+
+    None if a server decides and does not say: its namespace or the table has not been, or was just, created; or it
+    cannot stage a creation. Raises what the catalog raises.
     """
     if isinstance(catalog, MetastoreCatalog):
         found = _resolved(catalog, identifier, location)
         return Place(found, open_store(found, catalog.properties))
     try:
-        made = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
-    except NoSuchNamespaceError:
+        staged = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
+    except (NoSuchNamespaceError, TableAlreadyExistsError):
         return None
-    # Nothing is made before it is committed, which it never is.
-    table = made._table
+    except (NotImplementedError, RESTError) as error:
+        if isinstance(error, RESTError) and type(error) not in {BadRequestError, RESTError}:
+            raise  # refused, or out of reach
+        log.info("the catalog %r does not say where it would create %s: %s", catalog.name, identifier, error)
+        return None
+    # Nothing is created before it is committed, which it never is.
+    table = staged._table
     return Place(table.location().rstrip("/"), open_store(table.location(), table.io.properties))
 
 

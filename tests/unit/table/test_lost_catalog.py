@@ -8,14 +8,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import (
+    BadRequestError,
+    ForbiddenError,
+    NoSuchTableError,
+    RESTError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.table import Table
 
-from frazil.errors import TableLost
+from frazil.errors import AccessDenied, TableLost
 from frazil.signals.signal_table import IDENTIFIER, SCHEMA, SPEC
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -138,3 +145,43 @@ def test_a_look_finds_what_a_lost_catalog_had(catalog: Catalog, unconfigured: Pa
     assert not (unconfigured / "catalog.db").exists()
     with pytest.raises(NoSuchTableError):
         load_catalog(None).load_table("demo.flights")
+
+
+class Remote:
+    """A catalog whose server decides where tables are, as REST catalogs do."""
+
+    def __init__(self, inner: Catalog, refusal: Exception | None = None) -> None:
+        self.inner, self.refusal = inner, refusal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def create_table_transaction(self, *arguments: Any, **named: Any) -> Any:
+        if self.refusal:
+            raise self.refusal
+        return self.inner.create_table_transaction(*arguments, **named)
+
+
+def test_a_server_is_asked_where_it_would_create_the_table(
+    catalog: Catalog, unconfigured: Path, stream: Stream
+) -> None:
+    write(ensure_table(Remote(catalog), stream()))
+    empty = Remote(lose(unconfigured))
+    with pytest.raises(TableLost, match="with 1 snapshots"):
+        ensure_table(empty, stream())
+    assert not empty.table_exists("demo.flights")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [BadRequestError("no stage-create"), NotImplementedError("501"), RESTError("405"), TableAlreadyExistsError("409")],
+)
+def test_a_server_that_does_not_say_where_creates_the_table(
+    catalog: Catalog, stream: Stream, refusal: Exception
+) -> None:
+    assert ensure_table(Remote(catalog, refusal), stream()).name() == ("demo", "flights")
+
+
+def test_a_server_that_refuses_us_is_no_server_that_does_not_say(catalog: Catalog, stream: Stream) -> None:
+    with pytest.raises(AccessDenied):
+        ensure_table(Remote(catalog, ForbiddenError("no")), stream())
