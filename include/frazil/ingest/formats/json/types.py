@@ -64,3 +64,15 @@ def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
     for part in parts:
         yield part
         yield from inner(part)
+
+
+def depth(kind: iceberg.IcebergType) -> int:
+    """How many objects and arrays are inside each other at most."""
+    match kind:
+        case iceberg.StructType():
+            return 1 + max((depth(field.field_type) for field in kind.fields), default=0)
+        case iceberg.ListType():
+            return 1 + depth(kind.element_type)
+        case iceberg.MapType():
+            return 1 + depth(kind.value_type)
+    return 0

@@ -1,0 +1,144 @@
+"""A schema as arrays that a compiled loop can read: one node for each field, element, key and value, outer ones first."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.json.types import Units
+
+(STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, DECIMAL, DATE, TIME, TIMESTAMP) = range(10)
+(SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED, STRUCT, LIST, MAP) = range(10, 20)
+"""What a node is; the four units are of timestamps that arrive as numbers."""
+
+_KINDS: dict[type[iceberg.IcebergType], int] = {
+    iceberg.StringType: STRING,
+    iceberg.LongType: LONG,
+    iceberg.IntegerType: INT,
+    iceberg.DoubleType: DOUBLE,
+    iceberg.FloatType: FLOAT,
+    iceberg.BooleanType: BOOLEAN,
+    iceberg.DecimalType: DECIMAL,
+    iceberg.DateType: DATE,
+    iceberg.TimeType: TIME,
+    iceberg.TimestampType: TIMESTAMP,
+    iceberg.TimestamptzType: TIMESTAMP,
+    iceberg.UUIDType: UUID,
+    iceberg.BinaryType: BINARY,
+    iceberg.FixedType: FIXED,
+    iceberg.StructType: STRUCT,
+    iceberg.ListType: LIST,
+    iceberg.MapType: MAP,
+}
+_UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
+_TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID)
+WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(20)])
+"""How many words of 64 bits a value takes while it is read. See `frazil.ingest.formats.json.rows`."""
+
+Numbers = NDArray[np.int64]
+
+
+# Columns of the table of nodes.
+(KIND, REQUIRED, PRECISION, SCALE, AFTER, DOMAIN, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
+"""What it is; whether it may not be null; a decimal's digits, or a fixed's length, and a decimal's scale; the first node
+that is not inside it; its domain; a list's or map's domain of entries; how many fields a struct has, and where they
+begin in `lists`; where its name begins in `names`, how long that is, and whether it is written without escapes."""
+(SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG) = range(12, 20)
+"""Where a struct's hash table begins in `lists`, its size less one, and its longest name's length. And what is written
+while records are read: the field that was first in a struct, and that followed this one, the last time; the number of
+the object that had it last; where its words and its flags begin."""
+
+
+class Nodes(NamedTuple):
+    """Node 0 is the record. A domain is what counts entries: the rows, or the elements of one list."""
+
+    table: Numbers
+    """A row for each node."""
+    lists: Numbers
+    names: NDArray[np.uint8]
+
+
+def hashed(name: bytes) -> int:
+    value = len(name)
+    for octet in name:
+        value = (value * 31 + octet) & 0xFFFFFFFF
+    return value
+
+
+def nodes(schema: iceberg.StructType, units: Units) -> Nodes:
+    """Children of a struct are in the order of its fields; a list has one child, a map two: key and value."""
+    made = _Making(units)
+    made.add(schema, -1, required=True, domain=0)
+    return made.nodes()
+
+
+class _Making:
+    def __init__(self, units: Units) -> None:
+        self._units = units
+        self._domains = 1
+        self._rows: list[list[int]] = []
+        self._lists: list[int] = []
+        self._names = bytearray()
+
+    def nodes(self) -> Nodes:
+        names = np.frombuffer(bytes(self._names) or b" ", np.uint8)
+        return Nodes(np.array(self._rows, np.int64), np.array([*self._lists, -1], np.int64), names)
+
+    def add(self, kind: iceberg.IcebergType, field_id: int, *, required: bool, domain: int, name: str = "") -> int:
+        node, row = len(self._rows), [0] * 20
+        self._rows.append(row)
+        utf8 = name.encode()
+        row[KIND], row[REQUIRED], row[DOMAIN] = _KINDS[type(kind)], required, domain
+        row[NAME], row[LENGTH] = len(self._names), len(utf8)
+        row[PLAIN] = name.isprintable() and '"' not in name and "\\" not in name
+        row[OPENING] = row[FOLLOWING] = -1
+        self._names += utf8
+        match kind:
+            case iceberg.TimestampType() | iceberg.TimestamptzType() if field_id in self._units:
+                row[KIND] = _UNITS[self._units[field_id]]
+            case iceberg.DecimalType(precision=precision, scale=scale):
+                row[PRECISION], row[SCALE] = precision, scale
+            case iceberg.FixedType(root=length):
+                row[PRECISION] = length
+            case iceberg.StructType():
+                self._add_fields(row, kind, domain)
+            case iceberg.ListType():
+                row[INNER] = self._new_domain()
+                self._add_field(kind.element_field, row[INNER])
+            case iceberg.MapType():
+                row[INNER] = self._new_domain()
+                self._add_field(kind.key_field, row[INNER])
+                self._add_field(kind.value_field, row[INNER])
+        row[AFTER] = len(self._rows)
+        return node
+
+    def _add_field(self, field: iceberg.NestedField, domain: int, name: str = "") -> int:
+        return self.add(field.field_type, field.field_id, required=field.required, domain=domain, name=name)
+
+    def _new_domain(self) -> int:
+        self._domains += 1
+        return self._domains - 1
+
+    def _add_fields(self, row: list[int], kind: iceberg.StructType, domain: int) -> None:
+        found = [self._add_field(field, domain, field.name) for field in kind.fields]
+        names = [field.name.encode() for field in kind.fields]
+        size = 1 << (2 * len(names)).bit_length()
+        slots = [-1] * size
+        for child, name in zip(found, names, strict=True):
+            slot = hashed(name) % size
+            while slots[slot] >= 0:
+                slot = (slot + 1) % size
+            slots[slot] = child
+        row[FIELDS], row[CHILDREN] = len(found), len(self._lists)
+        self._lists += found
+        row[SLOTS], row[MASK], row[LONGEST] = len(self._lists), size - 1, max(map(len, names), default=0)
+        self._lists += slots
+        for before, child in pairwise([None, *found]):
+            if before is None:
+                row[OPENING] = child
+            else:
+                self._rows[before][FOLLOWING] = child

@@ -1,0 +1,265 @@
+"""Compiled: numbers as JSON writes them, to the integers, doubles and decimals that they are, or not sure.
+
+A double is the nearest one, proved: by Clinger's fast path (both parts exact), else by the algorithm of Lemire and
+Eisel ("Number Parsing at a Gigabyte per Second", 2021), which knows when it cannot tell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frazil.ingest.compiled import compiled
+from frazil.ingest.formats.json.scan import NO, Bytes, is_digit, named_end
+
+_LEAST, _MOST = -342, 308
+"""Powers of ten beyond which a number of 19 digits is zero or infinite."""
+
+
+def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """For each power the first 128 bits of 5^q, of negative ones rounded up; high word, then low word."""
+    words = []
+    for q in range(_LEAST, _MOST + 1):
+        power = 5 ** abs(q)
+        bits = power.bit_length()
+        if q >= 0:
+            scaled = power << 128 - bits if bits <= 128 else power >> bits - 128
+        else:
+            bits = (power - 1).bit_length()
+            scaled = (1 << (bits + 127 if q >= -27 else 2 * bits + 128)) // power + 1
+            scaled >>= max(0, scaled.bit_length() - 128)
+        words += [scaled >> 64, scaled & 2**64 - 1]
+    return np.array(words, np.uint64)
+
+
+POWERS_OF_FIVE = _powers_of_five()
+POWERS_OF_TEN = np.array([10.0**q for q in range(23)])
+"""All are exact."""
+_LOW = np.uint64(2**32 - 1)
+_32 = np.uint64(32)
+_0, _1, _3, _9, _10 = map(np.uint64, (0, 1, 3, 9, 10))
+_TOP, _ALL = np.uint64(63), np.uint64(2**64 - 1)
+_ROUNDED = np.uint64((2**64 - 1) >> 55)
+_HIDDEN = np.uint64(1 << 52)
+_NO_NUMBER = (NO, 0.0)
+
+
+@compiled
+def integer(b: Bytes, p: int) -> tuple[int, int]:
+    """Where a whole number of 64 bits ends, and what it is. What follows may make it another kind of number."""
+    negative = b[p] == 45
+    if negative:
+        p += 1
+    if not is_digit(b[p]) or (b[p] == 48 and is_digit(b[p + 1])):
+        return NO, 0
+    first, value = p, 0
+    while is_digit(b[p]) and p - first < 18:
+        value = value * 10 + (b[p] - 48)
+        p += 1
+    if not is_digit(b[p]):
+        return p, -value if negative else value
+    digit = b[p] - 48
+    if is_digit(b[p + 1]) or value > 922337203685477580:
+        return NO, 0
+    if value == 922337203685477580 and digit > (8 if negative else 7):
+        return NO, 0
+    return p + 1, -value * 10 - digit if negative else value * 10 + digit
+
+
+@compiled
+def exponent(b: Bytes, p: int) -> tuple[int, int]:
+    """Behind the `e`: where the exponent ends, and what it is; a far one is about 10^9."""
+    negative = b[p] == 45
+    if negative or b[p] == 43:
+        p += 1
+    if not is_digit(b[p]):
+        return NO, 0
+    value = 0
+    while is_digit(b[p]):
+        if value < 10**8:
+            value = value * 10 + (b[p] - 48)
+        p += 1
+    return p, -value if negative else value
+
+
+@compiled
+def double(b: Bytes, p: int) -> tuple[int, float]:  # noqa: PLR0911, PLR0912 - a grammar
+    """Where a number ends, and the nearest double. Not sure of what is infinite or subnormal."""
+    negative = b[p] == 45
+    if negative:
+        p += 1
+    if b[p] == 78 or b[p] == 73:
+        p, special = named_end(b, p), np.nan if b[p] == 78 else np.inf
+        return p, -special if negative and special == np.inf else special
+    if not is_digit(b[p]) or (b[p] == 48 and is_digit(b[p + 1])):
+        return _NO_NUMBER
+    digits, whole, power, cut = 0, 0, 0, False
+    while is_digit(b[p]):
+        if digits < 18:
+            whole = whole * 10 + (b[p] - 48)
+            digits += whole != 0
+        else:
+            power += 1
+            cut |= b[p] != 48
+        p += 1
+    if b[p] == 46:
+        p += 1
+        if not is_digit(b[p]):
+            return _NO_NUMBER
+        while is_digit(b[p]):
+            if digits < 18:
+                whole = whole * 10 + (b[p] - 48)
+                digits += whole != 0
+                power -= 1
+            else:
+                cut |= b[p] != 48
+            p += 1
+    if b[p] | 32 == 101:
+        p, shift = exponent(b, p + 1)
+        if p < 0:
+            return _NO_NUMBER
+        power += shift
+    if whole == 0:
+        return p, -0.0 if negative else 0.0
+    if not cut and whole <= 2**53 and -22 <= power <= 22:
+        value = whole / POWERS_OF_TEN[-power] if power < 0 else whole * POWERS_OF_TEN[power]
+        return p, -value if negative else value
+    bits = nearest(np.uint64(whole), power)
+    if bits == _0 or (cut and nearest(np.uint64(whole + 1), power) != bits):
+        return _NO_NUMBER
+    value = np.uint64(bits).view(np.float64)
+    return p, -value if negative else value
+
+
+@compiled
+def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """The product's high and low word."""
+    al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
+    low = al * bl
+    middle = ah * bl + (low >> _32)
+    other = al * bh + (middle & _LOW)
+    return ah * bh + (middle >> _32) + (other >> _32), (other << _32) | (low & _LOW)
+
+
+@compiled
+def nearest(whole: np.uint64, power: int) -> np.uint64:
+    """The bits of the double nearest to `whole` times ten to that power; 0 where that is not sure or not normal."""
+    if power < _LEAST or power > _MOST:
+        return _0
+    zeros = 0
+    while whole >> _TOP == _0:
+        whole <<= _1
+        zeros += 1
+    at = 2 * (power - _LEAST)
+    high, low = multiplied(whole, POWERS_OF_FIVE[at])
+    if high & _ROUNDED == _ROUNDED:
+        more, _ = multiplied(whole, POWERS_OF_FIVE[at + 1])
+        low += more
+        if more > low:
+            high += _1
+    if low == _ALL and not -27 <= power <= 55:
+        return _0
+    upper = high >> _TOP
+    dropped = upper + np.uint64(9)
+    mantissa = high >> dropped
+    exponent = (((152170 + 65536) * power) >> 16) + 63 + np.int64(upper) - zeros + 1023
+    if exponent <= 0:
+        return _0
+    if low <= _1 and -4 <= power <= 23 and mantissa & _3 == _1 and mantissa << dropped == high:
+        mantissa &= ~_1  # half-way between two: to the even one
+    mantissa += mantissa & _1
+    mantissa >>= _1
+    if mantissa >= _HIDDEN << _1:
+        mantissa = _HIDDEN
+        exponent += 1
+    if exponent >= 0x7FF:
+        return _0
+    return (mantissa & ~_HIDDEN) | np.uint64(exponent) << np.uint64(52)
+
+
+@compiled
+def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Ten times a number of 128 bits, and a digit behind it."""
+    lower = (low & _LOW) * _10 + digit
+    upper = (low >> _32) * _10 + (lower >> _32)
+    return high * _10 + (upper >> _32), (upper << _32) | (lower & _LOW)
+
+
+@compiled
+def decimal(b: Bytes, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:  # noqa: PLR0912 - a grammar
+    """Where a number ends, and its digits at this scale as two's complement, high and low word.
+
+    In a `text`, what Python's decimals may look like is a number too. Not sure of what does not fit.
+    """
+    negative = b[p] == 45
+    if negative or (text and b[p] == 43):
+        p += 1
+    high, low, digits, zeros, power, seen = _0, _0, 0, 0, 0, 0
+    if not text and b[p] == 48 and is_digit(b[p + 1]):
+        return NO, _0, _0
+    fraction = False
+    while True:
+        c = b[p]
+        if is_digit(c):
+            seen += 1
+            power -= fraction
+            if c == 48:
+                zeros += digits != 0
+            else:
+                if digits + zeros >= 38:
+                    return NO, _0, _0
+                for _ in range(zeros):
+                    high, low = times_ten(high, low, _0)
+                high, low = times_ten(high, low, np.uint64(c - 48))
+                digits += zeros + 1
+                zeros = 0
+        elif c == 46 and not fraction and (text or (seen and is_digit(b[p + 1]))):
+            fraction = True
+        else:
+            break
+        p += 1
+    if seen == 0:
+        return NO, _0, _0
+    if b[p] | 32 == 101:
+        p, shift = exponent(b, p + 1)
+        if p < 0:
+            return NO, _0, _0
+        power += shift
+    if digits == 0:
+        return p, _0, _0
+    more = power + zeros + scale
+    if more < 0 or digits + more > precision:
+        return NO, _0, _0
+    for _ in range(more):
+        high, low = times_ten(high, low, _0)
+    if negative:
+        high, low = ~high + (_1 if low == _0 else _0), ~low + _1
+    return p, high, low
+
+
+@compiled
+def seconds(b: Bytes, p: int) -> tuple[int, int]:
+    """Where a number of seconds ends, and the microseconds that it is; finer digits are cut off (toward zero)."""
+    negative = b[p] == 45
+    if negative:
+        p += 1
+    if not is_digit(b[p]) or (b[p] == 48 and is_digit(b[p + 1])):
+        return NO, 0
+    first, value = p, 0
+    while is_digit(b[p]) and p - first < 12:
+        value = value * 10 + (b[p] - 48)
+        p += 1
+    left = 6
+    if b[p] == 46:
+        p += 1
+        if not is_digit(b[p]):
+            return NO, 0
+        while is_digit(b[p]):
+            if left:
+                value = value * 10 + (b[p] - 48)
+                left -= 1
+            p += 1
+    if is_digit(b[p]) or b[p] | 32 == 101:
+        return NO, 0
+    for _ in range(left):
+        value *= 10
+    return p, -value if negative else value

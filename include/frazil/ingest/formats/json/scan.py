@@ -1,0 +1,272 @@
+"""Compiled: the tokens of JSON, in a record's bytes, as strictly as the parser of single records takes them.
+
+A record ends with a newline that is not its own. Only white space may be a newline inside a record, and is told where
+the record ends; all else stops at the first byte that cannot follow, so that no function reads beyond that newline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frazil.ingest.compiled import compiled
+from frazil.ingest.formats.json.text import MAX_DEPTH
+
+Bytes = NDArray[np.uint8]
+
+NO = -1
+"""No position: the bytes are not what they should be."""
+
+_ordinary = np.zeros(256, np.bool_)
+_ordinary[32:127] = True
+_ordinary[[34, 92]] = False
+_ordinary[127] = True
+ORDINARY = _ordinary
+"""Bytes of a string that stand for themselves: ASCII without quotation mark, backslash and control characters."""
+_hex = np.full(256, -1, np.int64)
+for _digit in b"0123456789abcdefABCDEF":
+    _hex[_digit] = int(chr(_digit), 16)
+HEX = _hex
+_short = np.full(256, -1, np.int64)
+for _letter, _meaning in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+    _short[_letter] = _meaning
+ESCAPES = _short
+"""What a letter behind a backslash means, `u` apart."""
+
+
+@compiled
+def white(b: Bytes, p: int, end: int) -> int:
+    """The next position that is no white space."""
+    while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
+        p += 1
+    return p
+
+
+@compiled
+def is_digit(c: int) -> bool:
+    return 48 <= c <= 57
+
+
+@compiled
+def literal_end(b: Bytes, p: int) -> int:
+    """Where `true`, `false` or `null` ends."""
+    c = b[p]
+    if c == 116:
+        return p + 4 if b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101 else NO
+    if c == 110:
+        return p + 4 if b[p + 1] == 117 and b[p + 2] == 108 and b[p + 3] == 108 else NO
+    if c == 102 and b[p + 1] == 97 and b[p + 2] == 108 and b[p + 3] == 115 and b[p + 4] == 101:
+        return p + 5
+    return NO
+
+
+@compiled
+def named_end(b: Bytes, p: int) -> int:
+    """Where `NaN`, `Inf` or `Infinity` ends."""
+    if b[p] == 78:
+        return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
+    if not (b[p] == 73 and b[p + 1] == 110 and b[p + 2] == 102):
+        return NO
+    long = b[p + 3] == 105 and b[p + 4] == 110 and b[p + 5] == 105 and b[p + 6] == 116 and b[p + 7] == 121
+    return p + 8 if long else p + 3
+
+
+@compiled
+def number_end(b: Bytes, p: int) -> int:
+    if b[p] == 45:
+        p += 1
+    if b[p] == 78 or b[p] == 73:
+        return named_end(b, p)
+    if b[p] == 48:
+        p += 1
+    elif is_digit(b[p]):
+        while is_digit(b[p]):
+            p += 1
+    else:
+        return NO
+    if b[p] == 46:
+        p += 1
+        if not is_digit(b[p]):
+            return NO
+        while is_digit(b[p]):
+            p += 1
+    if b[p] | 32 == 101:
+        p += 1
+        if b[p] == 43 or b[p] == 45:
+            p += 1
+        if not is_digit(b[p]):
+            return NO
+        while is_digit(b[p]):
+            p += 1
+    return p
+
+
+@compiled
+def hex4(b: Bytes, p: int) -> int:
+    value = 0
+    for q in range(p, p + 4):
+        digit = HEX[b[q]]
+        if digit < 0:
+            return NO
+        value = value * 16 + digit
+    return value
+
+
+@compiled
+def utf8_length(b: Bytes, p: int) -> int:
+    """Of the character beyond ASCII that begins here; 0 where none does (RFC 3629, table 3-7 of the Unicode standard)."""
+    first, second = b[p], b[p + 1]
+    if 0xC2 <= first <= 0xDF:
+        return 2 if 0x80 <= second <= 0xBF else 0
+    if 0xE0 <= first <= 0xEF:
+        least = 0xA0 if first == 0xE0 else 0x80
+        most = 0x9F if first == 0xED else 0xBF
+        return 3 if least <= second <= most and 0x80 <= b[p + 2] <= 0xBF else 0
+    if 0xF0 <= first <= 0xF4:
+        least = 0x90 if first == 0xF0 else 0x80
+        most = 0x8F if first == 0xF4 else 0xBF
+        sound = least <= second <= most and 0x80 <= b[p + 2] <= 0xBF and 0x80 <= b[p + 3] <= 0xBF
+        return 4 if sound else 0
+    return 0
+
+
+@compiled
+def string_end(b: Bytes, p: int) -> tuple[int, bool]:
+    """The closing quotation mark of a string whose content begins here, and whether there are escapes in it."""
+    escaped = False
+    while True:
+        while ORDINARY[b[p]]:
+            p += 1
+        c = b[p]
+        if c == 34:
+            return p, escaped
+        if c >= 0x80:
+            length = utf8_length(b, p)
+            if length == 0:
+                return NO, escaped
+            p += length
+            continue
+        if c != 92:
+            return NO, escaped
+        escaped = True
+        if b[p + 1] != 117:
+            if ESCAPES[b[p + 1]] < 0:
+                return NO, escaped
+            p += 2
+            continue
+        unit = hex4(b, p + 2)
+        if unit < 0 or 0xDC00 <= unit <= 0xDFFF:
+            return NO, escaped
+        p += 6
+        if 0xD800 <= unit <= 0xDBFF:
+            if b[p] != 92 or b[p + 1] != 117 or not 0xDC00 <= hex4(b, p + 2) <= 0xDFFF:
+                return NO, escaped
+            p += 6
+
+
+@compiled
+def unescape(b: Bytes, p: int, end: int, to: Bytes, at: int) -> int:
+    """Write the content `[p, end)` of a string that `string_end` found sound, as UTF-8. Returns where it ends.
+
+    It is never longer than it was.
+    """
+    while p < end:
+        c = b[p]
+        if c != 92:
+            to[at] = c
+            at += 1
+            p += 1
+            continue
+        if b[p + 1] != 117:
+            to[at] = ESCAPES[b[p + 1]]
+            at += 1
+            p += 2
+            continue
+        code = hex4(b, p + 2)
+        p += 6
+        if code < 0x80:
+            to[at] = code
+            at += 1
+            continue
+        if code < 0x800:
+            to[at] = 0xC0 | code >> 6
+            at += 1
+        else:
+            if 0xD800 <= code <= 0xDBFF:
+                code = 0x10000 + ((code - 0xD800) << 10) + hex4(b, p + 2) - 0xDC00
+                p += 6
+                to[at] = 0xF0 | code >> 18
+                to[at + 1] = 0x80 | code >> 12 & 0x3F
+                at += 2
+            else:
+                to[at] = 0xE0 | code >> 12
+                at += 1
+            to[at] = 0x80 | code >> 6 & 0x3F
+            at += 1
+        to[at] = 0x80 | code & 0x3F
+        at += 1
+    return at
+
+
+@compiled
+def _key_end(b: Bytes, p: int, end: int) -> int:
+    """Behind a key and its colon: where the value begins."""
+    if b[p] != 34:
+        return NO
+    p, _ = string_end(b, p + 1)
+    if p < 0:
+        return NO
+    p = white(b, p + 1, end)
+    return white(b, p + 1, end) if b[p] == 58 else NO
+
+
+@compiled
+def value_end(b: Bytes, p: int, end: int, depth: int, opened: Bytes) -> int:  # noqa: PLR0911, PLR0912 - a grammar
+    """Where a value of any kind ends that begins here. `depth` counts what encloses it; `opened` is room to work in."""
+    enclosing = depth
+    while True:
+        c = b[p]
+        if c == 34:
+            p, _ = string_end(b, p + 1)
+            if p < 0:
+                return NO
+            p += 1
+        elif c in (91, 123):
+            if depth >= MAX_DEPTH:
+                return NO
+            opened[depth] = c
+            depth += 1
+            p = white(b, p + 1, end)
+            if b[p] != c + 2:
+                if c == 123:
+                    p = _key_end(b, p, end)
+                    if p < 0:
+                        return NO
+                continue
+        else:
+            p = literal_end(b, p) if c in (116, 102, 110) else number_end(b, p)
+            if p < 0:
+                return NO
+        while True:
+            if depth == enclosing:
+                return p
+            p = white(b, p, end)
+            c = b[p]
+            p += 1
+            if c == 44:
+                p = white(b, p, end)
+                if opened[depth - 1] == 123:
+                    p = _key_end(b, p, end)
+                    if p < 0:
+                        return NO
+                break
+            if c != opened[depth - 1] + 2:
+                return NO
+            depth -= 1
+
+
+def room() -> Any:
+    """What `value_end` works in."""
+    return np.zeros(MAX_DEPTH, np.uint8)
