@@ -42,14 +42,15 @@ _saving = threading.Lock()
 _warned = False
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, *, allocates: bool = True) -> Function:
     """Compile the function when it is first called with these argument types, or take the code from the cache.
 
     It runs without the GIL, checks no index, and divides as NumPy does. Nothing happens when a module is imported.
     Give an array always the same type: one that is read-only, or not contiguous, is another type, and compiled anew.
-    An address (`array.ctypes.data`) is an int64 whatever the array.
+    An address (`array.ctypes.data`) is an int64 whatever the array. A function that allocates nothing, nor calls one
+    that does, needs no counts of references to its arrays, which can cost more than what it does.
     """
-    dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # what `cache=True` sets, to a cache that cannot fail
     return dispatcher  # type: ignore[no-any-return]
 

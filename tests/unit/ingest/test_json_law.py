@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
-from frazil.ingest.formats.json import decoder as json_decoder
+from frazil.ingest.formats.json import columns as json_columns
 from frazil.ingest.formats.json.decoder import JsonDecoder
 
 PRIMITIVES: dict[str, t.IcebergType] = {
@@ -225,15 +225,14 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 ) -> None:
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
     expected = by_reference(decoder, some)
-    # A sample of two looks at every chunk of four records and more.
-    with mock.patch.object(json_decoder, "PIECE", piece), mock.patch.object(json_decoder, "SAMPLE", 2):
+    with mock.patch.object(json_columns, "WORDS_AT_ONCE", 0), mock.patch.object(json_columns, "LEAST_ROOM", piece):
         assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
         assert outcomes(decoder(Chunk.of_values(some[::-1])), len(some)) == expected[::-1]
     assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_odd_value_of_every_type_is_by_bulk_what_it_is_by_itself(name: str) -> None:
+def test_every_odd_value_of_every_type_is_in_a_chunk_what_it_is_by_itself(name: str) -> None:
     """At the top, in a struct, a list, a struct in a list, and a map; alone and behind a sound neighbour."""
     for kind, form in (
         ("flat", '{"NAME":VALUE}'),
@@ -253,7 +252,7 @@ def test_every_odd_value_of_every_type_is_by_bulk_what_it_is_by_itself(name: str
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.one_of(numbers, small, moments, clocks), min_size=1, max_size=4))
-def test_random_values_are_by_bulk_what_they_are_by_themselves(name: str, some: list[str]) -> None:
+def test_random_values_are_in_a_chunk_what_they_are_by_themselves(name: str, some: list[str]) -> None:
     decoder = OF_ONE[name]["flat"]
     literals = [*some, *(f'"{literal}"' for literal in some if '"' not in literal)]
     values = [f'{{"{name}":{literal}}}'.encode() for literal in literals]

@@ -32,7 +32,10 @@ from frazil.ingest.formats.json.types import Units, depth
 
 WORDS_AT_ONCE = 4 * 2**20
 """A chunk of wide rows is read in parts that fill about so many words of 64 bits: the room is used over and over."""
-_LEAST_ROOM = 1024
+LEAST_ROOM = 1024
+"""So many records are read together at least."""
+_MOST_KEYS = 4096
+"""A map of more is read singly."""
 
 
 class ColumnReader:
@@ -43,15 +46,16 @@ class ColumnReader:
         self._nodes, self._lists, self._names = nodes(schema, units)
         self._width = WORDS[self._nodes[:, KIND]]
         self._domains = np.zeros((2 + int((self._nodes[:, KIND] >= LIST).sum()), 3), np.int64)
-        self._domains[1:, ROOM] = _LEAST_ROOM
+        self._domains[1:, ROOM] = LEAST_ROOM
         self._frames = np.zeros((1 + depth(schema), 5), np.int64)
         self._scratch = room()
+        self._slots = np.zeros(2 * _MOST_KEYS, np.int64)
         self._allocate()
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
         """The rows of those that are sure, in their order, and of each value whether it is not."""
         of_row = int(self._width[self._nodes[:, DOMAIN] == 0].sum()) + 1
-        step = max(_LEAST_ROOM, WORDS_AT_ONCE // of_row)
+        step = max(LEAST_ROOM, WORDS_AT_ONCE // of_row)
         unsure = np.ones(len(values), np.uint8)
         tables = []
         for start in range(0, len(values), step):
@@ -82,6 +86,7 @@ class ColumnReader:
                 self._domains,
                 self._frames,
                 self._scratch,
+                self._slots,
                 unsure,
             )
             if read == len(values):
@@ -126,9 +131,7 @@ class ColumnReader:
         mask = None if valid.all() else ~valid
         words = self._words[node[BASE] :][: self._width[k] * count]
         if kind == STRUCT:
-            parts = [
-                self._array(int(child), target.field(i).type, data) for i, child in enumerate(self._fields(k))
-            ]
+            parts = [self._array(int(child), target.field(i).type, data) for i, child in enumerate(self._fields(k))]
             return pa.StructArray.from_arrays(parts, fields=list(target), mask=None if mask is None else pa.array(mask))
         if kind == LIST:
             elements = self._array(k + 1, target.value_type, data)

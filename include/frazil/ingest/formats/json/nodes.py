@@ -1,4 +1,4 @@
-"""A schema as arrays that a compiled loop can read: one node for each field, element, key and value, outer ones first."""
+"""A schema as arrays that a compiled loop can read: a node for each field, element, key and value, outer ones first."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
 _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(20)])
-"""How many words of 64 bits a value takes while it is read. See `frazil.ingest.formats.json.rows`."""
+"""How many words of 64 bits a value takes while it is read, by kind."""
 
 Numbers = NDArray[np.int64]
 
 
 # Columns of the table of nodes.
 (KIND, REQUIRED, PRECISION, SCALE, AFTER, DOMAIN, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
-"""What it is; whether it may not be null; a decimal's digits, or a fixed's length, and a decimal's scale; the first node
+"""What it is; whether it is required; a decimal's digits, or a fixed's length, and a decimal's scale; the first node
 that is not inside it; its domain; a list's or map's domain of entries; how many fields a struct has, and where they
 begin in `lists`; where its name begins in `names`, how long that is, and whether it is written without escapes."""
-(SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG) = range(12, 20)
+(SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY) = range(12, 21)
 """Where a struct's hash table begins in `lists`, its size less one, and its longest name's length. And what is written
 while records are read: the field that was first in a struct, and that followed this one, the last time; the number of
-the object that had it last; where its words and its flags begin."""
+the object that had it last; where its words and its flags begin. Where its name begins in `lists`, with the quotation
+mark behind it, as words of eight bytes."""
 
 
 class Nodes(NamedTuple):
@@ -89,7 +90,7 @@ class _Making:
         return Nodes(np.array(self._rows, np.int64), np.array([*self._lists, -1], np.int64), names)
 
     def add(self, kind: iceberg.IcebergType, field_id: int, *, required: bool, domain: int, name: str = "") -> int:
-        node, row = len(self._rows), [0] * 20
+        node, row = len(self._rows), [0] * 21
         self._rows.append(row)
         utf8 = name.encode()
         row[KIND], row[REQUIRED], row[DOMAIN] = _KINDS[type(kind)], required, domain
@@ -97,6 +98,9 @@ class _Making:
         row[PLAIN] = name.isprintable() and '"' not in name and "\\" not in name
         row[OPENING] = row[FOLLOWING] = -1
         self._names += utf8
+        row[KEY] = len(self._lists)
+        quoted = utf8 + b'"'
+        self._lists += np.frombuffer(quoted.ljust(-(-len(quoted) // 8) * 8, b"\0"), np.int64).tolist()
         match kind:
             case iceberg.TimestampType() | iceberg.TimestamptzType() if field_id in self._units:
                 row[KIND] = _UNITS[self._units[field_id]]
@@ -137,8 +141,7 @@ class _Making:
         self._lists += found
         row[SLOTS], row[MASK], row[LONGEST] = len(self._lists), size - 1, max(map(len, names), default=0)
         self._lists += slots
-        for before, child in pairwise([None, *found]):
-            if before is None:
-                row[OPENING] = child
-            else:
-                self._rows[before][FOLLOWING] = child
+        if found:
+            row[OPENING] = found[0]
+        for before, child in pairwise(found):
+            self._rows[before][FOLLOWING] = child

@@ -4,12 +4,13 @@ A double is the nearest one, proved: by Clinger's fast path (both parts exact), 
 Eisel ("Number Parsing at a Gigabyte per Second", 2021), which knows when it cannot tell.
 """
 
+# ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
+
 from __future__ import annotations
 
 import numpy as np
 
-from frazil.ingest.compiled import compiled
-from frazil.ingest.formats.json.scan import NO, Bytes, is_digit, named_end
+from frazil.ingest.formats.json.scan import NO, Bytes, is_digit, loop, named_end
 
 _LEAST, _MOST = -342, 308
 """Powers of ten beyond which a number of 19 digits is zero or infinite."""
@@ -43,7 +44,7 @@ _HIDDEN = np.uint64(1 << 52)
 _NO_NUMBER = (NO, 0.0)
 
 
-@compiled
+@loop
 def integer(b: Bytes, p: int) -> tuple[int, int]:
     """Where a whole number of 64 bits ends, and what it is. What follows may make it another kind of number."""
     negative = b[p] == 45
@@ -65,7 +66,7 @@ def integer(b: Bytes, p: int) -> tuple[int, int]:
     return p + 1, -value * 10 - digit if negative else value * 10 + digit
 
 
-@compiled
+@loop
 def exponent(b: Bytes, p: int) -> tuple[int, int]:
     """Behind the `e`: where the exponent ends, and what it is; a far one is about 10^9."""
     negative = b[p] == 45
@@ -81,8 +82,8 @@ def exponent(b: Bytes, p: int) -> tuple[int, int]:
     return p, -value if negative else value
 
 
-@compiled
-def double(b: Bytes, p: int) -> tuple[int, float]:  # noqa: PLR0911, PLR0912 - a grammar
+@loop
+def double(b: Bytes, p: int) -> tuple[int, float]:
     """Where a number ends, and the nearest double. Not sure of what is infinite or subnormal."""
     negative = b[p] == 45
     if negative:
@@ -130,7 +131,7 @@ def double(b: Bytes, p: int) -> tuple[int, float]:  # noqa: PLR0911, PLR0912 - a
     return p, -value if negative else value
 
 
-@compiled
+@loop
 def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
     """The product's high and low word."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
@@ -140,7 +141,7 @@ def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
     return ah * bh + (middle >> _32) + (other >> _32), (other << _32) | (low & _LOW)
 
 
-@compiled
+@loop
 def nearest(whole: np.uint64, power: int) -> np.uint64:
     """The bits of the double nearest to `whole` times ten to that power; 0 where that is not sure or not normal."""
     if power < _LEAST or power > _MOST:
@@ -176,7 +177,7 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
     return (mantissa & ~_HIDDEN) | np.uint64(exponent) << np.uint64(52)
 
 
-@compiled
+@loop
 def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Ten times a number of 128 bits, and a digit behind it."""
     lower = (low & _LOW) * _10 + digit
@@ -184,8 +185,8 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
     return high * _10 + (upper >> _32), (upper << _32) | (lower & _LOW)
 
 
-@compiled
-def decimal(b: Bytes, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:  # noqa: PLR0912 - a grammar
+@loop
+def decimal(b: Bytes, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
     """Where a number ends, and its digits at this scale as two's complement, high and low word.
 
     In a `text`, what Python's decimals may look like is a number too. Not sure of what does not fit.
@@ -236,7 +237,7 @@ def decimal(b: Bytes, p: int, precision: int, scale: int, text: bool) -> tuple[i
     return p, high, low
 
 
-@compiled
+@loop
 def seconds(b: Bytes, p: int) -> tuple[int, int]:
     """Where a number of seconds ends, and the microseconds that it is; finer digits are cut off (toward zero)."""
     negative = b[p] == 45

@@ -1,6 +1,6 @@
 """One JSON record at a time: the row that it makes, or why it makes none.
 
-This is the reference. Whatever the bulk path is not sure of comes here, and only from here come error classes and
+This is the reference. Whatever the compiled loop is not sure of comes here, and only from here come error classes and
 texts, so that a record's fate, value, class and text are functions of its bytes and the schema alone.
 
 A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field that the schema names may
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, Optional, cast
+from typing import Annotated, Any, NamedTuple, Optional
 
 import msgspec
 from pyiceberg import types as iceberg
@@ -21,7 +21,7 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.json.keys import KeysGivenTwice
 from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
 from frazil.ingest.formats.json.types import Units, inner
-from frazil.ingest.formats.json.values import MISSING, NOT_A_NUMBER, Wrong, leaf, named, usual_number
+from frazil.ingest.formats.json.values import MISSING, NOT_A_NUMBER, Wrong, leaf, named
 
 Row = list[Any]
 """One value per column, as `pyarrow.array` takes them."""
@@ -45,7 +45,7 @@ _NEEDED: dict[type[iceberg.IcebergType], str] = {
     iceberg.DoubleType: "a number",
 }
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
-_STRINGS_IN_BULK = (
+_READ_LAST = (
     iceberg.DateType,
     iceberg.TimeType,
     iceberg.TimestampType,
@@ -97,27 +97,19 @@ class RecordReader:
         """What each message is."""
         texts = [*map(_stripped, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
-        found = [text if isinstance(text, Refused) else self._read(text, next(special), False) for text in texts]
-        return cast("list[Row | Refused]", found)  # None is for what is screened
+        return [text if isinstance(text, Refused) else self._read(text, next(special)) for text in texts]
 
-    def screened(self, texts: Sequence[bytes], special: Sequence[bool]) -> list[Row | Refused | None]:
-        """The same of stripped messages, or None for one that looks sound, which takes less than to read it.
-
-        What looks sound may be refused all the same. `special` is what `may_be_special` says of the texts.
-        """
-        return [self._read(text, odd, True) for text, odd in zip(texts, special, strict=True)]
-
-    def _read(self, text: bytes, special: bool, screening: bool) -> Row | Refused | None:
+    def _read(self, text: bytes, special: bool) -> Row | Refused:
         try:
-            return self._outcome(text, special, screening)
+            return self._outcome(text, special)
         except RecursionError:
             # Python counts the parser's depth and the caller's frames together. A thread begins with none of these.
             with ThreadPoolExecutor(1) as thread:
-                return thread.submit(self._outcome, text, special, screening).result()
+                return thread.submit(self._outcome, text, special).result()
 
-    def _outcome(self, text: bytes, special: bool, screening: bool) -> Row | Refused | None:
+    def _outcome(self, text: bytes, special: bool) -> Row | Refused:
         try:
-            return self._row(text, special, screening)
+            return self._row(text, special)
         except Wrong as wrong:
             error_class = "MissingRequired" if wrong.text == MISSING else TYPE_MISMATCH
             return Refused(error_class, f"{wrong.path}: {wrong.text}")
@@ -126,22 +118,20 @@ class RecordReader:
         except msgspec.DecodeError as error:
             return Refused("InvalidJson", malformed(text, str(error)))
 
-    def _row(self, text: bytes, special: bool, screening: bool) -> Row | Refused | None:
+    def _row(self, text: bytes, special: bool) -> Row | Refused:
         if special:
             plain = without_specials(text)
             # Near the greatest double the parser is very slow.
             if plain != text or (self._has_floats and _HUGE.search(text)):
                 return self._special_row(plain)
         parsed = self._strict.parsed(text)
-        row = None if self._strict.looks_usual(parsed) else self._strict.begun(parsed)
+        row = self._strict.begun(parsed)
         if (path := self._twice(text, parsed)) is not None:
             return _given_twice(path)
-        if screening:
-            return None
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
         if zeros and _MINUS_ZERO.search(text):
             return self._special_row(text)  # the parser takes the sign from a -0
-        return self._strict.finished(self._strict.begun(parsed) if row is None else row)
+        return self._strict.finished(row)
 
     def _special_row(self, text: bytes) -> Row | Refused:
         try:
@@ -249,29 +239,20 @@ class _Parser:
             for i, (field, convert) in enumerate(zip(schema.fields, converters, strict=True))
             if convert is not None
         ]
-        self._in_bulk = [(i, f.name, c) for i, f, c in given if not _is_string_in_bulk(f, units)]
-        usual = [(i, usual_number(f.field_type)) for i, f, _ in given if not _is_string_in_bulk(f, units)]
-        self._usual = [(i, number.fullmatch) for i, number in usual if number is not None]
-        self._all_usual = len(self._usual) == len(usual)
-        self._strings = [(i, f.name, c) for i, f, c in given if _is_string_in_bulk(f, units)]
+        self._first = [(i, f.name, c) for i, f, c in given if not _is_read_last(f, units)]
+        self._last = [(i, f.name, c) for i, f, c in given if _is_read_last(f, units)]
 
     def parsed(self, text: bytes) -> Parsed:
         """Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
-    def looks_usual(self, parsed: Parsed) -> bool:
-        """Whether `begun` has surely nothing to refuse; a short look, that knows only numbers as most are written."""
-        if not self._all_usual:
-            return False
-        return None not in [matches(parsed[i]) for i, matches in self._usual if parsed[i] is not None]
-
     def begun(self, parsed: Parsed) -> Row:
-        """Converts what the bulk parser would choke at. Raises Wrong."""
-        return _converted([*parsed], self._in_bulk)
+        """Converts what is refused before a field that is given twice is. Raises Wrong."""
+        return _converted([*parsed], self._first)
 
     def finished(self, row: Row) -> Row:
-        """Converts the rest: the bulk parser takes any string for a time or for bytes. Raises Wrong."""
-        return _converted(row, self._strings)
+        """Converts the rest: strings that are a time, a UUID or bytes. Raises Wrong."""
+        return _converted(row, self._last)
 
 
 def _converted(row: Row, converters: Sequence[tuple[int, str, Callable[[Any], Any]]]) -> Row:
@@ -285,8 +266,8 @@ def _converted(row: Row, converters: Sequence[tuple[int, str, Callable[[Any], An
     return row
 
 
-def _is_string_in_bulk(field: iceberg.NestedField, units: Units) -> bool:
-    return isinstance(field.field_type, _STRINGS_IN_BULK) and field.field_id not in units
+def _is_read_last(field: iceberg.NestedField, units: Units) -> bool:
+    return isinstance(field.field_type, _READ_LAST) and field.field_id not in units
 
 
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:

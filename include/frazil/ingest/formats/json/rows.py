@@ -1,7 +1,7 @@
 """Compiled: records to the words of columns, each record sure or not at all.
 
-One loop reads records of any schema: it is driven by `Nodes`, and compiled once. Where a record is anything but a row of
-the schema beyond doubt, it leaves no trace but its mark, and the reader of single records says what it is.
+One loop reads records of any schema: it is driven by the table of nodes, and compiled once. Where a record is anything
+but a row of the schema beyond doubt, it leaves no trace but its mark, and the reader of single records says what it is.
 
 A value of node k at entry e is at `words[base[k] + width * e]`, where e counts the entries of the node's domain:
 
@@ -13,12 +13,14 @@ A value of node k at entry e is at `words[base[k] + width * e]`, where e counts 
 and whether it is there is at `valid[flag[k] + e]`.
 """
 
+# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
+
 from __future__ import annotations
 
 import numpy as np
 
-from frazil.ingest.compiled import compiled
-from frazil.ingest.formats.json.moments import NEVER, days, time, timestamp
+from frazil.ingest.compiled import load64
+from frazil.ingest.formats.json.moments import NEVER, clock, days, timestamp
 from frazil.ingest.formats.json.nodes import (
     AFTER,
     BASE,
@@ -34,6 +36,7 @@ from frazil.ingest.formats.json.nodes import (
     FOLLOWING,
     INNER,
     INT,
+    KEY,
     KIND,
     LENGTH,
     LIST,
@@ -58,7 +61,7 @@ from frazil.ingest.formats.json.nodes import (
     Numbers,
 )
 from frazil.ingest.formats.json.numbers import decimal, double, integer, seconds
-from frazil.ingest.formats.json.scan import HEX, NO, Bytes, literal_end, string_end, unescape, value_end, white
+from frazil.ingest.formats.json.scan import HEX, NO, Bytes, literal_end, loop, string_end, unescape, value_end, white
 
 SURE, UNSURE, FULL = 0, 1, 2
 """What became of a record; it is to be read again once there is more room."""
@@ -67,6 +70,8 @@ _base64 = np.full(256, -1, np.int64)
 for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _base64[_letter] = _value
 BASE64 = _base64
+FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
+"""So many of a word's bytes."""
 _FEW = 16
 """So many keys of a map are compared each with each; of more, a table is made."""
 
@@ -75,8 +80,8 @@ USED, ROOM, BEFORE = range(3)
 """Entries so far, how many there may be, and how many there were before the record that is read."""
 
 
-@compiled
-def read_records(  # noqa: PLR0913 - what a compiled loop works on
+@loop
+def read_records(
     b: Bytes,
     starts: Numbers,
     lengths: Numbers,
@@ -90,6 +95,7 @@ def read_records(  # noqa: PLR0913 - what a compiled loop works on
     domains: Numbers,
     frames: Numbers,
     scratch: Bytes,
+    slots: Numbers,
     unsure: Bytes,
 ) -> tuple[int, int]:
     """Read records from the first on. Returns how many were read in all, and the domain that lacked room for more."""
@@ -101,7 +107,7 @@ def read_records(  # noqa: PLR0913 - what a compiled loop works on
             continue
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
-        found = _record(b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch)
+        found = _record(b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots)
         if found == SURE:
             unsure[i] = 0
             domains[0, USED] += 1
@@ -113,8 +119,8 @@ def read_records(  # noqa: PLR0913 - what a compiled loop works on
     return len(starts), 0
 
 
-@compiled
-def _record(  # noqa: PLR0911, PLR0912, PLR0913, PLR0915 - the loop
+@loop
+def _record(
     b: Bytes,
     p: int,
     end: int,
@@ -127,6 +133,7 @@ def _record(  # noqa: PLR0911, PLR0912, PLR0913, PLR0915 - the loop
     domains: Numbers,
     frames: Numbers,
     scratch: Bytes,
+    slots: Numbers,
 ) -> int:
     """SURE, UNSURE, or FULL + d where domain d lacks room."""
     p = white(b, p, end)
@@ -159,7 +166,7 @@ def _record(  # noqa: PLR0911, PLR0912, PLR0913, PLR0915 - the loop
                 inner = nodes[k, INNER]
                 at = domains[inner, USED]
                 if at >= domains[inner, ROOM]:
-                    return FULL + inner
+                    return FULL + int(inner)
                 domains[inner, USED] += 1
                 node = k + 1
                 if kind == MAP:
@@ -229,18 +236,14 @@ def _record(  # noqa: PLR0911, PLR0912, PLR0913, PLR0915 - the loop
                 elif of == TIMESTAMP:
                     if b[p] != 34:
                         return UNSURE
-                    first = p + 1
-                    p, escaped = string_end(b, first)
-                    if p < 0 or escaped:
-                        return UNSURE
-                    value = timestamp(b, first, p)
-                    if value == NEVER:
+                    p, value = timestamp(b, p + 1)
+                    if p < 0 or b[p] != 34:
                         return UNSURE
                     words[to] = value
                     p += 1
-                elif of == DECIMAL or of == UUID:  # noqa: PLR1714 - compiled
+                elif of == DECIMAL or of == UUID:
                     p = _two_words(b, p, of, nodes[node, PRECISION], nodes[node, SCALE], to + at, words)
-                elif of == BINARY or of == FIXED:  # noqa: PLR1714 - compiled
+                elif of == BINARY or of == FIXED:
                     if b[p] != 34:
                         return UNSURE
                     first = p + 1
@@ -274,7 +277,7 @@ def _record(  # noqa: PLR0911, PLR0912, PLR0913, PLR0915 - the loop
             else:
                 inner = domains[nodes[k, INNER], USED]
                 if kind == MAP and _repeats(
-                    b, text, nodes[k + 1, BASE], words[nodes[k, BASE] + e - 1] if e else 0, inner, words
+                    b, text, nodes[k + 1, BASE], words[nodes[k, BASE] + e - 1] if e else 0, inner, words, slots
                 ):
                     return UNSURE
                 words[nodes[k, BASE] + e] = inner
@@ -287,19 +290,22 @@ def _record(  # noqa: PLR0911, PLR0912, PLR0913, PLR0915 - the loop
             opened = False
 
 
-@compiled
-def _field(  # noqa: PLR0913 - as above
+@loop
+def _field(
     b: Bytes, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Bytes, scratch: Bytes
 ) -> tuple[int, int]:
     """Where a key ends that begins here, and which of the struct's fields it names; -1 is none of them."""
     guess = nodes[k, OPENING] if last < 0 else nodes[last, FOLLOWING]
     if guess >= 0 and nodes[guess, PLAIN]:
-        name, length = nodes[guess, NAME], nodes[guess, LENGTH]
-        q = 0
-        while q < length and b[p + q] == names[name + q]:
-            q += 1
-        if q == length and b[p + q] == 34:
-            return p + q, guess
+        after, key = p + nodes[guess, LENGTH] + 1, nodes[guess, KEY]
+        if after + 8 <= len(b):
+            address = np.int64(b.ctypes.data)
+            q = p
+            while q + 8 <= after and load64(address + q) == lists[key]:
+                q += 8
+                key += 1
+            if q == after or (after - q < 8 and (load64(address + q) ^ lists[key]) & FIRST[after - q] == 0):
+                return after - 1, guess
     q, escaped = string_end(b, p)
     if q < 0:
         return NO, -1
@@ -317,8 +323,8 @@ def _field(  # noqa: PLR0913 - as above
     return q, node
 
 
-@compiled
-def _named(b: Bytes, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Bytes) -> int:  # noqa: PLR0913
+@loop
+def _named(b: Bytes, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Bytes) -> int:
     """The field of a struct that has this name; -1 if none has."""
     if length > nodes[k, LONGEST]:
         return -1
@@ -328,7 +334,7 @@ def _named(b: Bytes, p: int, length: int, k: int, nodes: Numbers, lists: Numbers
     mask, slots = nodes[k, MASK], nodes[k, SLOTS]
     slot = value & mask
     while lists[slots + slot] >= 0:
-        node = lists[slots + slot]
+        node = int(lists[slots + slot])
         if nodes[node, LENGTH] == length:
             name, q = nodes[node, NAME], 0
             while q < length and b[p + q] == names[name + q]:
@@ -339,18 +345,18 @@ def _named(b: Bytes, p: int, length: int, k: int, nodes: Numbers, lists: Numbers
     return -1
 
 
-@compiled
-def _set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Bytes, domains: Numbers) -> None:  # noqa: PLR0913
+@loop
+def _set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Bytes, domains: Numbers) -> None:
     """Nothing at this entry of a node, and of what it encloses."""
     k, after = node, nodes[node, AFTER]
     while k < after:
         kind, base = nodes[k, KIND], nodes[k, BASE]
         valid[nodes[k, FLAG] + e] = 0
-        if kind == LIST or kind == MAP:  # noqa: PLR1714 - compiled
+        if kind == LIST or kind == MAP:
             words[base + e] = domains[nodes[k, INNER], USED]
             k = nodes[k, AFTER]
             continue
-        if kind == STRING or kind == BINARY or kind == FIXED or kind == DECIMAL or kind == UUID:  # noqa: PLR1714
+        if kind == STRING or kind == BINARY or kind == FIXED or kind == DECIMAL or kind == UUID:
             words[base + 2 * e] = 0
             words[base + 2 * e + 1] = 0
         elif kind != STRUCT:
@@ -358,8 +364,8 @@ def _set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Bytes, d
         k += 1
 
 
-@compiled
-def _complete(  # noqa: PLR0913 - as above
+@loop
+def _complete(
     k: int, e: int, stamp: int, nodes: Numbers, lists: Numbers, words: Numbers, valid: Bytes, domains: Numbers
 ) -> bool:
     """Nothing for the fields that an object lacks; False where one of them is required."""
@@ -373,12 +379,11 @@ def _complete(  # noqa: PLR0913 - as above
     return True
 
 
-@compiled
-def _one_word(b: Bytes, p: int, kind: int) -> tuple[int, int]:  # noqa: PLR0911 - a table
+@loop
+def _one_word(b: Bytes, p: int, kind: int) -> tuple[int, int]:
     """Where a boolean, date, time or number since the epoch ends, and what it is."""
     if kind == BOOLEAN:
-        value = np.int64(b[p] == 116)
-        return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), value  # noqa: PLR1714
+        return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == SECONDS:
         text = b[p] == 34
         p, value = seconds(b, p + text)
@@ -394,18 +399,15 @@ def _one_word(b: Bytes, p: int, kind: int) -> tuple[int, int]:  # noqa: PLR0911 
         return p, value
     if b[p] != 34:
         return NO, 0
-    end, escaped = string_end(b, p + 1)
-    if end < 0 or escaped:
-        return NO, 0
     if kind == DATE:
-        value = days(b, p + 1) if end - p == 11 else NEVER
-    else:
-        value = time(b, p + 1, end)
-    return end + 1 if value != NEVER else NO, value
+        value = days(b, p + 1)
+        return p + 12 if value != NEVER and b[p + 11] == 34 else NO, value
+    p, value = clock(b, p + 1)
+    return p + 1 if p >= 0 and b[p] == 34 else NO, value
 
 
-@compiled
-def _two_words(b: Bytes, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:  # noqa: PLR0913
+@loop
+def _two_words(b: Bytes, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
     """Where a decimal or a UUID ends, whose words are written."""
     text = b[p] == 34
     if kind == DECIMAL:
@@ -418,7 +420,7 @@ def _two_words(b: Bytes, p: int, kind: int, precision: int, scale: int, at: int,
     return _uuid(b, p + 1, at, words) if text else NO
 
 
-@compiled
+@loop
 def _uuid(b: Bytes, p: int, at: int, words: Numbers) -> int:
     """32 hexadecimal digits with hyphens anywhere; the first byte is the lowest of the first word."""
     digits = 0
@@ -435,10 +437,8 @@ def _uuid(b: Bytes, p: int, at: int, words: Numbers) -> int:
     return p + 1 if digits == 32 else NO
 
 
-@compiled
-def _keep(  # noqa: PLR0913 - as above
-    b: Bytes, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Bytes, domains: Numbers
-) -> bool:
+@loop
+def _keep(b: Bytes, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Bytes, domains: Numbers) -> bool:
     """Say at these words where a string is; one with escapes is first written into `text`. False where that is full."""
     if not escaped:
         words[at] = p
@@ -455,8 +455,8 @@ def _keep(  # noqa: PLR0913 - as above
     return True
 
 
-@compiled
-def _keep_octets(  # noqa: PLR0913 - as above
+@loop
+def _keep_octets(
     b: Bytes, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Bytes, domains: Numbers
 ) -> bool:
     """The same of a string of base64, whose bytes are written into `text`; a length of -1 says that it is none.
@@ -477,9 +477,9 @@ def _keep_octets(  # noqa: PLR0913 - as above
     return True
 
 
-@compiled
+@loop
 def _octets(b: Bytes, p: int, end: int, to: Bytes, at: int) -> int:
-    """Base64 with padding, written behind `at`, which may be where it is read: how many bytes it is; -1 if it is none."""
+    """Base64 with padding, written from `at`, which may be where it is read: how many bytes; -1 if it is none."""
     if (end - p) % 4:
         return -1
     first = at
@@ -503,9 +503,9 @@ def _octets(b: Bytes, p: int, end: int, to: Bytes, at: int) -> int:
     return at - first
 
 
-@compiled
-def _repeats(b: Bytes, text: Bytes, base: int, first: int, end: int, words: Numbers) -> bool:  # noqa: PLR0913 - as above
-    """Whether a map, whose entries these are, has a key twice."""
+@loop
+def _repeats(b: Bytes, text: Bytes, base: int, first: int, end: int, words: Numbers, slots: Numbers) -> bool:
+    """Whether a map, whose entries these are, may have a key twice."""
     if end - first <= _FEW:
         for i in range(first, end):
             for j in range(first, i):
@@ -515,7 +515,9 @@ def _repeats(b: Bytes, text: Bytes, base: int, first: int, end: int, words: Numb
     size = 1
     while size < 2 * (end - first):
         size *= 2
-    slots = np.full(size, -1, np.int64)
+    if size > len(slots):
+        return True
+    slots[:size] = -1
     for i in range(first, end):
         start, length = words[base + 2 * i], words[base + 2 * i + 1]
         value = length
@@ -531,7 +533,7 @@ def _repeats(b: Bytes, text: Bytes, base: int, first: int, end: int, words: Numb
     return False
 
 
-@compiled
+@loop
 def _same(b: Bytes, text: Bytes, one: int, other: int, words: Numbers) -> bool:
     length = words[one + 1]
     if length != words[other + 1]:
@@ -545,7 +547,7 @@ def _same(b: Bytes, text: Bytes, one: int, other: int, words: Numbers) -> bool:
     return True
 
 
-@compiled
+@loop
 def gathered(b: Bytes, text: Bytes, spans: Numbers, offsets: Numbers, to: Bytes) -> None:
     """Copy strings of (start, length) pairs one behind the other."""
     at = 0

@@ -4,17 +4,22 @@ A record ends with a newline that is not its own. Only white space may be a newl
 the record ends; all else stops at the first byte that cannot follow, so that no function reads beyond that newline.
 """
 
+# ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
+
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from frazil.ingest.compiled import compiled
+from frazil.ingest.compiled import compiled, load64
 from frazil.ingest.formats.json.text import MAX_DEPTH
 
 Bytes = NDArray[np.uint8]
+
+loop = partial(compiled, allocates=False)
 
 NO = -1
 """No position: the bytes are not what they should be."""
@@ -23,6 +28,9 @@ _ordinary = np.zeros(256, np.bool_)
 _ordinary[32:127] = True
 _ordinary[[34, 92]] = False
 _ordinary[127] = True
+_ONES, _SPACES, _QUOTES, _BACKSLASHES, _HIGHEST = (
+    np.frombuffer(bytes([octet]) * 8, np.int64)[0] for octet in b'\x01 "\\\x80'
+)
 ORDINARY = _ordinary
 """Bytes of a string that stand for themselves: ASCII without quotation mark, backslash and control characters."""
 _hex = np.full(256, -1, np.int64)
@@ -36,20 +44,20 @@ ESCAPES = _short
 """What a letter behind a backslash means, `u` apart."""
 
 
-@compiled
+@loop
 def white(b: Bytes, p: int, end: int) -> int:
     """The next position that is no white space."""
-    while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
+    while b[p] <= 32 and p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
 
 
-@compiled
+@loop
 def is_digit(c: int) -> bool:
     return 48 <= c <= 57
 
 
-@compiled
+@loop
 def literal_end(b: Bytes, p: int) -> int:
     """Where `true`, `false` or `null` ends."""
     c = b[p]
@@ -62,7 +70,7 @@ def literal_end(b: Bytes, p: int) -> int:
     return NO
 
 
-@compiled
+@loop
 def named_end(b: Bytes, p: int) -> int:
     """Where `NaN`, `Inf` or `Infinity` ends."""
     if b[p] == 78:
@@ -73,7 +81,7 @@ def named_end(b: Bytes, p: int) -> int:
     return p + 8 if long else p + 3
 
 
-@compiled
+@loop
 def number_end(b: Bytes, p: int) -> int:
     if b[p] == 45:
         p += 1
@@ -103,7 +111,7 @@ def number_end(b: Bytes, p: int) -> int:
     return p
 
 
-@compiled
+@loop
 def hex4(b: Bytes, p: int) -> int:
     value = 0
     for q in range(p, p + 4):
@@ -114,9 +122,9 @@ def hex4(b: Bytes, p: int) -> int:
     return value
 
 
-@compiled
+@loop
 def utf8_length(b: Bytes, p: int) -> int:
-    """Of the character beyond ASCII that begins here; 0 where none does (RFC 3629, table 3-7 of the Unicode standard)."""
+    """Of the character beyond ASCII that begins here; 0 where none does (Unicode standard, table 3-7)."""
     first, second = b[p], b[p + 1]
     if 0xC2 <= first <= 0xDF:
         return 2 if 0x80 <= second <= 0xBF else 0
@@ -132,11 +140,22 @@ def utf8_length(b: Bytes, p: int) -> int:
     return 0
 
 
-@compiled
+@loop
+def _all_ordinary(eight: int) -> bool:
+    """Whether a word has none but ordinary bytes: a byte less than it is compared with borrows from its highest bit."""
+    quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
+    return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
+
+
+@loop
 def string_end(b: Bytes, p: int) -> tuple[int, bool]:
     """The closing quotation mark of a string whose content begins here, and whether there are escapes in it."""
     escaped = False
+    last = len(b) - 8
+    address = np.int64(b.ctypes.data)
     while True:
+        while p <= last and _all_ordinary(load64(address + p)):
+            p += 8
         while ORDINARY[b[p]]:
             p += 1
         c = b[p]
@@ -166,7 +185,7 @@ def string_end(b: Bytes, p: int) -> tuple[int, bool]:
             p += 6
 
 
-@compiled
+@loop
 def unescape(b: Bytes, p: int, end: int, to: Bytes, at: int) -> int:
     """Write the content `[p, end)` of a string that `string_end` found sound, as UTF-8. Returns where it ends.
 
@@ -210,7 +229,7 @@ def unescape(b: Bytes, p: int, end: int, to: Bytes, at: int) -> int:
     return at
 
 
-@compiled
+@loop
 def _key_end(b: Bytes, p: int, end: int) -> int:
     """Behind a key and its colon: where the value begins."""
     if b[p] != 34:
@@ -222,8 +241,8 @@ def _key_end(b: Bytes, p: int, end: int) -> int:
     return white(b, p + 1, end) if b[p] == 58 else NO
 
 
-@compiled
-def value_end(b: Bytes, p: int, end: int, depth: int, opened: Bytes) -> int:  # noqa: PLR0911, PLR0912 - a grammar
+@loop
+def value_end(b: Bytes, p: int, end: int, depth: int, opened: Bytes) -> int:
     """Where a value of any kind ends that begins here. `depth` counts what encloses it; `opened` is room to work in."""
     enclosing = depth
     while True:

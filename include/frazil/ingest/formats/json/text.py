@@ -1,10 +1,4 @@
-"""The bytes of JSON messages: what is refused before any parser sees it, and what can be parsed many at once.
-
-Messages are joined by newlines and parsed as one text. Row i is message i provided that every message starts with
-`{`, ends with `}` and holds no newline and no NUL (which ends the text for Arrow's reader), and that there are as many
-rows as messages: a message then cannot end inside another (a newline inside a string is an error, and after a nested
-`}` a `{` is), and one that holds two objects makes a row too many.
-"""
+"""The bytes of single JSON messages: what is refused before any parser sees it, and what stands in for NaN there."""
 
 from __future__ import annotations
 
@@ -22,16 +16,10 @@ STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 MAX_DEPTH = 500
 """Deeper objects and arrays are refused, ignored ones too: parsers that recurse have an end somewhere."""
 
-_NEWLINE, _OPEN, _CLOSE = b"\n{}"
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
 _FAR = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
-_FAR_EXPONENT = re.compile(_FAR.encode())
-_FAR_NUMBER = re.compile(rf"(?<![0-9.])([0-9]++(?:\.[0-9]++)?){_FAR}[0-9]*+".encode())
-_HUGE = b"9" * 310
-"""Infinite in a double; Arrow's reader takes any count of digits."""
-
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -98,48 +86,6 @@ def too_deep(text: bytes) -> bool:
     return len(steps) > MAX_DEPTH and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
-def join_if_safe(values: Sequence[bytes | None]) -> bytes | None:
-    """The messages joined by newlines, or None where any of them needs a look of its own."""
-    try:
-        text = b"\n".join(values)  # type: ignore[arg-type]  # a tombstone is the TypeError
-    except TypeError:
-        return None
-    if not (text.startswith(b"{") and text.endswith(b"}")) or b"\x00" in text:
-        return None
-    octets = np.frombuffer(text, np.uint8)
-    newlines = np.flatnonzero(octets == _NEWLINE)
-    alone = len(newlines) == len(values) - 1
-    if not (alone and (octets[newlines - 1] == _CLOSE).all() and (octets[newlines + 1] == _OPEN).all()):
-        return None
-    lengths = np.diff(newlines, prepend=-1, append=len(text)) - 1
-    if any(too_deep(values[i]) for i in np.flatnonzero(lengths > MAX_DEPTH).tolist()):  # type: ignore[arg-type]  # as above
-        return None
-    return text if is_utf8(text) else None
-
-
-def is_utf8(text: bytes) -> bool:
-    """Whether all of it is UTF-8, by Arrow's validation: no copy, no Python string."""
-    offsets = np.array([0, len(text)], np.int64)
-    octets = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
-    try:
-        octets.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def joinable(value: bytes | None) -> bytes | Refused | None:
-    """One message in the form that can be joined and means the same; None where it has none and must be read singly.
-
-    Newlines inside become carriage returns: between tokens both are white space, and inside a string both are errors.
-    """
-    try:
-        text = stripped(value)
-    except Refused as refused:
-        return refused
-    return None if b"\x00" in text else text.replace(b"\n", b"\r")
-
-
 def malformed(text: bytes, message: str) -> str:
     """What is wrong with text that is no JSON: the parser's message, or what that should have said."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
@@ -178,34 +124,6 @@ def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[b
     parts = text.split(b'"') if plain else STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]
     return (b'"' if plain else b"").join(parts)
-
-
-def without_far_exponents(texts: Sequence[bytes], special: Sequence[bool]) -> Sequence[bytes]:
-    """The texts with every number of a large exponent as one that Arrow's reader takes; it refuses some in any field.
-
-    Zero stays zero. Others become infinite: where a column has one, the bulk path is then not sure of the record.
-    `special` is what `may_be_special` says of the texts.
-    """
-    if not any(special):
-        return texts
-    return [_without_far_exponents(text) if odd else text for text, odd in zip(texts, special, strict=True)]
-
-
-def _without_far_exponents(text: bytes) -> bytes:
-    exponent = _FAR_EXPONENT.search(text)
-    if exponent is None:
-        return text
-    if b'\\"' in text or _FAR_EXPONENT.search(text, exponent.end()):
-        return _outside_strings(text, b"e", b"E", lambda part: _FAR_NUMBER.sub(lambda found: _near(found[1]), part))
-    before, behind = text[: exponent.start()], text[exponent.end() :]
-    if before.count(b'"') % 2:
-        return text
-    start = before.rstrip(b"0123456789.")
-    return start + _near(before[len(start) :]) + behind.lstrip(b"0123456789")
-
-
-def _near(number: bytes) -> bytes:
-    return _HUGE if number.strip(b"0.") else b"0.0"  # which is no integer either
 
 
 def _named_numbers(text: bytes) -> bytes:

@@ -1,0 +1,227 @@
+"""The compiled loop is sure of nothing that the reader of single records says otherwise, and reads no byte too many."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg import types as t
+from pyiceberg.schema import Schema
+
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats.json.columns import ColumnReader
+from frazil.ingest.formats.json.decoder import JsonDecoder
+
+SCALARS: list[tuple[t.IcebergType, list[str]]] = [
+    (t.BooleanType(), ["true", "false"]),
+    (t.IntegerType(), ["0", "-0", "7", "-2147483648", "2147483648"]),
+    (t.LongType(), ["12345678901234", "9223372036854775807", "-9223372036854775808", "1.0"]),
+    (t.FloatType(), ["0.1", "3.4028235e38", "3.5e38", "-0"]),
+    (t.DoubleType(), ["0.30000000000000004", "1e-7", "5e-324", "NaN", "-Infinity", "9007199254740993"]),
+    (t.DecimalType(9, 2), ["1.5", '"2.25"', "100.000", "1e3", "1.234"]),
+    (t.DecimalType(38, 10), ["1234567890123456789012345678.0123456789", "-0.1"]),
+    (t.DateType(), ['"2026-01-02"', '"2024-02-29"', '"2026-02-30"']),
+    (t.TimeType(), ['"10:11:12.123"', '"10:11"']),
+    (t.TimestampType(), ['"2026-01-02T03:04:05.123456"', '"2026-01-02 03:04"', '"9999-12-31T23:59:59-01:00"']),
+    (t.TimestamptzType(), ['"2026-01-02T03:04:05Z"', '"2026-01-02T03:04:05.1234567+02:30"', '"2026-01-02"']),
+    (
+        t.StringType(),
+        ['""', '"x"', '"é 漢 😀"', r'"\ud83d\ude00 \u00e9 \" \\ \/ \b\f\n\r\t"', r'"\ud800"', '"a long one"'],
+    ),
+    (t.UUIDType(), ['"f79c3e09-677c-4bbd-a479-3f349cb785e7"', '"F79C3E09677C4BBDA4793F349CB785E7"', '"f7"']),
+    (t.BinaryType(), ['"AAEC"', r'"\/+8="', '""', '"AAE"']),
+    (t.FixedType(3), ['"AAEC"', '"AAE="']),
+]
+WHITE = ["", "", "", " ", "\n", "\t\r\n  "]
+IGNORED = ['{"a":[1,{"b":null}],"c":"]}"}', "[]", '"\\u0041"', "-1.5E+3", "true", "NaN", "1e400", "[1,]", "{}"]
+
+
+@st.composite
+def types(draw: st.DrawFn, ids: Callable[[], int], depth: int) -> t.IcebergType:
+    what = draw(st.sampled_from(["scalar"] * 4 + ["struct", "list", "map"] if depth else ["scalar"]))
+    if what == "struct":
+        return draw(structs(ids, depth - 1))
+    required = draw(st.booleans())
+    if what == "list":
+        return t.ListType(ids(), draw(types(ids, depth - 1)), required)
+    if what == "map":
+        return t.MapType(ids(), t.StringType(), ids(), draw(types(ids, depth - 1)), required)
+    return draw(st.sampled_from([kind for kind, _ in SCALARS]))
+
+
+@st.composite
+def structs(draw: st.DrawFn, ids: Callable[[], int], depth: int) -> t.StructType:
+    names = draw(
+        st.lists(st.sampled_from(["a", "ab", "née", "seven77", "eight888", "a/b"]), min_size=1, max_size=4, unique=True)
+    )
+    return t.StructType(
+        *(t.NestedField(ids(), n, draw(types(ids, depth)), required=draw(st.booleans())) for n in names)
+    )
+
+
+def ids() -> Callable[[], int]:
+    numbers = iter(range(1, 10_000))
+    return lambda: next(numbers)
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    return Schema(*draw(structs(ids(), 2)).fields)
+
+
+def written(kind: t.IcebergType, chance: random.Random) -> str:
+    """A value of the type, mostly; now and then another, a null, a field too many, too few or twice."""
+    if chance.random() < 0.06:
+        return chance.choice(["null", "null", *IGNORED, *chance.choice(SCALARS)[1]])
+
+    def spaced(text: str) -> str:
+        return chance.choice(WHITE) + text + chance.choice(WHITE)
+
+    match kind:
+        case t.StructType():
+            fields = [(f.name, written(f.field_type, chance)) for f in kind.fields if chance.random() < 0.95]
+            if chance.random() < 0.2:
+                fields.append((chance.choice(["other", "a", "eight8888", ""]), chance.choice(IGNORED)))
+            if chance.random() < 0.3:
+                chance.shuffle(fields)
+            names = [json.dumps(name, ensure_ascii=chance.random() < 0.5) for name, _ in fields]
+            members = [spaced(name) + ":" + spaced(value) for name, (_, value) in zip(names, fields, strict=True)]
+            return "{" + ",".join(members) + chance.choice(WHITE) + "}"
+        case t.ListType():
+            return "[" + ",".join(spaced(written(kind.element_type, chance)) for _ in range(chance.randrange(4))) + "]"
+        case t.MapType():
+            keys = [chance.choice(["k", "l", "\\u006b", "m\\n", "é"]) for _ in range(chance.randrange(3))]
+            keys += [f"key {i}" for i in range(chance.choice([0, 0, 0, 40]))]
+            return "{" + ",".join(f'"{key}":{spaced(written(kind.value_type, chance))}' for key in keys) + "}"
+    return chance.choice(next(values for of, values in SCALARS if of == kind))
+
+
+def broken(text: bytes, chance: random.Random) -> bytes:
+    """Some bytes changed, taken out, or put in."""
+    octets = bytearray(text)
+    for _ in range(chance.choice([0, 0, 1, 1, 2, 5])):
+        at = chance.randrange(len(octets)) if octets else 0
+        octets[at : at + chance.choice([0, 0, 1, 1, 30])] = bytes(
+            chance.choice(b'"\\{}[],:0123456789.eE+-TZunN \n\t\x00\x1f\x7f\x80\xc3\xed\xf0\xff')
+            for _ in range(chance.randrange(3))
+        )
+    return bytes(octets)
+
+
+def rows(decoded: Decoded) -> dict[int, str]:
+    """By place in the chunk; moments as numbers, for Python has no year 0 and none after 9999."""
+    decoded.rows.validate(full=True)
+    plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in decoded.rows.schema])
+    return dict(zip(decoded.kept.tolist(), map(repr, decoded.rows.cast(plain).to_pylist()), strict=True))
+
+
+def numbered(kind: Any) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, numbered(f.type)) for f in kind])
+    if pa.types.is_large_list(kind):
+        return pa.large_list(pa.field("element", numbered(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, pa.field("value", numbered(kind.item_type)))
+    return kind
+
+
+def check(schema: Schema, seed: int, count: int) -> int:
+    """The law, of so many records that a seed makes. Returns of how many the loop is sure."""
+    chance = random.Random(seed)
+    values = [broken(written(schema.as_struct(), chance).encode(), chance) for _ in range(count)]
+    decoder = JsonDecoder(schema, {})
+    decoded, alone = decoder(Chunk.of_values(values)), decoder._singly(values, range(count))
+    assert rows(decoded) == rows(alone), values
+    assert sorted(decoded.rejections) == sorted(alone.rejections), values
+    return count - int(decoder._columns(BinaryColumn.of(values))[1].sum())
+
+
+@settings(max_examples=30 * settings().max_examples)
+@given(schemas(), st.integers(0, 2**32))
+def test_a_record_is_by_the_loop_what_it_is_by_itself(schema: Schema, seed: int) -> None:
+    check(schema, seed, 12)
+
+
+FLAT = Schema(*(t.NestedField(1 + i, f"c{i}", kind) for i, (kind, _) in enumerate(SCALARS)))
+NESTED = Schema(
+    t.NestedField(
+        1,
+        "a",
+        t.ListType(2, t.StructType(*(f.model_copy(update={"field_id": 10 + f.field_id}) for f in FLAT.fields)), False),
+    ),
+    t.NestedField(3, "ab", t.MapType(4, t.StringType(), 5, t.ListType(6, t.StringType(), False), False)),
+)
+
+
+def test_the_loop_is_sure_of_what_usual_producers_write() -> None:
+    sound = [kind for kind, _ in SCALARS]
+    record = {f"c{i}": json.loads(SCALARS[i][1][0]) for i in range(len(sound))}
+    nested = {"a": [record, record], "ab": {"x": ["é", None]}, "more": [{"deep": record}]}
+    for schema, value in ((FLAT, record), (NESTED, nested)):
+        for text in (
+            json.dumps(value),
+            json.dumps(value, separators=(",", ":")),
+            json.dumps(value, indent=2),
+            json.dumps(value, ensure_ascii=False),
+        ):
+            rows, unsure = JsonDecoder(schema, {})._columns(BinaryColumn.of([text.encode()]))
+            assert not unsure.any(), text
+            assert rows.num_rows == 1
+
+
+def test_room_grows_with_what_the_records_hold() -> None:
+    """Elements, entries and escaped text beyond what there is room for at first, in the middle of a chunk."""
+    values = [json.dumps({"ab": {f"é{k}": ["\n" * 9] * 50 for k in range(i % 7)}}).encode() for i in range(300)]
+    decoded = JsonDecoder(NESTED, {})(Chunk.of_values(values))
+    assert [dict(m) for m in decoded.rows["ab"].to_pylist()] == [json.loads(v)["ab"] for v in values]
+
+
+def test_a_record_without_a_newline_behind_it_is_not_read_by_the_loop() -> None:
+    column = BinaryColumn(np.frombuffer(b'{"c11":"x"}', np.uint8), np.array([0]), np.array([11]))
+    reader = ColumnReader(FLAT.as_struct(), FLAT.as_arrow(), {})
+    assert reader(column)[1].tolist() == [True]
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+import importlib.util
+spec = importlib.util.spec_from_file_location("loop_test", sys.argv[2])
+test = importlib.util.module_from_spec(spec)
+sys.modules["loop_test"] = test
+spec.loader.exec_module(test)
+print(sum(test.check(schema, seed, 40) for seed in range(int(sys.argv[3])) for schema in (test.FLAT, test.NESTED)))
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.soak
+def test_no_index_is_out_of_bounds_whatever_a_record_holds(tmp_path: Path) -> None:
+    """Numba checks each index, which is compiled anew."""
+    environment = {
+        **os.environ,
+        "NUMBA_BOUNDSCHECK": "1",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", PROGRAM, str(Path.cwd()), __file__, "500"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 5_000
