@@ -28,6 +28,7 @@ RUN python -m venv .venv \
  && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,spark]" \
  && python -m frazil.spark.jars fetch spark \
  && python -m frazil.spark.class_archive \
+ && python -m frazil.ingest.precompile \
  && ln -s "$(python -c 'import frazil.spark_apps as apps; print(*apps.__path__)')" spark_apps
 COPY --chown=frazil include include
 COPY --chown=frazil dags dags

@@ -18,7 +18,7 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup jars demo test lint unit bench soak lock wheel clean check-python check-java
+.PHONY: help venv setup jars loops demo test lint unit bench soak lock wheel clean check-python check-java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,7 +46,7 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 soak: setup ## The tests that run for long, and every law with many random examples
 	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or hypothesis' -rP $(PYTEST)
 
-setup: check-java venv jars ## Everything that demo and tests need: .venv and the JVM jars
+setup: check-java venv jars loops ## Everything that demo and tests need: .venv, the JVM jars, compiled loops
 
 venv: $(INSTALLED) ## .venv alone
 
@@ -60,6 +60,9 @@ $(INSTALLED): requirements.txt pyproject.toml | check-python
 jars: venv check-java
 	@$(BIN)/python -m frazil.spark.jars fetch >/dev/null
 	@$(BIN)/python -m frazil.spark.class_archive
+
+loops: venv
+	@$(BIN)/python -m frazil.ingest.precompile
 
 lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest versions that fit)
 	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --all-extras --group checkout \

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder
-from frazil.ingest.formats.json.decoder import JsonDecoder
+from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.record import quoted as quoted_json
 
 DecoderMaker = Callable[[Schema, Mapping[int, str]], Decoder]
 """Of an Iceberg schema and of units, as `decoder` takes them. Raises SpecError for a column that it cannot fill."""
 
-FORMATS: Mapping[str, DecoderMaker] = {"json": JsonDecoder}
+
+def _json(schema: Schema, units: Mapping[int, str]) -> Decoder:
+    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that checks loads no compiler
+
+    return JsonDecoder(schema, units)
+
+
+FORMATS: Mapping[str, DecoderMaker] = {"json": _json}
+
+CHECKS: Mapping[str, Callable[[StructType], None]] = {"json": json_types.check_supported}
+"""Each raises SpecError for a column that its format cannot fill."""
 
 Quoter = Callable[[bytes, Sequence[str]], str | None]
 """Of a record that was decoded and a path of fields: the value there as it was sent, in words, or None."""
@@ -28,14 +39,17 @@ def decoder(format_name: str, schema: Schema, units: Mapping[int, str]) -> Decod
     `units` maps a timestamp column's field id to the unit of the number that it arrives as. Raises SpecError for a
     format or a column type that cannot be decoded.
     """
-    make = FORMATS.get(format_name)
-    if make is None:
-        raise SpecError(
-            f"source.format: {format_name!r} is not a format that frazil decodes; allowed: {', '.join(FORMATS)}"
-        )
-    return make(schema, units)
+    return FORMATS[_known(format_name)](schema, units)
 
 
 def check_supported(schema: Schema, format_name: str) -> None:
     """Refuse at start what would fail at every record. Raises SpecError."""
-    decoder(format_name, schema, {})
+    CHECKS[_known(format_name)](schema.as_struct())
+
+
+def _known(format_name: str) -> str:
+    if format_name not in FORMATS:
+        raise SpecError(
+            f"source.format: {format_name!r} is not a format that frazil decodes; allowed: {', '.join(FORMATS)}"
+        )
+    return format_name

@@ -1,0 +1,23 @@
+"""Compile the loops over records before the first batch needs them: `python -m frazil.ingest.precompile`.
+
+`make setup` and the image's build run it. Without it, the first task of a user on a host compiles for some tens of
+seconds, once for each version of frazil and of Numba.
+"""
+
+from __future__ import annotations
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import FORMATS, decoder
+
+
+def main() -> None:
+    schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
+    for name in FORMATS:
+        decoder(name, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
+
+
+if __name__ == "__main__":
+    main()
