@@ -44,7 +44,7 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke goes on, and can be stopped
     desired = open_desired(spec)
     desired.pause(by=getpass.getuser(), reason=reason)
-    stops = _foreground(stream) or "its writer ends after the batch at hand"
+    stops = _foreground(stream) or "its writer stops after the batch at hand"
     click.echo(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
     _say_where(spec, desired)
     if problem:
