@@ -25,7 +25,9 @@ from pyroaring import BitMap64
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
-from frazil.ingest.kafka import RangeReader
+from frazil.ingest.kafka_columns import ColumnReader
+from frazil.ingest.kafka_messages import MessageReader
+from frazil.ingest.readers import FORCED
 from frazil.ingest.stage import stage
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 
@@ -52,6 +54,13 @@ def target(folder: Path, schema: Schema, spec: PartitionSpec) -> TargetTable:
         folder=str(folder),
         target_file_bytes=128 * 2**20,
     )
+
+
+@pytest.fixture(autouse=True, params=["columns", "messages"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each test runs on each reader."""
+    monkeypatch.setenv(FORCED, request.param)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -305,14 +314,15 @@ def test_a_large_range_is_read_in_chunks_and_reports_progress(
     assert len(set(zip(table["kafka_partition"].to_pylist(), table["kafka_offset"].to_pylist(), strict=True))) == count
 
 
-def test_brokers_out_of_reach_are_said_so_in_time() -> None:
+def test_brokers_out_of_reach_are_said_so_in_time(reader: str) -> None:
+    of_kind = {"columns": ColumnReader, "messages": MessageReader}[reader]
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         ranges = [OffsetRange("t", 0, 5, 9)]
-        reader = RangeReader({"bootstrap.servers": address}, ranges, unreachable_limit_s=1.0)
-        with reader, pytest.raises(KafkaUnavailable, match=r"t\[0\] at 5 of 9"):
-            list(reader)
+        opened = of_kind({"bootstrap.servers": address}, ranges, unreachable_limit_s=1.0)
+        with opened, pytest.raises(KafkaUnavailable, match=r"t\[0\] at 5 of 9"):
+            list(opened)
 
 
 def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:

@@ -1,26 +1,24 @@
-"""Offset ranges of many topic-partitions, read by one consumer and yielded as chunks of columns.
+"""Offset ranges of many topic-partitions, read by one consumer: what each way of reading them has in common.
 
-This is the hot loop: what it does for a record, it does for every record. Messages are therefore taken in batches,
-their attributes by `map` over the C methods, and all decisions (has a range ended? where does it stand?) are NumPy on
-the batch's offsets.
+A range ends at a record or an end-of-partition at or past its end, for offsets may be missing. `kafka_columns` reads
+without a Python object for each record; `kafka_messages` is for what that cannot do; `readers` chooses.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from numpy.typing import NDArray
+from confluent_kafka import KafkaError, KafkaException
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
-from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.kafka.client import DENIED, client_errors
+from frazil.kafka.client import DENIED
+from frazil.offsets.spans import TopicPartition
 
 CHUNK_RECORDS = 50_000
 """Parsing costs the same per record from 20,000 on; fewer records at hand are less memory, and less of it cold."""
@@ -48,15 +46,21 @@ EXACTNESS = {
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 """An offset that retention deleted, or that a log lost while it was read."""
-_timestamp_ms = itemgetter(1)
 
 
-class RangeReader:
+def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """All that librdkafka is given; the group is never joined: partitions are assigned, offsets are not committed."""
+    return {**TUNING, "group.id": "frazil", **properties, **EXACTNESS}
+
+
+class RangeReader(ABC):
     """Reads `[start, end)` of each range once. Iterate it to the end, then `close` (or use it as a context)."""
+
+    notice: str | None = None
+    """What people should know of how it reads."""
 
     def __init__(
         self,
-        properties: Mapping[str, str],
         ranges: Sequence[OffsetRange],
         *,
         unreachable_limit_s: float = UNREACHABLE_LIMIT_S,
@@ -67,135 +71,105 @@ class RangeReader:
         self._monotonic = monotonic
         self._ends = np.array([r.end for r in ranges], np.int64)
         self._positions = np.array([r.start for r in ranges], np.int64)
-        self._open = {(r.topic, r.partition): i for i, r in enumerate(ranges) if r.start < r.end}
-        self._lookup = _partition_lookup(ranges)
+        self._open: dict[TopicPartition, int] = {
+            (r.topic, r.partition): i for i, r in enumerate(ranges) if r.start < r.end
+        }
         self._failure: FrazilError | None = None
         self._last_trouble = "the brokers are silent"
         self._bytes_per_record = 1024.0
-        with client_errors():
-            self._consumer = Consumer(
-                {
-                    **TUNING,
-                    "group.id": "frazil",  # never joined: partitions are assigned, offsets are not committed
-                    **properties,
-                    **EXACTNESS,
-                    "error_cb": self._on_error,
-                }
-            )
 
-    def __enter__(self) -> RangeReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        self._consumer.close()
-
     def __iter__(self) -> Iterator[Chunk]:
         """Chunks of about `CHUNK_RECORDS` or `CHUNK_BYTES`, whichever is less.
 
-        Raises OffsetGap where a range begins before what Kafka still has, AccessDenied, and KafkaUnavailable when
-        nothing arrives for the limit although a range has not ended.
+        Raises OffsetGap where a range begins before what Kafka still has, AccessDenied, TopicMissing, and
+        KafkaUnavailable when nothing arrives for the limit although a range has not ended.
         """
-        self._consumer.assign([TopicPartition(t, p, int(self._positions[i])) for (t, p), i in self._open.items()])
-        pending = _Pending()
+        self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         last_arrival = self._monotonic()
         while self._open:
-            batch = self._consumer.consume(self._wanted(), POLL_S)
+            arrived = self._fetch(self._wanted(), POLL_S)
             if self._failure:
                 raise self._failure
-            if batch:
+            if arrived:
                 last_arrival = self._monotonic()
-                self._take(batch, pending)
-                if pending.records >= CHUNK_RECORDS or pending.bytes >= CHUNK_BYTES:
-                    yield pending.chunk()
-                    pending = _Pending()
+                yield from self._chunks()
             elif self._monotonic() - last_arrival > self._limit_s:
                 raise self._stalled()
-        if pending.records:
-            yield pending.chunk()
+        yield from self._rest()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:
+        """Read these topic-partitions from these offsets on."""
+
+    @abstractmethod
+    def _fetch(self, wanted: int, timeout_s: float) -> int:
+        """Take up to so many messages and events from the consumer; how many there are now."""
+
+    @abstractmethod
+    def _chunks(self) -> Iterator[Chunk]:
+        """Whatever is full after what was fetched."""
+
+    @abstractmethod
+    def _rest(self) -> Iterator[Chunk]:
+        """What is left at the end."""
+
+    @abstractmethod
+    def _unassign(self, partitions: Sequence[TopicPartition]) -> None: ...
+
+    @abstractmethod
+    def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
+        """What Kafka has of the range's log. Raises KafkaException."""
 
     def _wanted(self) -> int:
-        """No more than is left: `consume` waits its whole timeout for messages that will not come."""
+        """No more than is left: a fetch waits its whole timeout for messages that will not come."""
         open_ranges = list(self._open.values())
         left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
         return max(1, min(CONSUME_RECORDS, left, int(CONSUME_BYTES / self._bytes_per_record)))
 
-    def _take(self, batch: list[Message], pending: _Pending) -> None:
-        # `any` asks the errors' truth: comparing a KafkaError with None breaks in confluent-kafka 2.16.
-        if any(map(Message.error, batch)):
-            events = [m for m in batch if m.error()]
-            batch = [m for m in batch if not m.error()]
-            self._add(batch, pending)
-            for event in events:
-                self._on_event(event)
-        else:
-            self._add(batch, pending)
+    def _finish(self, indexes: Iterable[int]) -> None:
+        """These ranges have ended; those that have before are passed over."""
+        places = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
+        ended = [place for place in places if self._open.pop(place, None) is not None]
+        if ended:
+            self._unassign(ended)
 
-    def _add(self, batch: list[Message], pending: _Pending) -> None:
-        if not batch:
-            return
-        index = self._indexes(batch)
-        offsets = np.fromiter(map(Message.offset, batch), np.int64, len(batch))
-        ends = self._ends[index]
-        if (offsets >= ends - 1).any():
-            for i in np.unique(index[offsets >= ends - 1]):
-                self._finish(int(i))
-            inside = offsets < ends
-            if not inside.all():  # fetched ahead, past the end of a range
-                batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
-                index, offsets = index[inside], offsets[inside]
-        self._positions[index] = offsets + 1  # of a range's several offsets in a batch the last is the highest
-        values = list(map(Message.value, batch))
-        size = sum(map(len, filter(None, values)))
-        if values:
-            self._bytes_per_record = max(1.0, size / len(values))
-        pending.add(batch, values, index, offsets, size)
-
-    def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
-        if isinstance(self._lookup, dict):
-            lookup = self._lookup
-            pairs = zip(map(Message.topic, batch), map(Message.partition, batch), strict=True)
-            return np.fromiter((lookup[pair] for pair in pairs), np.int32, len(batch))
-        partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
-        return np.asarray(self._lookup[partitions], np.int32)
-
-    def _finish(self, index: int) -> None:
-        r = self._ranges[index]
-        if self._open.pop((r.topic, r.partition), None) is not None:
-            self._consumer.incremental_unassign([TopicPartition(r.topic, r.partition)])
-
-    def _on_event(self, event: Message) -> None:
-        error: Any = event.error()
-        index = self._open.get((str(event.topic()), int(event.partition() or 0)))
+    def _on_partition(self, code: int, text: str, place: TopicPartition, offset: int) -> None:
+        """An event of one topic-partition: its end, or an error."""
+        index = self._open.get(place)
         if index is None:  # about a range that has ended
             return
-        if error.code() == KafkaError._PARTITION_EOF:
-            self._positions[index] = max(self._positions[index], min(event.offset(), self._ends[index]))
-            if event.offset() >= self._ends[index]:
-                self._finish(index)
-        elif error.code() in _NOT_THERE:
+        if code == KafkaError._PARTITION_EOF:
+            self._positions[index] = max(self._positions[index], min(offset, self._ends[index]))
+            if offset >= self._ends[index]:
+                self._finish([index])
+        elif code in _NOT_THERE:
             raise self._gap(self._ranges[index], int(self._positions[index]))
         else:
-            self._on_error(error, where=f"{event.topic()}[{event.partition()}]")
+            self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
-    def _on_error(self, error: KafkaError, where: str = "") -> None:
-        """Also librdkafka's own callback, where raising is no use: the loop raises what is kept here."""
-        self._last_trouble = error.str()
+    def _on_error(self, code: int, text: str, where: str = "") -> None:
+        """May be called where raising is no use: the loop raises what is kept here."""
+        self._last_trouble = text
         place = where or ", ".join(sorted({r.topic for r in self._ranges}))
-        if error.code() in DENIED:
+        if code in DENIED:
             self._failure = AccessDenied(
-                f"Kafka refuses access to {place}: {error.str()}. Check source.properties and the ACLs."
+                f"Kafka refuses access to {place}: {text}. Check source.properties and the ACLs."
             )
-        elif error.code() in _GONE:
-            self._failure = TopicMissing(f"Kafka does not know {place}: {error.str()}. Was the topic deleted?")
+        elif code in _GONE:
+            self._failure = TopicMissing(f"Kafka does not know {place}: {text}. Was the topic deleted?")
 
     def _gap(self, r: OffsetRange, position: int) -> OffsetGap:
         try:
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(r.topic, r.partition), timeout=WATERMARKS_TIMEOUT_S
-            )
+            low, high = self._watermarks(r)
             available = f"it has {low} to {high}"
         except KafkaException as error:
             available = f"what it has cannot be asked now: {error.args[0].str()}"
@@ -211,53 +185,3 @@ class RangeReader:
             f"{topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {self._last_trouble}. "
             "Are the brokers reachable?"
         )
-
-
-class _Pending:
-    """Batches on their way to a chunk."""
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.bytes = 0
-        self._values: list[bytes | None] = []
-        self._keys: list[bytes | None] = []
-        self._indexes: list[NDArray[np.int32]] = []
-        self._offsets: list[NDArray[np.int64]] = []
-        self._timestamps: list[NDArray[np.int64]] = []
-
-    def add(
-        self,
-        messages: list[Message],
-        values: list[bytes | None],
-        index: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-        size: int,
-    ) -> None:
-        """Take from the messages all that anyone may want, so that they are freed while they are still in cache."""
-        stamps = map(_timestamp_ms, map(Message.timestamp, messages))
-        self.records += len(values)
-        self.bytes += size
-        self._values += values
-        self._keys += map(Message.key, messages)
-        self._indexes.append(index)
-        self._offsets.append(offsets)
-        self._timestamps.append(np.fromiter(stamps, np.int64, len(messages)))
-
-    def chunk(self) -> Chunk:
-        return Chunk(
-            BinaryColumn.of(self._values),
-            BinaryColumn.of(self._keys),
-            np.concatenate(self._indexes),
-            np.concatenate(self._offsets),
-            np.concatenate(self._timestamps),
-        )
-
-
-def _partition_lookup(ranges: Sequence[OffsetRange]) -> Any:
-    """From a message's place to its range: an array by partition for one topic, a dict for several."""
-    if len({r.topic for r in ranges}) > 1:
-        return {(r.topic, r.partition): i for i, r in enumerate(ranges)}
-    lookup = np.zeros(max((r.partition for r in ranges), default=0) + 1, np.int32)
-    for i, r in enumerate(ranges):
-        lookup[r.partition] = i
-    return lookup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +15,17 @@ from frazil.offsets.spans import TopicPartition
 
 
 class TurnReader:
-    """Reads `[start, end)` of each range once, as `RangeReader` does, which reads one of a topic-partition at a time.
+    """Reads `[start, end)` of each range once, as a `RangeReader` does, which reads one of a topic-partition at a time.
 
     What a backfill lacks between dead letters is many small ranges: read by one task they become one file, not as many.
     """
 
-    def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange]) -> None:
-        self._properties = properties
+    notice: str | None = None
+
+    def __init__(
+        self, open_ranges: Callable[[Sequence[OffsetRange]], RangeReader], ranges: Sequence[OffsetRange]
+    ) -> None:
+        self._open_ranges = open_ranges
         self._ranges = ranges
 
     def __enter__(self) -> TurnReader:
@@ -34,7 +38,7 @@ class TurnReader:
         """Raises what `RangeReader` raises."""
         for turn in turns(self._ranges):
             index = np.array(turn, np.int32)
-            with RangeReader(self._properties, [self._ranges[i] for i in turn]) as reader:
+            with self._open_ranges([self._ranges[i] for i in turn]) as reader:
                 for chunk in reader:
                     yield replace(chunk, range_index=index[chunk.range_index])
 

@@ -26,6 +26,7 @@ from frazil.ingest.kafka import RangeReader
 from frazil.ingest.narrow import is_environment, narrowed
 from frazil.ingest.progress import ProgressCounter
 from frazil.ingest.range_turns import TurnReader
+from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.required import plain_row
 from frazil.ingest.shape import Shaper
@@ -246,9 +247,7 @@ def _writer(context: StageContext, target: Target, file_name: Callable[[], str])
 
 def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
     if not context.files:
-        partitions = {(r.topic, r.partition) for r in task.ranges}
-        reader = RangeReader if len(partitions) == len(task.ranges) else TurnReader
-        return reader(resolve_all(context.kafka, os.environ), task.ranges)
+        return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
     return FileReader(context.files, task.ranges, io=io, schema=schema)

@@ -28,6 +28,6 @@ def test_the_closure_of_a_chunk_holds_references_that_tasks_resolve(
     assert b"hunter2" not in dumps(context)
 
     opened: list[dict[str, str]] = []
-    monkeypatch.setattr(stage_module, "RangeReader", lambda properties, _: opened.append(properties))
+    monkeypatch.setattr(stage_module, "kafka_reader", lambda properties, _: opened.append(properties))
     stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]

@@ -116,7 +116,7 @@ class World:
             for i in range(0, len(records), self.chunk_records)
         ]
         self.reader = FakeReader(chunks)
-        self.monkeypatch.setattr(staging, "RangeReader", self.reader)
+        self.monkeypatch.setattr(staging, "kafka_reader", self.reader)
         task = StageTask(0, (of,))
         return stage(context or self.context(), task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)
 

@@ -1,0 +1,367 @@
+"""Offset ranges read straight into columns: librdkafka's C API, and a compiled loop over the messages that it returns.
+
+No Python object is made for a record. A message is copied into the columns of the chunk, and destroyed at once; its
+address is then zero in `_messages`, so that each is destroyed exactly once, whatever is raised in between. What is no
+record (an end of partition, an error), and what the loop has no room or no name for, stops the loop, is dealt with
+here, and the loop goes on. Errors of the client and its log lines are events of a queue that is polled between batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import byref, c_char_p, c_int
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.compiled import call, call64, compiled, load32, load64, memcpy
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka import (
+    CHUNK_BYTES,
+    CHUNK_RECORDS,
+    CONSUME_RECORDS,
+    WATERMARKS_TIMEOUT_S,
+    RangeReader,
+    consumer_properties,
+)
+from frazil.kafka.client import client_errors
+from frazil.kafka.librdkafka import EVENT_ERROR, EVENT_LOG, Message, librdkafka
+from frazil.offsets.spans import TopicPartition
+
+log = logging.getLogger(__name__)
+
+_LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
+"""Of syslog's; what is lower is an error."""
+_ROOM_BYTES = 2**20
+"""Room for values and for keys in a first chunk; later ones begin with what the one before needed."""
+
+# Why the loop stops.
+_ALL_TAKEN, _CHUNK_FULL, _NO_ROOM, _NO_RECORD, _UNKNOWN_TOPIC = range(5)
+# Where the loop stands: the slots of its `at`.
+_NEXT, _COUNT, _RECORDS, _VALUES_END, _KEYS_END, _ENDED = range(6)
+# What is known of a range, and of a topic: its partitions' ranges are `lookup[first : first + partitions]`.
+_POSITION, _END, _IS_OPEN = range(3)
+_RKT, _FIRST, _PARTITIONS = range(3)
+
+_ERR, _TOPIC, _PARTITION = Message.err.offset, Message.rkt.offset, Message.partition.offset
+_PAYLOAD, _LENGTH = Message.payload.offset, Message.len.offset
+_KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message.offset.offset
+
+
+@compiled
+def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is per record
+    messages: Any,
+    at: Any,
+    topics: Any,
+    lookup: Any,
+    ranges: Any,
+    ended: Any,
+    values: Any,
+    value_places: Any,
+    keys: Any,
+    key_places: Any,
+    index: Any,
+    places: Any,
+    destroy: int,
+    timestamp: int,
+) -> int:
+    """Copy records into columns until one cannot be, and say why.
+
+    `messages` are addresses of `rd_kafka_message_t`, from `at[_NEXT]` to `at[_COUNT]`; `ranges`, `topics` and `lookup`
+    say which records are wanted; `ended` gets the ranges that end here. `values` and `keys` are bytes, their starts and
+    lengths are the rows of `value_places` and `key_places`, offsets and timestamps those of `places`. `destroy` and
+    `timestamp` are the addresses of librdkafka's functions.
+    """
+    capacity = index.shape[0]
+    i, count, record = at[_NEXT], at[_COUNT], at[_RECORDS]
+    values_end, keys_end, number_ended = at[_VALUES_END], at[_KEYS_END], at[_ENDED]
+    known_topic, topic = np.int64(0), 0
+    why = _ALL_TAKEN
+    while i < count:
+        if record == capacity or values_end + keys_end >= CHUNK_BYTES:
+            why = _CHUNK_FULL
+            break
+        message = messages[i]
+        if load32(message + _ERR) != 0:
+            why = _NO_RECORD
+            break
+        rkt = load64(message + _TOPIC)
+        if rkt != known_topic:
+            topic = -1
+            for t in range(topics.shape[0]):
+                if topics[t, _RKT] == rkt:
+                    topic, known_topic = t, rkt
+            if topic < 0:
+                known_topic = np.int64(0)
+                why = _UNKNOWN_TOPIC
+                break
+        partition = load32(message + _PARTITION)
+        r = -1
+        if 0 <= partition < topics[topic, _PARTITIONS]:
+            r = lookup[topics[topic, _FIRST] + partition]
+        if r >= 0:
+            offset = load64(message + _OFFSET)
+            end = ranges[r, _END]
+            if offset < end:
+                payload, key = load64(message + _PAYLOAD), load64(message + _KEY)
+                length = load64(message + _LENGTH) if payload != 0 else np.int64(0)
+                key_length = load64(message + _KEY_LENGTH) if key != 0 else np.int64(0)
+                if values_end + length >= values.shape[0] or keys_end + key_length >= keys.shape[0]:
+                    why = _NO_ROOM
+                    break
+                memcpy(values.ctypes.data + values_end, payload, length)
+                values[values_end + length] = 10
+                value_places[0, record] = values_end
+                value_places[1, record] = length if payload != 0 else NULL
+                values_end += length + 1
+                memcpy(keys.ctypes.data + keys_end, key, key_length)
+                keys[keys_end + key_length] = 10
+                key_places[0, record] = keys_end
+                key_places[1, record] = key_length if key != 0 else NULL
+                keys_end += key_length + 1
+                index[record] = r
+                places[0, record] = offset
+                places[1, record] = call64(timestamp, message, 0)
+                record += 1
+                ranges[r, _POSITION] = offset + 1
+            if offset >= end - 1 and ranges[r, _IS_OPEN] != 0:
+                ranges[r, _IS_OPEN] = 0
+                ended[number_ended] = r
+                number_ended += 1
+        messages[i] = 0
+        call(destroy, message)
+        i += 1
+    at[_NEXT], at[_RECORDS] = i, record
+    at[_VALUES_END], at[_KEYS_END], at[_ENDED] = values_end, keys_end, number_ended
+    return why
+
+
+def compile_now() -> None:
+    """Compile the loop, or take it from the cache: what can fail at that fails now, with no message at hand."""
+    empty, no_bytes = _Columns(0, 0), np.zeros(0, np.int64)
+    rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
+    places = (empty.values, empty.value_places, empty.keys, empty.key_places, empty.index, empty.places)
+    take(no_bytes, np.zeros(6, np.int64), rows, index, rows, index, *places, 0, 0)
+
+
+class ColumnReader(RangeReader):
+    """As any `RangeReader`. Raises LibraryUnfit if librdkafka cannot be read in this way."""
+
+    def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
+        super().__init__(ranges, **limits)
+        self._library = librdkafka()
+        self._pid = os.getpid()
+        self._messages = np.zeros(CONSUME_RECORDS, np.int64)
+        self._at = np.zeros(6, np.int64)
+        self._states = np.array([(r.start, r.end, r.start < r.end) for r in ranges], np.int64).reshape(-1, 3)
+        self._positions = self._states[:, _POSITION]
+        self._ended = np.zeros(len(ranges), np.int32)
+        self._partitions, self._lookup = _partition_lookup(ranges)
+        self._open_by_topic = Counter(topic for topic, _ in self._open)
+        self._before = np.zeros(2, np.int64)
+        self._know({})
+        self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES)
+        self._client: int | None = None
+        with client_errors():
+            self._client = self._library.consumer(consumer_properties(properties))
+        self._events = self._library.queue_get_main(self._client)
+        self._library.set_log_queue(self._client, self._events)
+        self._queue = self._library.queue_get_consumer(self._client)
+
+    def close(self) -> None:
+        """Bounded, whatever the brokers do: no group is left, and no offset committed."""
+        client, self._client = self._client, None
+        if client is None or os.getpid() != self._pid:  # librdkafka's threads are not in a process that was forked
+            return
+        for address in self._messages[self._messages != 0].tolist():
+            self._library.message_destroy(address)
+        self._messages[:] = 0
+        self._library.queue_destroy(self._queue)
+        self._library.queue_destroy(self._events)
+        self._library.consumer_close(client)
+        self._library.destroy(client)
+
+    def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:
+        assigned = self._library.partitions(places)
+        try:
+            self._library.check(self._library.assign(self._client, assigned))
+        finally:
+            self._library.topic_partition_list_destroy(assigned)
+
+    def _unassign(self, partitions: Sequence[TopicPartition]) -> None:
+        ended = self._library.partitions((*place, None) for place in partitions)
+        try:
+            self._library.check_error(self._library.incremental_unassign(self._client, ended))
+        finally:
+            self._library.topic_partition_list_destroy(ended)
+        self._open_by_topic.subtract(topic for topic, _ in partitions)
+        self._know({rkt: name for rkt, name in self._known.items() if self._open_by_topic[name]})
+
+    def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
+        assert self._client is not None
+        return self._library.watermarks(self._client, of.topic, of.partition, timeout_s=WATERMARKS_TIMEOUT_S)
+
+    def _fetch(self, wanted: int, timeout_s: float) -> int:
+        messages = self._messages.ctypes.data
+        count = self._library.consume_batch_queue(self._queue, int(timeout_s * 1000), messages, wanted)
+        self._at[_NEXT], self._at[_COUNT] = 0, max(count, 0)
+        self._serve_events()
+        return int(self._at[_COUNT])
+
+    def _chunks(self) -> Iterator[Chunk]:
+        at, before = self._at, self._taken()
+        while why := self._take():
+            if why == _CHUNK_FULL:
+                yield from self._rest()
+            elif why == _NO_ROOM:
+                message = self._next_message()
+                self._columns.make_room(at, message.len, message.key_len)
+            elif why == _NO_RECORD:
+                self._take_event()
+            else:
+                self._learn_topic()
+        records, size = self._taken() - before
+        if records:
+            self._bytes_per_record = max(1.0, size / records)
+
+    def _rest(self) -> Iterator[Chunk]:
+        if self._at[_RECORDS]:
+            self._before += self._at[[_RECORDS, _VALUES_END]]
+            columns, self._columns = self._columns, self._columns.successor(self._at)
+            chunk = columns.chunk(self._at)
+            self._at[[_RECORDS, _VALUES_END, _KEYS_END]] = 0
+            yield chunk
+
+    def _taken(self) -> NDArray[np.int64]:
+        """Records, and bytes of values, since the beginning."""
+        return self._before + self._at[[_RECORDS, _VALUES_END]]
+
+    def _take(self) -> int:
+        columns, of = self._columns, self._library.addresses
+        why = take(
+            self._messages,
+            self._at,
+            self._topics,
+            self._lookup,
+            self._states,
+            self._ended,
+            columns.values,
+            columns.value_places,
+            columns.keys,
+            columns.key_places,
+            columns.index,
+            columns.places,
+            of["message_destroy"],
+            of["message_timestamp"],
+        )
+        if number := self._at[_ENDED]:
+            self._at[_ENDED] = 0
+            self._finish(self._ended[:number].tolist())
+        return why
+
+    def _next_message(self) -> Message:
+        return Message.from_address(int(self._messages[self._at[_NEXT]]))
+
+    def _drop_message(self) -> None:
+        place = self._at[_NEXT]
+        address = int(self._messages[place])
+        self._messages[place] = 0
+        self._at[_NEXT] += 1
+        self._library.message_destroy(address)
+
+    def _take_event(self) -> None:
+        message = self._next_message()
+        topic = self._library.topic_name(message.rkt).decode() if message.rkt else ""
+        text = self._library.message_errstr(int(self._messages[self._at[_NEXT]])).decode(errors="replace")
+        code, place, offset = message.err, (topic, message.partition), message.offset
+        self._drop_message()
+        self._on_partition(code, text, place, offset)
+
+    def _learn_topic(self) -> None:
+        """Only topics that are being read are known: librdkafka may use the address of another one again."""
+        rkt = self._next_message().rkt
+        name = self._library.topic_name(rkt).decode()
+        if self._open_by_topic[name]:
+            self._know({**self._known, rkt: name})
+        else:
+            self._drop_message()
+
+    def _know(self, known: dict[int, str]) -> None:
+        self._known = known
+        rows = [(rkt, *self._partitions[name]) for rkt, name in known.items()]
+        self._topics = np.array(rows, np.int64).reshape(-1, 3)
+
+    def _serve_events(self) -> None:
+        while event := self._library.queue_poll(self._events, 0):
+            try:
+                kind = self._library.event_type(event)
+                if kind == EVENT_ERROR:
+                    text = self._library.event_error_string(event).decode(errors="replace")
+                    self._on_error(self._library.event_error(event), text)
+                elif kind == EVENT_LOG:
+                    self._log(event)
+            finally:
+                self._library.event_destroy(event)
+
+    def _log(self, event: int) -> None:
+        facility, text, level = c_char_p(), c_char_p(), c_int()
+        if self._library.event_log(event, byref(facility), byref(text), byref(level)) == 0:
+            said = [(part.value or b"").decode(errors="replace") for part in (facility, text)]
+            log.log(_LOG_LEVELS.get(level.value, logging.ERROR), "librdkafka: %s: %s", *said)
+
+
+class _Columns:
+    """The columns of a chunk that is being filled; headers would be one more pair of bytes and places."""
+
+    def __init__(self, values_bytes: int, keys_bytes: int) -> None:
+        self.values = np.empty(values_bytes, np.uint8)
+        self.keys = np.empty(keys_bytes, np.uint8)
+        self.value_places = np.empty((2, CHUNK_RECORDS), np.int64)
+        self.key_places = np.empty((2, CHUNK_RECORDS), np.int64)
+        self.index = np.empty(CHUNK_RECORDS, np.int32)
+        self.places = np.empty((2, CHUNK_RECORDS), np.int64)
+
+    def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int) -> None:
+        """For one more record of this size."""
+        self.values = _with_room(self.values, int(at[_VALUES_END]), value_bytes + 1)
+        self.keys = _with_room(self.keys, int(at[_KEYS_END]), key_bytes + 1)
+
+    def successor(self, at: NDArray[np.int64]) -> _Columns:
+        """Empty ones, with room for as much and a quarter more."""
+        needed = (at[[_VALUES_END, _KEYS_END]] * 5 // 4 + _ROOM_BYTES // 16).tolist()
+        return _Columns(*(min(size, CHUNK_BYTES) for size in needed))
+
+    def chunk(self, at: NDArray[np.int64]) -> Chunk:
+        count = at[_RECORDS]
+        return Chunk(
+            BinaryColumn(self.values[: at[_VALUES_END]], *self.value_places[:, :count]),
+            BinaryColumn(self.keys[: at[_KEYS_END]], *self.key_places[:, :count]),
+            self.index[:count],
+            *self.places[:, :count],
+        )
+
+
+def _with_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8]:
+    if end + more <= len(data):
+        return data
+    grown = np.empty(max(2 * len(data), end + more), np.uint8)
+    grown[:end] = data[:end]
+    return grown
+
+
+def _partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
+    """Where each topic's partitions are in the lookup, from its first to its highest; and in it each one's range."""
+    sizes: dict[str, int] = {}
+    for r in ranges:
+        sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)
+    firsts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+    lookup = np.full(sum(sizes.values()), -1, np.int32)
+    for i, r in enumerate(ranges):
+        lookup[firsts[r.topic] + r.partition] = i
+    return {topic: (firsts[topic], size) for topic, size in sizes.items()}, lookup

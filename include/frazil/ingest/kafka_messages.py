@@ -1,0 +1,154 @@
+"""Offset ranges read as confluent-kafka's message objects: for what `kafka_columns` cannot do.
+
+What is done for a record here is done for every record. Messages are therefore taken in batches, their attributes by
+`map` over the C methods, and all decisions (has a range ended? where does it stand?) are NumPy on the batch's offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from numpy.typing import NDArray
+
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, WATERMARKS_TIMEOUT_S, RangeReader, consumer_properties
+from frazil.kafka.client import client_errors
+from frazil.offsets.spans import TopicPartition
+
+_timestamp_ms = itemgetter(1)
+
+
+class MessageReader(RangeReader):
+    def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
+        super().__init__(ranges, **limits)
+        self._lookup = _partition_lookup(ranges)
+        self._batch: list[Message] = []
+        self._pending = _Pending()
+        with client_errors():
+            self._consumer = Consumer({**consumer_properties(properties), "error_cb": self._on_trouble})
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:
+        self._consumer.assign([KafkaTopicPartition(*place) for place in places])
+
+    def _unassign(self, partitions: Sequence[TopicPartition]) -> None:
+        self._consumer.incremental_unassign([KafkaTopicPartition(*place) for place in partitions])
+
+    def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
+        place = KafkaTopicPartition(of.topic, of.partition)
+        low, high = self._consumer.get_watermark_offsets(place, timeout=WATERMARKS_TIMEOUT_S)
+        return int(low), int(high)
+
+    def _fetch(self, wanted: int, timeout_s: float) -> int:
+        self._batch = self._consumer.consume(wanted, timeout_s)
+        return len(self._batch)
+
+    def _on_trouble(self, error: KafkaError) -> None:
+        """librdkafka's own callback."""
+        self._on_error(error.code(), error.str())
+
+    def _chunks(self) -> Iterator[Chunk]:
+        batch, self._batch = self._batch, []
+        # `any` asks the errors' truth: comparing a KafkaError with None breaks in confluent-kafka 2.16.
+        if any(map(Message.error, batch)):
+            self._add([m for m in batch if not m.error()])
+            for event in batch:
+                error: Any = event.error()
+                if error:
+                    place = (str(event.topic()), int(event.partition() or 0))
+                    self._on_partition(error.code(), error.str(), place, int(event.offset() or 0))
+        else:
+            self._add(batch)
+        if self._pending.records >= CHUNK_RECORDS or self._pending.bytes >= CHUNK_BYTES:
+            yield from self._rest()
+
+    def _rest(self) -> Iterator[Chunk]:
+        if self._pending.records:
+            pending, self._pending = self._pending, _Pending()
+            yield pending.chunk()
+
+    def _add(self, batch: list[Message]) -> None:
+        if not batch:
+            return
+        index = self._indexes(batch)
+        offsets = np.fromiter(map(Message.offset, batch), np.int64, len(batch))
+        ends = self._ends[index]
+        if (offsets >= ends - 1).any():
+            self._finish(np.unique(index[offsets >= ends - 1]).tolist())
+            inside = offsets < ends
+            if not inside.all():  # fetched ahead, past the end of a range
+                batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
+                index, offsets = index[inside], offsets[inside]
+        self._positions[index] = offsets + 1  # of a range's several offsets in a batch the last is the highest
+        values = list(map(Message.value, batch))
+        size = sum(map(len, filter(None, values)))
+        if values:
+            self._bytes_per_record = max(1.0, size / len(values))
+        self._pending.add(batch, values, index, offsets, size)
+
+    def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
+        if isinstance(self._lookup, dict):
+            lookup = self._lookup
+            pairs = zip(map(Message.topic, batch), map(Message.partition, batch), strict=True)
+            return np.fromiter((lookup[pair] for pair in pairs), np.int32, len(batch))
+        partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
+        return np.asarray(self._lookup[partitions], np.int32)
+
+
+class _Pending:
+    """Batches on their way to a chunk."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.bytes = 0
+        self._values: list[bytes | None] = []
+        self._keys: list[bytes | None] = []
+        self._indexes: list[NDArray[np.int32]] = []
+        self._offsets: list[NDArray[np.int64]] = []
+        self._timestamps: list[NDArray[np.int64]] = []
+
+    def add(
+        self,
+        messages: list[Message],
+        values: list[bytes | None],
+        index: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        size: int,
+    ) -> None:
+        """Take from the messages all that anyone may want, so that they are freed while they are still in cache."""
+        stamps = map(_timestamp_ms, map(Message.timestamp, messages))
+        self.records += len(values)
+        self.bytes += size
+        self._values += values
+        self._keys += map(Message.key, messages)
+        self._indexes.append(index)
+        self._offsets.append(offsets)
+        self._timestamps.append(np.fromiter(stamps, np.int64, len(messages)))
+
+    def chunk(self) -> Chunk:
+        return Chunk(
+            BinaryColumn.of(self._values),
+            BinaryColumn.of(self._keys),
+            np.concatenate(self._indexes),
+            np.concatenate(self._offsets),
+            np.concatenate(self._timestamps),
+        )
+
+
+def _partition_lookup(ranges: Sequence[OffsetRange]) -> Any:
+    """From a message's place to its range: an array by partition for one topic, a dict for several."""
+    if len({r.topic for r in ranges}) > 1:
+        return {(r.topic, r.partition): i for i, r in enumerate(ranges)}
+    lookup = np.zeros(max((r.partition for r in ranges), default=0) + 1, np.int32)
+    for i, r in enumerate(ranges):
+        lookup[r.partition] = i
+    return lookup

@@ -1,0 +1,87 @@
+"""Which reader reads ranges of Kafka: the one place where that is chosen."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from typing import Protocol
+
+from confluent_kafka import KafkaException
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka import RangeReader, consumer_properties
+from frazil.ingest.kafka_messages import MessageReader
+from frazil.ingest.range_turns import TurnReader
+from frazil.kafka.librdkafka import LibraryUnfit, librdkafka
+
+log = logging.getLogger(__name__)
+
+FORCED = "FRAZIL_KAFKA_READER"
+"""An environment variable of executors; `messages` reads records as message objects, in case the other way fails."""
+EACH_RECORD = "Kafka's records are read one by one, which costs about twice the CPU"
+
+
+class KafkaReader(AbstractContextManager["KafkaReader"], Protocol):
+    """Chunks of the ranges, once."""
+
+    notice: str | None
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+
+def kafka_reader(properties: Mapping[str, str], ranges: Sequence[OffsetRange]) -> RangeReader | TurnReader:
+    """A reader of these ranges, of which several may be of one topic-partition. Raises SpecError."""
+    reason = why_messages(properties)
+    open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
+    if reason is None:
+        from frazil.ingest.kafka_columns import ColumnReader  # noqa: PLC0415 - it needs Numba, which may be unfit
+
+        open_ranges = partial(ColumnReader, properties)
+    else:
+        open_ranges = partial(MessageReader, properties)
+    partitions = {(r.topic, r.partition) for r in ranges}
+    reader = open_ranges(ranges) if len(partitions) == len(ranges) else TurnReader(open_ranges, ranges)
+    reader.notice = reason and f"{EACH_RECORD}: {reason}"
+    return reader
+
+
+def why_messages(properties: Mapping[str, str]) -> str | None:
+    """Why records must be read as message objects; None if they need not."""
+    if os.environ.get(FORCED) == "messages":
+        return f"{FORCED} says so"
+    return _unfit() or _unfit_properties(properties)
+
+
+def _unfit_properties(properties: Mapping[str, str]) -> str | None:
+    if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
+        method = properties.get("sasl.oauthbearer.method", "default")
+        if method != "oidc":
+            return f"sasl.oauthbearer.method is {method}, whose tokens a callback makes"
+    try:
+        library = librdkafka()
+        library.conf_destroy(library.configured(consumer_properties(properties), 0))
+    except KafkaException as error:
+        return f"librdkafka's C API does not take source.properties: {error.args[0].str()}"
+    return None
+
+
+@cache
+def _unfit() -> str | None:
+    """Why this process cannot read columns; found once, and logged."""
+    try:
+        librdkafka()
+        from frazil.ingest.kafka_columns import compile_now  # noqa: PLC0415 - importing it may fail, and takes a moment
+
+        compile_now()
+    except LibraryUnfit as error:
+        reason = f"librdkafka: {error}"
+    except Exception as error:
+        reason = f"its loop cannot be compiled here: {type(error).__name__}: {error}"
+    else:
+        return None
+    log.warning("%s: %s", EACH_RECORD, reason)
+    return reason

@@ -1,0 +1,202 @@
+"""librdkafka's C API through ctypes: what reads records without a Python object for each.
+
+The library is the one that confluent-kafka's own extension is linked with, whatever its file is called and wherever the
+wheel, conda or the system put it: symbols are looked up in the extension, and so in the libraries that it needs.
+
+The structs of librdkafka's public header stay what they are. Whether this library is laid out as this module reads it
+is tried once a process nevertheless: `librdkafka` makes a message, which costs a few milliseconds and needs no broker,
+and compares every field.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
+from functools import cache
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, cimpl
+
+EVENT_DR, EVENT_LOG, EVENT_ERROR = 0x1, 0x4, 0x8
+_PRODUCER, _CONSUMER = 0, 1
+_COPY = 0x2
+_PURGE_QUEUE = 0x1
+_INVALID_OFFSET = -1001
+_TEXT_BYTES = 512
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "version": (c_int, []),
+    "conf_new": (c_void_p, []),
+    "conf_set": (c_int, [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t]),
+    "conf_set_events": (None, [c_void_p, c_int]),
+    "conf_destroy": (None, [c_void_p]),
+    "new": (c_void_p, [c_int, c_void_p, c_char_p, c_size_t]),
+    "destroy": (None, [c_void_p]),
+    "queue_get_main": (c_void_p, [c_void_p]),
+    "queue_get_consumer": (c_void_p, [c_void_p]),
+    "queue_destroy": (None, [c_void_p]),
+    "queue_poll": (c_void_p, [c_void_p, c_int]),
+    "set_log_queue": (c_int, [c_void_p, c_void_p]),
+    "event_type": (c_int, [c_void_p]),
+    "event_error": (c_int, [c_void_p]),
+    "event_error_string": (c_char_p, [c_void_p]),
+    "event_log": (c_int, [c_void_p, POINTER(c_char_p), POINTER(c_char_p), POINTER(c_int)]),
+    "event_message_next": (c_void_p, [c_void_p]),
+    "event_destroy": (None, [c_void_p]),
+    "topic_partition_list_new": (c_void_p, [c_int]),
+    "topic_partition_list_add": (c_void_p, [c_void_p, c_char_p, c_int32]),
+    "topic_partition_list_set_offset": (c_int, [c_void_p, c_char_p, c_int32, c_int64]),
+    "topic_partition_list_destroy": (None, [c_void_p]),
+    "assign": (c_int, [c_void_p, c_void_p]),
+    "incremental_unassign": (c_void_p, [c_void_p, c_void_p]),
+    "error_code": (c_int, [c_void_p]),
+    "error_string": (c_char_p, [c_void_p]),
+    "error_destroy": (None, [c_void_p]),
+    "consume_batch_queue": (c_ssize_t, [c_void_p, c_int, c_void_p, c_size_t]),
+    "consumer_close": (c_int, [c_void_p]),
+    "query_watermark_offsets": (
+        c_int,
+        [c_void_p, c_char_p, c_int32, POINTER(c_int64), POINTER(c_int64), c_int],
+    ),
+    "message_destroy": (None, [c_void_p]),
+    "message_errstr": (c_char_p, [c_void_p]),
+    "message_timestamp": (c_int64, [c_void_p, POINTER(c_int)]),
+    "topic_new": (c_void_p, [c_void_p, c_char_p, c_void_p]),
+    "topic_name": (c_char_p, [c_void_p]),
+    "topic_destroy": (None, [c_void_p]),
+    "produce": (c_int, [c_void_p, c_int32, c_int, c_char_p, c_size_t, c_char_p, c_size_t, c_void_p]),
+    "purge": (c_int, [c_void_p, c_int]),
+}
+"""Result and arguments of each function that is called, without its prefix `rd_kafka_`."""
+
+
+class Message(Structure):
+    """`rd_kafka_message_t`."""
+
+    _fields_ = (
+        ("err", c_int),
+        ("rkt", c_void_p),
+        ("partition", c_int32),
+        ("payload", c_void_p),
+        ("len", c_size_t),
+        ("key", c_void_p),
+        ("key_len", c_size_t),
+        ("offset", c_int64),
+        ("_private", c_void_p),
+    )
+
+
+class LibraryUnfit(Exception):
+    """librdkafka cannot be called by its C API here; the text says why."""
+
+
+class Librdkafka:
+    """The functions, `rd_kafka_new` as `new`; each lets go of the GIL while it runs."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, int] = {}
+        try:
+            library = ctypes.CDLL(cimpl.__file__)
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(library, f"rd_kafka_{name}")
+                function.restype, function.argtypes = result, arguments
+                setattr(self, name, function)
+                self.addresses[name] = ctypes.cast(function, c_void_p).value or 0
+        except (OSError, AttributeError) as error:
+            raise LibraryUnfit(f"its C API cannot be reached: {error}") from error
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+    def configured(self, properties: Mapping[str, str], events: int) -> int:
+        """A configuration, to be given to `client` or destroyed. Raises KafkaException for what it refuses."""
+        conf = int(self.conf_new())
+        said = ctypes.create_string_buffer(_TEXT_BYTES)
+        # Plugins bring properties, and are loaded first.
+        for key, value in sorted(properties.items(), key=lambda item: item[0] != "plugin.library.paths"):
+            if self.conf_set(conf, key.encode(), value.encode(), said, _TEXT_BYTES):
+                self.conf_destroy(conf)
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, said.value.decode(errors="replace")))
+        self.conf_set_events(conf, events)
+        return conf
+
+    def consumer(self, properties: Mapping[str, str]) -> int:
+        """A consumer, whose errors and log lines are events of its main queue. Raises KafkaException."""
+        return self._client(_CONSUMER, self.configured({**properties, "log.queue": "true"}, EVENT_ERROR | EVENT_LOG))
+
+    def _client(self, kind: int, conf: int) -> int:
+        said = ctypes.create_string_buffer(_TEXT_BYTES)
+        client = self.new(kind, conf, said, _TEXT_BYTES)
+        if not client:
+            self.conf_destroy(conf)
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, said.value.decode(errors="replace")))
+        return int(client)
+
+    def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
+        """A list of topic, partition and offset, to be destroyed."""
+        found = [(topic.encode(), partition, offset) for topic, partition, offset in places]
+        made = int(self.topic_partition_list_new(len(found)))
+        for topic, partition, offset in found:
+            self.topic_partition_list_add(made, topic, partition)
+            if offset is not None:
+                self.topic_partition_list_set_offset(made, topic, partition, offset)
+        return made
+
+    def check(self, code: int) -> None:
+        """Raises KafkaException."""
+        if code:
+            raise KafkaException(KafkaError(code))
+
+    def check_error(self, error: int | None) -> None:
+        """Raises KafkaException."""
+        if error:
+            made = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
+            self.error_destroy(error)
+            raise KafkaException(made)
+
+    def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
+        """The first offset that the log has and its end. Raises KafkaException."""
+        low, high = c_int64(), c_int64()
+        asked = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
+        self.check(self.query_watermark_offsets(*asked))
+        return low.value, high.value
+
+
+@cache
+def librdkafka() -> Librdkafka:
+    """The library of this process, tried. Raises LibraryUnfit; nothing is done before the first call."""
+    library = Librdkafka()
+    if (built := library.version()) != (known := confluent_kafka.libversion()[1]):
+        raise LibraryUnfit(f"its version is {built:#x}, and confluent-kafka has {known:#x}")
+    _try(library)
+    return library
+
+
+def _try(library: Librdkafka) -> None:
+    """A message that is taken out of a producer's queue again comes back as any message does."""
+    producer = library._client(_PRODUCER, library.configured({"log_level": "0"}, EVENT_DR))
+    topic = library.topic_new(producer, b"frazil", None)
+    queue = library.queue_get_main(producer)
+    event = None
+    try:
+        library.produce(topic, 7, _COPY, b"value", 5, b"the key", 7, 11)
+        library.purge(producer, _PURGE_QUEUE)
+        event = library.queue_poll(queue, 10_000)
+        address = library.event_message_next(event) if event else None
+        if not address:
+            raise LibraryUnfit("no message came back when it was tried")
+        message = Message.from_address(address)
+        wanted = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
+        found = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
+        if (*found, message._private) != wanted or not message.payload or not message.key:
+            raise LibraryUnfit("a message is not laid out as expected")
+        if (ctypes.string_at(message.payload, 5), ctypes.string_at(message.key, 7)) != (b"value", b"the key"):
+            raise LibraryUnfit("a message holds other bytes than it was given")
+    finally:
+        if event:
+            library.event_destroy(event)
+        library.queue_destroy(queue)
+        library.topic_destroy(topic)
+        library.destroy(producer)
