@@ -1,0 +1,360 @@
+"""Both readers of Kafka's ranges: the same messages become the same columns, whichever reads them.
+
+A made librdkafka answers both: messages that lie in memory as `rd_kafka_message_t` for one, message objects for the
+other. What real brokers do is in `tests/e2e/test_ingest_kafka.py`, on both readers too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Message as MessageObject
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.ingest import kafka_columns, kafka_messages, readers
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, RangeReader
+from frazil.ingest.kafka_columns import ColumnReader
+from frazil.ingest.kafka_messages import MessageReader
+from frazil.kafka.librdkafka import LibraryUnfit, Message, librdkafka
+
+EOF = KafkaError._PARTITION_EOF
+Record = tuple[str, int, int, bytes | None, bytes | None, int]
+"""Topic, partition, offset, key, value, timestamp."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message, or an event if it has an error."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None = None
+    value: bytes | None = None
+    timestamp_ms: int = -1
+    error: int = 0
+
+
+def text_of(code: int) -> str:
+    return f"error {code}"
+
+
+class MadeLibrary:
+    """What `ColumnReader` calls; it counts how often each message is destroyed."""
+
+    def __init__(self, sent: Sequence[Sent]) -> None:
+        self._topics = {name: ctypes.create_string_buffer(name.encode()) for name in {m.topic for m in sent}}
+        self._texts: list[Any] = []
+        self._by_address: dict[int, Sent] = {}
+        self._structs = [self._laid_out(m) for m in sent]
+        self._next = 0
+        self.destroyed: Counter[int] = Counter()
+        self.unassigned: list[tuple[str, int]] = []
+        destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.message_destroy)
+        stamp = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(self._timestamp)
+        self._held = (destroy, stamp)
+        self.addresses = {
+            "message_destroy": ctypes.cast(destroy, ctypes.c_void_p).value,
+            "message_timestamp": ctypes.cast(stamp, ctypes.c_void_p).value,
+        }
+
+    def _laid_out(self, sent: Sent) -> Message:
+        def held(data: bytes | None) -> int | None:
+            if data is None:
+                return None
+            self._texts.append(ctypes.create_string_buffer(data, max(len(data), 1)))
+            return ctypes.addressof(self._texts[-1])
+
+        message = Message()
+        message.err, message.partition, message.offset = sent.error, sent.partition, sent.offset
+        message.rkt = ctypes.addressof(self._topics[sent.topic])
+        message.payload, message.len = held(sent.value), len(sent.value or b"")
+        message.key, message.key_len = held(sent.key), len(sent.key or b"")
+        self._by_address[ctypes.addressof(message)] = sent
+        return message
+
+    def message_destroy(self, address: int) -> None:
+        self.destroyed[address] += 1
+
+    def _timestamp(self, address: int, _: int) -> int:
+        return self._by_address[address].timestamp_ms
+
+    def consume_batch_queue(self, _: int, __: int, into: int, wanted: int) -> int:
+        batch = self._structs[self._next : self._next + wanted]
+        self._next += len(batch)
+        for place, message in enumerate(batch):
+            ctypes.c_int64.from_address(into + 8 * place).value = ctypes.addressof(message)
+        return len(batch)
+
+    def topic_name(self, rkt: int) -> bytes:
+        return next(name for name, buffer in self._topics.items() if ctypes.addressof(buffer) == rkt).encode()
+
+    def message_errstr(self, address: int) -> bytes:
+        return text_of(self._by_address[address].error).encode()
+
+    def watermarks(self, *_: object, **__: object) -> tuple[int, int]:
+        return 7, 9
+
+    def consumer(self, _: object) -> int:
+        return 1
+
+    def incremental_unassign(self, _: int, partitions: list[Any]) -> int:
+        self.unassigned += [place[:2] for place in partitions]
+        return 0
+
+    partitions = staticmethod(list)
+
+    def __getattr__(self, _: str) -> Callable[..., int]:
+        return lambda *_: 0
+
+    def all_destroyed_once(self) -> bool:
+        fetched = [ctypes.addressof(m) for m in self._structs[: self._next]]
+        return self.destroyed == Counter(fetched)
+
+
+@dataclass
+class MadeConsumer:
+    """What `MessageReader` calls."""
+
+    sent: Sequence[Sent]
+    unassigned: list[tuple[str, int]] = field(default_factory=list)
+
+    def consume(self, wanted: int, _: float) -> list[MessageObject]:
+        batch, self.sent = self.sent[:wanted], self.sent[wanted:]
+        return [
+            MessageObject(
+                topic=m.topic,
+                partition=m.partition,
+                offset=m.offset,
+                key=m.key,
+                value=m.value,
+                timestamp=(1, m.timestamp_ms),
+                error=KafkaError(m.error, text_of(m.error)) if m.error else None,
+            )
+            for m in batch
+        ]
+
+    def assign(self, _: object) -> None: ...
+
+    def incremental_unassign(self, places: list[Any]) -> None:
+        self.unassigned += [(p.topic, p.partition) for p in places]
+
+    def get_watermark_offsets(self, *_: object, **__: object) -> tuple[int, int]:
+        return 7, 9
+
+    def close(self) -> None: ...
+
+
+def clock() -> Iterator[float]:
+    yield from (1000.0 * n for n in range(10_000))
+
+
+Outcome = tuple[list[Record], str]
+
+
+def outcome(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Outcome:
+    """All records, and the error that ended the reading."""
+    records: list[Record] = []
+    try:
+        with reader:
+            for chunk in reader:
+                assert 0 < len(chunk) <= CHUNK_RECORDS + 2000
+                records += rows(chunk, ranges)
+    except FrazilError as error:
+        return records, repr(error)
+    return records, ""
+
+
+def rows(chunk: Chunk, ranges: Sequence[OffsetRange]) -> list[Record]:
+    for column in (chunk.values, chunk.keys):
+        ends = column.starts + column.lengths.clip(0)
+        assert (column.data[ends] == ord("\n")).all()
+    columns = (
+        chunk.range_index.tolist(),
+        chunk.offsets.tolist(),
+        chunk.keys,
+        chunk.values,
+        chunk.timestamps_ms.tolist(),
+    )
+    return [(ranges[r].topic, ranges[r].partition, o, k, v, t) for r, o, k, v, t in zip(*columns, strict=True)]
+
+
+def by_columns(sent: Sequence[Sent], ranges: Sequence[OffsetRange]) -> tuple[Outcome, list[tuple[str, int]]]:
+    library = MadeLibrary(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_columns, "librdkafka", lambda: library)
+        reader = ColumnReader({}, ranges, monotonic=clock().__next__)
+        found = outcome(reader, ranges)
+    assert library.all_destroyed_once()
+    return found, library.unassigned
+
+
+def by_messages(sent: Sequence[Sent], ranges: Sequence[OffsetRange]) -> tuple[Outcome, list[tuple[str, int]]]:
+    consumer = MadeConsumer(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_messages, "Consumer", lambda _: consumer)
+        reader = MessageReader({}, ranges, monotonic=clock().__next__)
+        found = outcome(reader, ranges)
+    return found, consumer.unassigned
+
+
+TEXTS = st.none() | st.binary(max_size=40) | st.builds(lambda n: b"x" * n, st.sampled_from([2**16, 2**20, 2**21]))
+ERRORS = st.sampled_from([KafkaError._TRANSPORT, KafkaError._AUTO_OFFSET_RESET, KafkaError.TOPIC_AUTHORIZATION_FAILED])
+PLACES = [("a", 0), ("a", 3), ("b", 0), ("c", 1)]
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[list[OffsetRange], list[Sent]]:
+    """Ranges, and what a consumer says of them: records with gaps, some past the end, ends, and errors in between."""
+    ranges, queues = [], []
+    for topic, partition in draw(st.lists(st.sampled_from(PLACES), unique=True, min_size=1)):
+        start = draw(st.integers(0, 5))
+        ranges.append(OffsetRange(topic, partition, start, start + draw(st.integers(0, 6))))
+        offset, queue = start, []
+        for step in draw(st.lists(st.integers(1, 3), max_size=8)):
+            record = (draw(TEXTS), draw(TEXTS), draw(st.integers(-1, 2**62)))
+            queue.append(Sent(topic, partition, offset, *record))
+            offset += step
+        queue.append(Sent(topic, partition, offset, error=EOF))
+        if draw(st.integers(0, 5)) == 0:
+            at = draw(st.integers(0, len(queue)))
+            queue.insert(at, Sent(topic, partition, -1001, error=draw(ERRORS)))
+        queues.append(queue)
+    order = draw(st.permutations([i for i, queue in enumerate(queues) for _ in queue]))
+    iterators = [iter(queue) for queue in queues]
+    return ranges, [next(iterators[i]) for i in order]
+
+
+@given(logs())
+def test_both_readers_make_the_same_of_any_messages(made: tuple[list[OffsetRange], list[Sent]]) -> None:
+    ranges, sent = made
+    (columns, ended), (messages, ended_too) = by_columns(sent, ranges), by_messages(sent, ranges)
+    if not columns[1]:
+        assert sorted(columns[0]) == sorted(messages[0])
+        assert sorted(ended) == sorted(ended_too)
+    # An error that ends the task may be met a batch later; nothing of the task lands then.
+    assert columns[1].partition("(")[0] == messages[1].partition("(")[0]
+
+
+def test_null_and_empty_are_told_apart_and_records_without_a_time_have_none() -> None:
+    sent = [Sent("a", 0, 0, None, b""), Sent("a", 0, 1, b"", None, 5), Sent("a", 0, 2, b"k", b"v", 6)]
+    wanted = [("a", 0, 0, None, b"", -1), ("a", 0, 1, b"", None, 5), ("a", 0, 2, b"k", b"v", 6)]
+    for read in (by_columns, by_messages):
+        assert read(sent, [OffsetRange("a", 0, 0, 3)])[0] == (wanted, "")
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_chunks_are_bounded_in_records_and_bytes_and_one_record_may_be_larger(read: Any) -> None:
+    sizes = [10] * (CHUNK_RECORDS + 100) + [CHUNK_BYTES + 5] + [2**20] * 40
+    big = b"x" * (CHUNK_BYTES + 5)
+    sent = [Sent("a", 0, n, None, big[:size], n) for n, size in enumerate(sizes)]
+    (records, error), _ = read(sent, [OffsetRange("a", 0, 0, len(sizes))])
+    assert error == ""
+    assert [(o, len(v or b"")) for _, _, o, _, v, _ in records] == list(enumerate(sizes))
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        (
+            KafkaError._AUTO_OFFSET_RESET,
+            OffsetGap,
+            r"a[0]: offset 1 (of the range 0 to 9) is not in Kafka: it has 7 to 9",
+        ),
+        (KafkaError._LOG_TRUNCATION, OffsetGap, "offset 1"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDenied, "Kafka refuses access to a[0]: error 29"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing, "Kafka does not know a[0]: error 3. Was the topic deleted?"),
+        (KafkaError._TRANSPORT, KafkaUnavailable, "a[0] at 1 of 9: error -195"),
+    ],
+)
+def test_an_error_of_a_partition_is_said_in_the_same_words(
+    read: Any, code: int, error: type[FrazilError], said: str
+) -> None:
+    sent = [Sent("a", 0, 0, None, b"1", 1), Sent("a", 0, -1001, error=code)]
+    (_, text), _ = read(sent, [OffsetRange("a", 0, 0, 9)])
+    assert text.startswith(error.__name__)
+    assert said in text
+
+
+def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() -> None:
+    library = MadeLibrary([Sent("a", 0, n, b"k", b"v", n) for n in range(300)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_columns, "librdkafka", lambda: library)
+        patch.setattr(kafka_columns, "CHUNK_RECORDS", 100)
+        with ColumnReader({}, [OffsetRange("a", 0, 0, 300)]) as reader:
+            assert len(next(iter(reader))) == 100
+    assert library.all_destroyed_once()
+
+
+def test_the_reader_is_chosen_by_what_it_can_do_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers._unfit.cache_clear()
+    at = {"bootstrap.servers": "127.0.0.1:1"}
+    ranges = [OffsetRange("a", 0, 0, 0)]
+    with readers.kafka_reader(at, ranges) as reader:
+        assert (type(reader), reader.notice) == (ColumnReader, None)
+    jwt = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
+    assert "whose tokens a callback makes" in str(readers.why_messages({**at, **jwt}))
+    oidc = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "i", "sasl.oauthbearer.client.secret": "s"}
+    assert readers.why_messages({**at, **jwt, **oidc}) is None
+    assert "no.such" in str(readers.why_messages({**at, "no.such": "x"}))
+    monkeypatch.setenv(readers.FORCED, "messages")
+    with readers.kafka_reader(at, ranges) as forced:
+        assert isinstance(forced, MessageReader)
+        assert str(forced.notice).endswith(f"{readers.FORCED} says so")
+
+
+def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unfit() -> None:
+        raise LibraryUnfit("a message is not laid out as expected")
+
+    monkeypatch.setattr(readers, "librdkafka", unfit)
+    readers._unfit.cache_clear()
+    at = {"bootstrap.servers": "127.0.0.1:1"}
+    for _ in range(2):
+        with readers.kafka_reader(at, [OffsetRange("a", 0, 0, 0)]) as reader:
+            assert isinstance(reader, MessageReader)
+    assert [r.getMessage().endswith("librdkafka: a message is not laid out as expected") for r in caplog.records] == [
+        True
+    ]
+    readers._unfit.cache_clear()
+
+
+def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shifted(ctypes.Structure):
+        _fields_ = (("more", ctypes.c_int64), *Message._fields_)
+
+    librdkafka.cache_clear()
+    monkeypatch.setattr("frazil.kafka.librdkafka.Message", Shifted)
+    with pytest.raises(LibraryUnfit, match="not laid out as expected"):
+        librdkafka()
+    monkeypatch.undo()
+    assert librdkafka() is librdkafka()
+
+
+def test_a_client_that_librdkafka_refuses_leaves_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KafkaException, match="ssl"):
+        librdkafka().consumer({"group.id": "g", "security.protocol": "ssl", "ssl.ca.location": "/no/such/file"})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_reader_that_a_forked_child_inherits_is_left_to_its_parent() -> None:
+    with ColumnReader({"bootstrap.servers": "127.0.0.1:1"}, [OffsetRange("a", 0, 0, 1)]) as reader:
+        child = os.fork()
+        if child == 0:
+            reader.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
