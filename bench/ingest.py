@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import resource
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.kafka import EXACTNESS, TUNING, RangeReader
+from frazil.ingest.kafka_columns import ColumnReader, compile_now
+from frazil.ingest.kafka_messages import MessageReader
+from frazil.ingest.readers import FORCED
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
@@ -99,8 +103,9 @@ def librdkafka_alone(bootstrap: str, each: int) -> None:
     consumer.close()
 
 
-def chunks_alone(bootstrap: str, each: int) -> None:
-    with RangeReader({"bootstrap.servers": bootstrap}, ranges(each)) as reader:
+def chunks_alone(kind: type[RangeReader], bootstrap: str, each: int) -> None:
+    """Values, keys, places and timestamps as columns."""
+    with kind({"bootstrap.servers": bootstrap}, ranges(each)) as reader:
         assert sum(map(len, reader)) == each * PARTITIONS
 
 
@@ -200,18 +205,32 @@ def measure(bootstrap: str, each: int, repeats: int) -> None:
     gc.disable()  # as `stage` does while it reads
     millions = each * PARTITIONS / 1e6
     print(f"{millions:.1f} M records of {len(tick(12345))} bytes, {PARTITIONS} partitions; core-s per million")
+    works = (
+        ("confluent-kafka consume alone", librdkafka_alone),
+        ("MessageReader alone", partial(chunks_alone, MessageReader)),
+        ("ColumnReader alone", partial(chunks_alone, ColumnReader)),
+    )
+    start = cpu_s()
+    compile_now()
+    print(f"  {'the loop, from the cache or compiled':36} {cpu_s() - start:.2f} core-s")
     for _ in range(repeats):
-        for name, work in (("librdkafka consume alone", librdkafka_alone), ("RangeReader alone", chunks_alone)):
+        for name, work in works:
             start, wall = cpu_s(), time.perf_counter()
             work(bootstrap, each)
             seconds = time.perf_counter() - wall
-            print(f"  {name:28} {(cpu_s() - start) / millions:5.2f}   (wall {seconds / millions:.2f} s)")
-        wall = time.perf_counter()
-        legs = run_stage(bootstrap, each)
-        seconds = time.perf_counter() - wall
-        parts = ", ".join(f"{leg} {legs[leg] / millions:.2f}" for leg in ("consume+rest", "decode", "split+write"))
-        print(f"  {'stage':28} {legs['stage'] / millions:5.2f}   (wall {seconds / millions:.2f} s) = {parts}")
-        print(f"  {'Parquet bytes per record':28} {legs['bytes'] / millions / 1e6:5.1f}", flush=True)
+            print(f"  {name:30} {(cpu_s() - start) / millions:5.2f}   (wall {seconds / millions:.2f} s)")
+        for kind in ("messages", "columns"):
+            os.environ[FORCED] = kind
+            wall = time.perf_counter()
+            legs = run_stage(bootstrap, each)
+            seconds = time.perf_counter() - wall
+            parts = ", ".join(f"{leg} {legs[leg] / millions:.2f}" for leg in ("consume+rest", "decode", "split+write"))
+            name = f"stage, {kind}"
+            print(
+                f"  {name:30} {legs['stage'] / millions:5.2f}   (wall {seconds / millions:.2f} s) = {parts}", flush=True
+            )
+    print(f"  {'Parquet bytes per record':30} {legs['bytes'] / millions / 1e6:5.1f}")
+    print(f"  {'peak RSS, all of the above':30} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:5.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -198,12 +198,15 @@ class StageResult:
     progress: tuple[RangeProgress, ...]
     windows: Mapping[int, int] | None = None
     """Rows by the start of their window, in microseconds since the epoch; None where they were not counted."""
+    notices: tuple[str, ...] = ()
+    """What people should know of how the task ran: see `NoticeGiven`."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "files": [f.to_json() for f in self.files],
             "progress": [dataclasses.asdict(p) for p in self.progress],
             "windows": None if self.windows is None else dict(self.windows),
+            "notices": list(self.notices),
         }
 
     @classmethod
@@ -212,4 +215,5 @@ class StageResult:
             tuple(StagedFile.from_json(f) for f in value["files"]),
             tuple(RangeProgress(**p) for p in value["progress"]),
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
+            tuple(value.get("notices", ())),
         )

@@ -3,7 +3,8 @@
 No Python object is made for a record. A message is copied into the columns of the chunk, and destroyed at once; its
 address is then zero in `_messages`, so that each is destroyed exactly once, whatever is raised in between. What is no
 record (an end of partition, an error), and what the loop has no room or no name for, stops the loop, is dealt with
-here, and the loop goes on. Errors of the client and its log lines are events of a queue that is polled between batches.
+here, and the loop goes on. librdkafka calls Python for an error of the client alone; its log lines are in a queue of
+their own, which is emptied after each batch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from frazil.ingest.kafka import (
     consumer_properties,
 )
 from frazil.kafka.client import client_errors
-from frazil.kafka.librdkafka import EVENT_ERROR, EVENT_LOG, Message, librdkafka
+from frazil.kafka.librdkafka import ErrorCallback, Message, librdkafka
 from frazil.offsets.spans import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -168,10 +169,11 @@ class ColumnReader(RangeReader):
         self._know({})
         self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES)
         self._client: int | None = None
+        self._callback = ErrorCallback(self._on_trouble)
         with client_errors():
-            self._client = self._library.consumer(consumer_properties(properties))
-        self._events = self._library.queue_get_main(self._client)
-        self._library.set_log_queue(self._client, self._events)
+            self._client = self._library.consumer(consumer_properties(properties), self._callback)
+        self._log_lines = self._library.queue_new(self._client)
+        self._library.set_log_queue(self._client, self._log_lines)
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
@@ -183,7 +185,7 @@ class ColumnReader(RangeReader):
             self._library.message_destroy(address)
         self._messages[:] = 0
         self._library.queue_destroy(self._queue)
-        self._library.queue_destroy(self._events)
+        self._library.queue_destroy(self._log_lines)  # lines that come later are dropped
         self._library.consumer_close(client)
         self._library.destroy(client)
 
@@ -211,7 +213,7 @@ class ColumnReader(RangeReader):
         messages = self._messages.ctypes.data
         count = self._library.consume_batch_queue(self._queue, int(timeout_s * 1000), messages, wanted)
         self._at[_NEXT], self._at[_COUNT] = 0, max(count, 0)
-        self._serve_events()
+        self._pass_on_log_lines()
         return int(self._at[_COUNT])
 
     def _chunks(self) -> Iterator[Chunk]:
@@ -297,23 +299,19 @@ class ColumnReader(RangeReader):
         rows = [(rkt, *self._partitions[name]) for rkt, name in known.items()]
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
-    def _serve_events(self) -> None:
-        while event := self._library.queue_poll(self._events, 0):
+    def _on_trouble(self, _: int, code: int, text: bytes, __: int) -> None:
+        """librdkafka's callback, in this thread, while it is asked for messages."""
+        self._on_error(code, text.decode(errors="replace"))
+
+    def _pass_on_log_lines(self) -> None:
+        facility, text, level = c_char_p(), c_char_p(), c_int()
+        while event := self._library.queue_poll(self._log_lines, 0):
             try:
-                kind = self._library.event_type(event)
-                if kind == EVENT_ERROR:
-                    text = self._library.event_error_string(event).decode(errors="replace")
-                    self._on_error(self._library.event_error(event), text)
-                elif kind == EVENT_LOG:
-                    self._log(event)
+                if self._library.event_log(event, byref(facility), byref(text), byref(level)) == 0:
+                    said = [(part.value or b"").decode(errors="replace") for part in (facility, text)]
+                    log.log(_LOG_LEVELS.get(level.value, logging.ERROR), "librdkafka: %s: %s", *said)
             finally:
                 self._library.event_destroy(event)
-
-    def _log(self, event: int) -> None:
-        facility, text, level = c_char_p(), c_char_p(), c_int()
-        if self._library.event_log(event, byref(facility), byref(text), byref(level)) == 0:
-            said = [(part.value or b"").decode(errors="replace") for part in (facility, text)]
-            log.log(_LOG_LEVELS.get(level.value, logging.ERROR), "librdkafka: %s: %s", *said)
 
 
 class _Columns:

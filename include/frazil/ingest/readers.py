@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Protocol
 
 from confluent_kafka import KafkaException
 
-from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka import RangeReader, consumer_properties
 from frazil.ingest.kafka_messages import MessageReader
@@ -22,15 +19,7 @@ log = logging.getLogger(__name__)
 
 FORCED = "FRAZIL_KAFKA_READER"
 """An environment variable of executors; `messages` reads records as message objects, in case the other way fails."""
-EACH_RECORD = "Kafka's records are read one by one, which costs about twice the CPU"
-
-
-class KafkaReader(AbstractContextManager["KafkaReader"], Protocol):
-    """Chunks of the ranges, once."""
-
-    notice: str | None
-
-    def __iter__(self) -> Iterator[Chunk]: ...
+EACH_RECORD = "records of Kafka are read one by one, which costs more CPU"
 
 
 def kafka_reader(properties: Mapping[str, str], ranges: Sequence[OffsetRange]) -> RangeReader | TurnReader:
@@ -52,7 +41,7 @@ def kafka_reader(properties: Mapping[str, str], ranges: Sequence[OffsetRange]) -
 def why_messages(properties: Mapping[str, str]) -> str | None:
     """Why records must be read as message objects; None if they need not."""
     if os.environ.get(FORCED) == "messages":
-        return f"{FORCED} says so"
+        return f"the executor's {FORCED} asks for it"
     return _unfit() or _unfit_properties(properties)
 
 
@@ -60,10 +49,10 @@ def _unfit_properties(properties: Mapping[str, str]) -> str | None:
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
         method = properties.get("sasl.oauthbearer.method", "default")
         if method != "oidc":
-            return f"sasl.oauthbearer.method is {method}, whose tokens a callback makes"
+            return f"sasl.oauthbearer.method is {method}; with oidc, librdkafka gets its tokens by itself"
     try:
         library = librdkafka()
-        library.conf_destroy(library.configured(consumer_properties(properties), 0))
+        library.conf_destroy(library.configured(consumer_properties(properties)))
     except KafkaException as error:
         return f"librdkafka's C API does not take source.properties: {error.args[0].str()}"
     return None

@@ -81,6 +81,8 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 class FileReader:
     """Reads what files hold of ranges, of which several may be of one topic-partition. Iterate it once."""
 
+    notice: str | None = None
+
     def __init__(
         self, files: Sequence[RecordFile], ranges: Sequence[OffsetRange], *, io: FileIO, schema: Schema
     ) -> None:

@@ -107,7 +107,7 @@ def _run(  # noqa: PLR0913 - what `stage` was given
                     take(chunk)
                 report.now_and_then(run.progress.records)
         with _suspicion():
-            result = run.finish()
+            result = run.finish(notices=() if reader.notice is None else (reader.notice,))
         report(run.progress.records)
     except BaseException:
         run.abort()
@@ -227,9 +227,9 @@ class _Stage:
             f"{rejection.error}. Rows of Parquet files have no bytes to keep as dead letters: mend it, or leave it out"
         )
 
-    def finish(self) -> StageResult:
+    def finish(self, *, notices: tuple[str, ...]) -> StageResult:
         files = (*self._main.finish(), *self._dead.finish())
-        return StageResult(files, self.progress.result(), self.progress.windows)
+        return StageResult(files, self.progress.result(), self.progress.windows, notices)
 
     def close(self) -> None:
         if isinstance(self._decode, IsolatedDecoder):

@@ -12,36 +12,51 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_ssize_t,
+    c_void_p,
+)
 from functools import cache
 from typing import Any
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
-EVENT_DR, EVENT_LOG, EVENT_ERROR = 0x1, 0x4, 0x8
+EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1
 _COPY = 0x2
 _PURGE_QUEUE = 0x1
 _INVALID_OFFSET = -1001
 _TEXT_BYTES = 512
 
+ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "version": (c_int, []),
     "conf_new": (c_void_p, []),
     "conf_set": (c_int, [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t]),
     "conf_set_events": (None, [c_void_p, c_int]),
+    "conf_set_error_cb": (None, [c_void_p, ErrorCallback]),
     "conf_destroy": (None, [c_void_p]),
     "new": (c_void_p, [c_int, c_void_p, c_char_p, c_size_t]),
     "destroy": (None, [c_void_p]),
+    "poll_set_consumer": (c_int, [c_void_p]),
+    "queue_new": (c_void_p, [c_void_p]),
     "queue_get_main": (c_void_p, [c_void_p]),
     "queue_get_consumer": (c_void_p, [c_void_p]),
     "queue_destroy": (None, [c_void_p]),
     "queue_poll": (c_void_p, [c_void_p, c_int]),
     "set_log_queue": (c_int, [c_void_p, c_void_p]),
     "event_type": (c_int, [c_void_p]),
-    "event_error": (c_int, [c_void_p]),
-    "event_error_string": (c_char_p, [c_void_p]),
     "event_log": (c_int, [c_void_p, POINTER(c_char_p), POINTER(c_char_p), POINTER(c_int)]),
     "event_message_next": (c_void_p, [c_void_p]),
     "event_destroy": (None, [c_void_p]),
@@ -110,8 +125,8 @@ class Librdkafka:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
 
-    def configured(self, properties: Mapping[str, str], events: int) -> int:
-        """A configuration, to be given to `client` or destroyed. Raises KafkaException for what it refuses."""
+    def configured(self, properties: Mapping[str, str]) -> int:
+        """A configuration, to be given to a client or destroyed. Raises KafkaException for what it refuses."""
         conf = int(self.conf_new())
         said = ctypes.create_string_buffer(_TEXT_BYTES)
         # Plugins bring properties, and are loaded first.
@@ -119,12 +134,19 @@ class Librdkafka:
             if self.conf_set(conf, key.encode(), value.encode(), said, _TEXT_BYTES):
                 self.conf_destroy(conf)
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, said.value.decode(errors="replace")))
-        self.conf_set_events(conf, events)
         return conf
 
-    def consumer(self, properties: Mapping[str, str]) -> int:
-        """A consumer, whose errors and log lines are events of its main queue. Raises KafkaException."""
-        return self._client(_CONSUMER, self.configured({**properties, "log.queue": "true"}, EVENT_ERROR | EVENT_LOG))
+    def consumer(self, properties: Mapping[str, str], on_error: Any) -> int:
+        """A consumer; its errors go to `on_error`, an `ErrorCallback` that must outlive it, while it is polled.
+
+        Its log lines are kept for the queue that `set_log_queue` names. Raises KafkaException.
+        """
+        conf = self.configured({**properties, "log.queue": "true"})
+        self.conf_set_error_cb(conf, on_error)
+        self.conf_set_events(conf, EVENT_LOG)
+        client = self._client(_CONSUMER, conf)
+        self.poll_set_consumer(client)
+        return client
 
     def _client(self, kind: int, conf: int) -> int:
         said = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -176,7 +198,9 @@ def librdkafka() -> Librdkafka:
 
 def _try(library: Librdkafka) -> None:
     """A message that is taken out of a producer's queue again comes back as any message does."""
-    producer = library._client(_PRODUCER, library.configured({"log_level": "0"}, EVENT_DR))
+    conf = library.configured({"log_level": "0"})
+    library.conf_set_events(conf, EVENT_DR)
+    producer = library._client(_PRODUCER, conf)
     topic = library.topic_new(producer, b"frazil", None)
     queue = library.queue_get_main(producer)
     event = None

@@ -19,7 +19,7 @@ from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, FrazilError, StaleBatch
-from frazil.events import BatchCommitted, FutureEventTimes, Happening, PhaseBegan, ThrottleJudged
+from frazil.events import BatchCommitted, FutureEventTimes, Happening, NoticeGiven, PhaseBegan, ThrottleJudged
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StageContext
@@ -52,6 +52,8 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     throttle: Throttle | None = None
+    notices: frozenset[str] = frozenset()
+    """Those that were given already."""
 
     def run(self, stage: Stage) -> bool:
         """Stage, journal and commit one batch; returns whether it had a task. Raises what ends the epoch.
@@ -80,6 +82,7 @@ class BatchRunner:
         except Exception as error:
             self._check_not_replaced(error)
             raise
+        self._give_notices(answers)
         self._tell(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
         self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
@@ -96,6 +99,12 @@ class BatchRunner:
         if journal.future:
             most = max(journal.progress, key=lambda p: p.future).topic_partition
             self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
+
+    def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
+        said = {notice for answer in answers for notice in answer.result.notices}
+        for notice in sorted(said - self.notices):
+            self.emit(NoticeGiven(notice))
+        self.notices |= said
 
     def _journal_and_commit(self, journal: Journal) -> float:
         """Returns how many seconds the commit took."""

@@ -26,7 +26,7 @@ from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, RangeReader
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.kafka.librdkafka import LibraryUnfit, Message, librdkafka
+from frazil.kafka.librdkafka import ErrorCallback, LibraryUnfit, Message, librdkafka
 
 EOF = KafkaError._PARTITION_EOF
 Record = tuple[str, int, int, bytes | None, bytes | None, int]
@@ -106,7 +106,7 @@ class MadeLibrary:
     def watermarks(self, *_: object, **__: object) -> tuple[int, int]:
         return 7, 9
 
-    def consumer(self, _: object) -> int:
+    def consumer(self, *_: object) -> int:
         return 1
 
     def incremental_unassign(self, _: int, partitions: list[Any]) -> int:
@@ -305,14 +305,14 @@ def test_the_reader_is_chosen_by_what_it_can_do_and_says_so(monkeypatch: pytest.
     with readers.kafka_reader(at, ranges) as reader:
         assert (type(reader), reader.notice) == (ColumnReader, None)
     jwt = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
-    assert "whose tokens a callback makes" in str(readers.why_messages({**at, **jwt}))
+    assert "sasl.oauthbearer.method is default" in str(readers.why_messages({**at, **jwt}))
     oidc = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "i", "sasl.oauthbearer.client.secret": "s"}
     assert readers.why_messages({**at, **jwt, **oidc}) is None
     assert "no.such" in str(readers.why_messages({**at, "no.such": "x"}))
     monkeypatch.setenv(readers.FORCED, "messages")
     with readers.kafka_reader(at, ranges) as forced:
         assert isinstance(forced, MessageReader)
-        assert str(forced.notice).endswith(f"{readers.FORCED} says so")
+        assert str(forced.notice).endswith(f"{readers.FORCED} asks for it")
 
 
 def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
@@ -347,7 +347,9 @@ def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytes
 
 def test_a_client_that_librdkafka_refuses_leaves_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KafkaException, match="ssl"):
-        librdkafka().consumer({"group.id": "g", "security.protocol": "ssl", "ssl.ca.location": "/no/such/file"})
+        librdkafka().consumer(
+            {"group.id": "g", "security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}, ErrorCallback()
+        )
     assert capfd.readouterr() == ("", "")
 
 

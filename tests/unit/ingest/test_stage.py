@@ -58,6 +58,8 @@ class Record:
 class FakeReader:
     """Yields given chunks where Kafka's would come; each staging reads anew."""
 
+    notice: str | None = None
+
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
         self.readings = 0

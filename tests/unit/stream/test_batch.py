@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey
 from frazil.errors import Fenced, StaleBatch
-from frazil.ingest.contract import RangeProgress
+from frazil.events import Happening, NoticeGiven
+from frazil.ingest.contract import RangeProgress, StageResult
 from frazil.stream.batch import BatchRunner, join_ranges
+from frazil.stream.engine import TaskAnswer
 
 
 def piece(start: int, end: int, *, partition: int = 0, newest: int | None = None) -> RangeProgress:
@@ -38,6 +40,15 @@ def test_a_hole_between_pieces_is_never_journaled():
 def test_partitions_stay_apart_and_no_row_means_no_event_time():
     ranges = join_ranges([piece(5, 9, partition=1), piece(0, 3), piece(3, 4, newest=7)])
     assert [(r.partition, r.start, r.end, r.max_event_time_us) for r in ranges] == [(0, 0, 4, 7), (1, 5, 9, None)]
+
+
+def test_a_notice_of_a_task_is_given_once():
+    emitted: list[Happening] = []
+    runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
+    answers = [TaskAnswer(StageResult((), (), notices=notices), None, 0.0) for notices in (("b", "a"), ("a",), ())]
+    for _ in range(2):
+        BatchRunner._give_notices(runner, answers)
+    assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
 
 
 class Swept(BatchRunner):
