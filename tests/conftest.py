@@ -103,6 +103,13 @@ def topic(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> TopicFactory:
     return make
 
 
+@pytest.fixture(params=["columns", "messages"])
+def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs twice: executors read Kafka by one reader, then by the other."""
+    monkeypatch.setenv("FRAZIL_KAFKA_READER", request.param)
+    return str(request.param)
+
+
 @pytest.fixture
 def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A FRAZIL_HOME of this test alone, in the environment."""

@@ -27,7 +27,6 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.readers import FORCED
 from frazil.ingest.stage import stage
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 
@@ -56,11 +55,9 @@ def target(folder: Path, schema: Schema, spec: PartitionSpec) -> TargetTable:
     )
 
 
-@pytest.fixture(autouse=True, params=["columns", "messages"])
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each test runs on each reader."""
-    monkeypatch.setenv(FORCED, request.param)
-    return str(request.param)
+@pytest.fixture(autouse=True)
+def reader(each_reader: str) -> str:
+    return each_reader
 
 
 @pytest.fixture

@@ -19,6 +19,10 @@ from frazil.cli.main import frazil
 from frazil.commit.marker import read_marker
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka import RangeReader
+from frazil.ingest.kafka_columns import ColumnReader
+from frazil.ingest.kafka_messages import MessageReader
 
 from .exactness import check_exact, parquet_files, referenced_files
 from .outages import for_a_while, silent
@@ -46,6 +50,7 @@ def faulty(
     return stream
 
 
+@pytest.mark.usefixtures("each_reader")
 def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
 ):
@@ -75,6 +80,25 @@ def test_a_writer_sits_out_brokers_that_are_silent(
     check_exact(faulty, range(3000))
 
 
+@pytest.mark.parametrize("opened", [ColumnReader, MessageReader])
+def test_a_reader_is_closed_at_once_although_brokers_that_it_asked_are_silent(
+    own_kafka: EmbeddedKafka, opened: type[RangeReader]
+):
+    own_kafka.create_topic(opened.__name__, 1)
+    producer = Producer({"bootstrap.servers": own_kafka.bootstrap})
+    producer.produce(opened.__name__, b"one", partition=0)
+    assert producer.flush(30) == 0
+    properties = {"bootstrap.servers": own_kafka.bootstrap, "fetch.wait.max.ms": "60000"}
+    of = OffsetRange(opened.__name__, 0, 0, 9)
+    with opened(properties, [of], unreachable_limit_s=0) as reader, pytest.raises(KafkaUnavailable, match="at 1 of 9"):
+        list(reader)  # the one record, then nothing: a fetch is under way
+    reader = opened(properties, [of], unreachable_limit_s=0)
+    with silent(own_kafka):
+        with pytest.raises(KafkaUnavailable, match="at 0 of 9"):
+            list(reader)
+        reader.close()
+
+
 def test_a_writer_that_starts_without_brokers_says_so_and_may_be_restarted(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any
 ):
@@ -98,6 +122,7 @@ def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(
     check_exact(stream, range(2000))
 
 
+@pytest.mark.usefixtures("each_reader")
 def test_only_what_transactions_committed_lands(stream: Any, events: Any, kafka: EmbeddedKafka):
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": stream.topic})
     producer.init_transactions(30)
@@ -111,6 +136,7 @@ def test_only_what_transactions_committed_lands(stream: Any, events: Any, kafka:
     check_exact(stream, (n for n in range(1000) if n // 100 % 3 != 2))
 
 
+@pytest.mark.usefixtures("each_reader")
 def test_a_compacted_topic_has_gaps_and_nothing_is_missing(
     stream: Any, event: Callable[[int], bytes], kafka: EmbeddedKafka, topic: Any, eventually: Any
 ):
@@ -160,6 +186,7 @@ def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
     assert [text for text in named if text] == [f"{stream.topic}-0 offsets 100 to 149"]
 
 
+@pytest.mark.usefixtures("each_reader")
 @pytest.mark.parametrize("grown", [False, True])
 def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, grown: bool
