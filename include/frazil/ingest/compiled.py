@@ -1,6 +1,6 @@
 """Loops over records' bytes, compiled by Numba: the decorator, its cache, and what such loops need of raw memory.
 
-Numba compiles a function when it is first called, which takes seconds, and keeps the code in a folder that all worker
+Numba compiles a function when it is first called, which takes a second or more, and keeps the code in a folder that all worker
 processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the user's own
 in the system's temporary folder. The digest is of Numba's version and of all sources of `frazil.ingest`: code that one
 module compiled from another's function is never older than either. Where neither folder can be written, each process
@@ -166,7 +166,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def _cannot_be_kept(reason: object) -> None:
     global _warned  # noqa: PLW0603 - once a process
     if not _warned:
-        log.warning("compiled code cannot be kept, and each process compiles its own for some seconds: %s", reason)
+        log.warning("compiled code cannot be kept, and each process compiles its own: %s", reason)
     _warned = True
 
 
