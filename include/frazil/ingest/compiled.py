@@ -1,10 +1,10 @@
 """Loops over records' bytes, compiled by Numba: the decorator, its cache, and what such loops need of raw memory.
 
-Numba compiles a function when it is first called, which takes a second or more, and keeps the code in a folder that all worker
-processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the user's own
-in the system's temporary folder. The digest is of Numba's version and of all sources of `frazil.ingest`: code that one
-module compiled from another's function is never older than either. Where neither folder can be written, each process
-compiles in memory, and says so once.
+Numba compiles a function when it is first called, which takes a second or more. The code is kept in a folder that all
+worker processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the
+user's own in the system's temporary folder. The digest is of Numba's version and of all sources of `frazil.ingest`:
+code that one module compiled from another's function is never older than either. Where neither folder can be written,
+each process compiles in memory, and says so once.
 """
 
 # ruff: noqa: ARG001 - an intrinsic declares its arguments, and generates code for what they are when it is called
