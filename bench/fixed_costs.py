@@ -1,0 +1,271 @@
+"""What a writer costs besides its records: `python -m bench.fixed_costs [--rounds 3] [--idle 75] [--batches 1]`.
+
+Starts the embedded Kafka, sends 1,000 records and runs `frazil run`. Prints the wall time of a start up to its first
+commit, by phase, and each process with its life and its CPU time. Then, `--batches` times, leaves the writer idle for
+`--idle` seconds, prints what each process used meanwhile, sends 1,000 records and prints what their batch took.
+
+CPU is user + system, sampled 20 times a second from /proc: a process that ends takes up to 50 ms along unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import Producer
+
+from frazil.dev.kafka import EmbeddedKafka
+
+RECORDS = 1_000
+PARTITIONS = 4
+TICK_S = os.sysconf("SC_CLK_TCK")
+LOOK_S = 0.05
+DEADLINE_S = 300.0
+STREAM = """\
+name: ticks
+source: {{topics: [ticks], format: json, bootstrap-servers: "{bootstrap}"}}
+table: bench.ticks
+schema:
+  symbol: string not null
+  price: double not null
+  at: {{type: timestamptz, required: true}}
+event-time: {{column: at, unit: ms}}
+partition-by: [hour(at)]
+commit: {{interval: {interval}}}
+"""
+ROLES = (
+    ("org.apache.spark.launcher.Main", "launcher JVM"),
+    ("org.apache.spark.deploy.SparkSubmit", "JVM"),
+    ("spark-submit", "spark-submit (bash)"),
+    ("spark-class", "spark-submit (bash)"),
+    ("daemon", "worker daemon"),
+    ("create_data_source", "source: create"),
+    ("lookup_data_sources", "source: look up"),
+    ("python_streaming_source_runner", "source: planner"),
+    ("plan_data_source_read", "source: plan read"),
+    ("-version", "java -version"),
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """One process: when it was seen first and last, in seconds since the command's start, and its CPU seconds."""
+
+    role: str
+    first_s: float
+    last_s: float
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class ProcessTree:
+    """A process and all that it ever started."""
+
+    root: int
+    began: float = field(default_factory=time.monotonic)
+    seen: dict[tuple[int, str], Seen] = field(default_factory=dict)
+    """By pid and the kernel's start time."""
+
+    def sample(self) -> None:
+        found, now = {}, time.monotonic() - self.began
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and (read := _stat(folder)):
+                found[int(folder.name)] = read
+        ours = {pid for pid, _ in self.seen}
+        for pid in sorted(found):
+            parent, started, cpu_s = found[pid]
+            if pid != self.root and (pid, started) not in self.seen and parent not in ours:
+                continue
+            ours.add(pid)
+            known = self.seen.setdefault((pid, started), Seen("", now, now, 0.0))
+            known.last_s, known.cpu_s = now, cpu_s
+            known.role = self._role(pid, parent) or known.role
+
+    def cpu(self) -> Counter[str]:
+        """CPU seconds by role."""
+        spent: Counter[str] = Counter()
+        for process in self.seen.values():
+            spent[process.role] += process.cpu_s
+        return spent
+
+    def _role(self, pid: int, parent: int) -> str:
+        if pid == self.root:
+            return "command"
+        if parent == self.root:
+            return "driver"
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            return ""
+        role = next((name for part, name in ROLES if part in words), words[:60])
+        inherited = next((s.role for (p, _), s in self.seen.items() if p == parent), "")
+        return "Python worker" if role == inherited == "worker daemon" or inherited == "Python worker" else role
+
+
+def _stat(folder: Path) -> tuple[int, str, float] | None:
+    """Parent, the kernel's start time, and CPU seconds."""
+    try:
+        words = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return int(words[1]), words[19], (int(words[11]) + int(words[12])) / TICK_S
+
+
+@dataclass(slots=True)
+class Writer:
+    """A writer in the foreground, watched."""
+
+    home: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    tree: ProcessTree = field(init=False)
+    phases: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        frazil = str(Path(sys.executable).with_name("frazil"))
+        self.process = subprocess.Popen([frazil, "run", "ticks"], stdout=subprocess.DEVNULL)
+        self.tree = ProcessTree(self.process.pid)
+
+    def watch(self, until: Callable[[dict[str, object]], bool]) -> dict[str, object]:
+        """Sample until the heartbeat is as wanted; the heartbeat."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            self.tree.sample()
+            beat = self._beat()
+            now = time.monotonic() - self.tree.began
+            if beat and (not self.phases or self.phases[-1][1] != beat["phase"]):
+                self.phases.append((now, str(beat["phase"])))
+            if beat and until(beat):
+                return beat
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"the writer ended ({self.process.returncode}) or did not get there in {DEADLINE_S:.0f} s")
+            time.sleep(LOOK_S)
+
+    def watch_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self.watch(lambda _: time.monotonic() >= end)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+    def _beat(self) -> dict[str, object] | None:
+        try:
+            beat: dict[str, object] = json.loads((self.home / "streams" / "ticks" / "status.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return beat
+
+
+def send(bootstrap: str) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    now_ms = time.time_ns() // 1_000_000
+    for number in range(RECORDS):
+        value = b'{"symbol":"SYM%05d","price":%d.5,"at":%d}' % (number, number, now_ms)
+        producer.produce("ticks", value, partition=number % PARTITIONS)
+    producer.flush(60)
+
+
+def commit_of(beat: dict[str, object]) -> object:
+    return beat.get("last_commit_snapshot")
+
+
+def measure_start(writer: Writer) -> tuple[float, float]:
+    """Wall and CPU seconds up to the first commit, after printing where they went."""
+    writer.watch(lambda beat: commit_of(beat) is not None)
+    wall = time.monotonic() - writer.tree.began
+    spent = writer.tree.cpu()
+    print(f"\nstart to first commit: {wall:.1f} s wall, {spent.total():.1f} core-s")
+    print("  phases: " + ", ".join(f"{name} at {at_s:.1f}" for at_s, name in writer.phases))
+    for line in rows(writer.tree):
+        print(f"  {line}")
+    print("  by role: " + ", ".join(f"{role} {cpu_s:.1f}" for role, cpu_s in spent.most_common()), flush=True)
+    return wall, spent.total()
+
+
+def rows(tree: ProcessTree) -> Iterator[str]:
+    for process in sorted(tree.seen.values(), key=lambda s: s.first_s):
+        alive = f"{process.first_s:5.1f} to {process.last_s:5.1f} s"
+        yield f"{process.role:<22} {alive}  {process.cpu_s:5.2f} core-s"
+
+
+def measure_idle(writer: Writer, seconds: float) -> float:
+    """CPU seconds a second, after printing them by process."""
+    writer.watch_for(5)  # what a batch leaves behind
+    before, began = writer.tree.cpu(), time.monotonic()
+    writer.watch_for(seconds)
+    took = time.monotonic() - began
+    used = writer.tree.cpu()
+    used.subtract(before)
+    each = ", ".join(f"{role} {100 * cpu_s / took:.2f} %" for role, cpu_s in used.most_common() if cpu_s > 0.005)
+    print(f"idle for {took:.0f} s: {100 * used.total() / took:.2f} % of a core: {each}", flush=True)
+    return used.total() / took
+
+
+def measure_batch(writer: Writer, bootstrap: str, idle: float) -> tuple[float, float]:
+    """Wall seconds from planned to committed, and CPU seconds beyond what idling costs."""
+    last = commit_of(writer.watch(lambda _: True))
+    send(bootstrap)
+    before, began = writer.tree.cpu(), time.monotonic()
+
+    def staging(beat: dict[str, object]) -> bool:
+        nonlocal before, began
+        if beat["phase"] == "waiting" and commit_of(beat) == last:
+            before, began = writer.tree.cpu(), time.monotonic()
+            return False
+        return True
+
+    writer.watch(staging)
+    writer.watch(lambda beat: commit_of(beat) != last)
+    wall = time.monotonic() - began
+    writer.watch_for(1)
+    used = writer.tree.cpu()
+    used.subtract(before)
+    cpu = used.total() - idle * (time.monotonic() - began)
+    each = ", ".join(f"{role} {cpu_s:.2f}" for role, cpu_s in used.most_common() if cpu_s > 0.005)
+    print(f"batch of {RECORDS}: {wall:.2f} s wall, {cpu:.2f} core-s ({each})", flush=True)
+    return wall, cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=1)
+    parser.add_argument("--idle", type=float, default=75, help="seconds of idling before each batch")
+    parser.add_argument("--interval", default="10s")
+    options = parser.parse_args()
+    starts = []
+    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder) / "kafka") as kafka:
+        streams = Path(folder) / "declared"
+        streams.mkdir()
+        (streams / "ticks.yaml").write_text(STREAM.format(bootstrap=kafka.bootstrap, interval=options.interval))
+        kafka.create_topic("ticks", PARTITIONS)
+        send(kafka.bootstrap)
+        for number in range(options.rounds):
+            home = Path(folder) / f"home-{number}"
+            os.environ |= {"FRAZIL_HOME": str(home), "FRAZIL_STREAMS": str(streams)}
+            writer = Writer(home)
+            try:
+                starts.append(measure_start(writer))
+                for _ in range(options.batches):
+                    idle = measure_idle(writer, options.idle)
+                    measure_batch(writer, kafka.bootstrap, idle)
+            finally:
+                writer.stop()
+            shutil.rmtree(home, ignore_errors=True)
+    walls, cpus = sorted(w for w, _ in starts), sorted(c for _, c in starts)
+    print(f"\n{len(starts)} starts: wall p50 {walls[len(walls) // 2]:.1f} s, CPU p50 {cpus[len(cpus) // 2]:.1f} core-s")
+
+
+if __name__ == "__main__":
+    main()
