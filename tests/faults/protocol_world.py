@@ -15,7 +15,7 @@ from typing import Any
 
 from pyiceberg.catalog.rest import CommitTableResponse
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import ManifestFile, write_manifest_list
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -39,7 +39,7 @@ from pyiceberg.types import LongType, NestedField
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker, read_markers
 from frazil.commit.settle import bare_path
-from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.snapshot import Base, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import StagedFile, Target
@@ -268,23 +268,15 @@ class World:
 
     def _commit_files(self, name: str, files: tuple[StagedFile, ...], *, replacing: bool = False) -> None:
         table = self.catalog.load(name)
-        writer = SnapshotWriter(files)
-        prepared = writer.prepare(table, summary={}, now_ms=self.clock.now_ms)
+        head = head_of(table.metadata)
+        # The list of what replaces all holds our manifests alone.
+        base = Base((), (), head.summary if head else None) if replacing else None
+        prepared = SnapshotWriter(files, base=base).prepare(table, summary={}, now_ms=self.clock.now_ms)
         updates = prepared.updates
-        if replacing:  # the list holds our manifests alone
-            snapshot = prepared.snapshot
+        if replacing:
             counts = {"total-records": str(sum(file.records for file in files))}
-            replaced = snapshot.model_copy(update={"summary": Summary(Operation.REPLACE, **counts)})
+            replaced = prepared.snapshot.model_copy(update={"summary": Summary(Operation.REPLACE, **counts)})
             updates = (AddSnapshotUpdate(snapshot=replaced), *updates[1:])
-            with write_manifest_list(
-                2,
-                self.catalog.io.new_output(prepared.manifest_list),
-                snapshot.snapshot_id,
-                snapshot.parent_snapshot_id,
-                snapshot.sequence_number,
-                "null",
-            ) as manifest_list:
-                manifest_list.add_manifests(writer.manifests)
         self.catalog.commit(name, prepared.requirements, updates)
 
     def expire(self, name: str) -> None:

@@ -45,6 +45,7 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
+from frazil.commit.manifest_lists import add_manifests, manifests_of
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import Content, StagedFile
 from frazil.table.branches import MAIN, head_of
@@ -137,7 +138,7 @@ class SnapshotWriter:
             summary=_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
         )
-        _write_list(table, snapshot, [*self.manifests, *base.stays])
+        _write_list(table, snapshot, [*self.manifests, *base.stays], parent=parent)
         prepared = Prepared(
             snapshot=snapshot,
             parent_id=snapshot.parent_snapshot_id,
@@ -217,7 +218,7 @@ class SnapshotWriter:
 
 def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
     """The manifests without those that list only deleted files, which readers would open for nothing."""
-    manifests = parent.manifests(table.io) if parent else []
+    manifests = manifests_of(parent, table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
 
@@ -276,7 +277,9 @@ def _write_manifest(
     return writer.to_manifest_file()
 
 
-def _write_list(table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFile]) -> None:
+def _write_list(
+    table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFile], *, parent: Snapshot | None
+) -> None:
     with write_manifest_list(
         format_version=FORMAT_VERSION,
         output_file=table.io.new_output(snapshot.manifest_list),
@@ -285,8 +288,7 @@ def _write_list(table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFi
         sequence_number=snapshot.sequence_number,
         avro_compression=_avro_codec(table.metadata),
     ) as writer:
-        if manifests:
-            writer.add_manifests(list(manifests))
+        add_manifests(writer, manifests, of=snapshot, parent=parent)
 
 
 _CONTENT: Mapping[Content, DataFileContent] = {"data": DataFileContent.DATA}

@@ -14,6 +14,7 @@ from pathlib import Path
 from frazil.commit.committer import Committer
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
+from frazil.commit.manifest_lists import manifests_of
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
@@ -210,7 +211,7 @@ class BatchRunner:
         """
         table = self.tables.main.current()
         main = list(ancestors(table.metadata))
-        manifests = len(main[0].manifests(table.io)) if main else 0
+        manifests = len(manifests_of(main[0], table.io)) if main else 0
         measure = Measure(len(main), manifests, commit_s, self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now

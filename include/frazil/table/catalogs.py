@@ -37,6 +37,7 @@ from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, SpecEr
 from frazil.home import home
 from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
+from frazil.table.metadata_reuse import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.spark_catalog import spark_catalog
 
@@ -201,9 +202,10 @@ def _open(config: CatalogConfig) -> Catalog:
 
 def _open_once(config: CatalogConfig) -> Catalog:
     try:
-        return keep_times_in_order(pyiceberg.catalog.load_catalog(config.name, **config.properties))
+        catalog = pyiceberg.catalog.load_catalog(config.name, **config.properties)
     except (ValueError, NotInstalledError) as error:
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: {error}") from error
+    return reuse_metadata(keep_times_in_order(catalog))
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def test_a_table_of_format_version_3_is_refused(catalog: Catalog, stream: Stream
     metadata = Path(ensure_table(catalog, stream()).metadata_location.removeprefix("file://"))
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"format-version": 3, "next-row-id": 0}))
     with pytest.raises(SchemaIncompatible, match=r"format version 3.*new table"):
-        ensure_table(catalog, stream())
+        ensure_table(load_catalog(None), stream())
 
 
 def test_the_tables_own_layout_wins_with_a_warning(

@@ -1,0 +1,84 @@
+"""Manifest lists, of which this process neither parses nor encodes twice what it has read or written.
+
+Each commit writes a list of all manifests of its branch: the list of the commit before and some new ones. A list never
+changes, for its name has a UUID, and what lists say of one manifest is the same in all of them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestFile, ManifestListWriter
+from pyiceberg.table.snapshots import Snapshot
+
+KEPT_MOST = 8
+"""Lists: those of a stream's two tables and of its open branch, and what failed attempts wrote."""
+
+
+@dataclass(slots=True)
+class _Listed:
+    """A manifest, and its record's bytes in a manifest list once they are known."""
+
+    manifest: ManifestFile
+    encoded: bytes | None = None
+
+
+_kept: dict[str, dict[str, _Listed]] = {}
+"""By the list's path, then by the manifest's."""
+_lock = Lock()
+
+
+def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
+    """All manifests of a snapshot, in the list's order."""
+    return [listed.manifest for listed in _listed(snapshot, file_io).values()]
+
+
+def add_manifests(
+    writer: ManifestListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
+) -> None:
+    """Write the manifests of a snapshot, of which most are its parent's, as the one block of its list."""
+    before = _kept.get(parent.manifest_list, {}) if parent else {}
+    avro = writer._writer
+    write_record = avro.writer
+    listed = {}
+    for manifest in manifests:
+        one = before.get(manifest.manifest_path) or _Listed(writer.prepare_manifest(manifest))
+        if one.encoded is None:
+            buffer = io.BytesIO()
+            write_record.write(BinaryEncoder(buffer), one.manifest)  # type: ignore[arg-type]
+            one.encoded = buffer.getvalue()
+        listed[manifest.manifest_path] = one
+    if listed:
+        avro.writer = _Verbatim()  # type: ignore[assignment]
+        avro.write_block([one.encoded for one in listed.values()])  # type: ignore[misc]
+    _keep(of.manifest_list, listed)
+
+
+class _Verbatim:
+    """Stands where Avro's writer of records does, for records that are encoded already."""
+
+    def write(self, encoder: BinaryEncoder, record: Any) -> None:
+        encoder.write(record)
+
+
+def _listed(snapshot: Snapshot, file_io: FileIO) -> dict[str, _Listed]:
+    known = _kept.get(snapshot.manifest_list)
+    if known is None:
+        known = {manifest.manifest_path: _Listed(manifest) for manifest in snapshot.manifests(file_io)}
+    _keep(snapshot.manifest_list, known)
+    return known
+
+
+def _keep(path: str, listed: dict[str, _Listed]) -> None:
+    """The list as the one that was used last."""
+    with _lock:
+        _kept.pop(path, None)
+        _kept[path] = listed
+        while len(_kept) > KEPT_MOST:
+            del _kept[next(iter(_kept))]

@@ -1,0 +1,111 @@
+"""Metadata that a process has read or made is neither parsed nor copied again.
+
+PyIceberg parses a table's metadata file at every load and at every commit, and ends a commit with a deep copy of all
+snapshots: two thirds of a commit's time where a table has hundreds of them. A metadata file never changes, for its name
+has a UUID, and what is parsed from it is frozen but for its lists and maps. So the last ones are kept by their
+location, and a copy has lists and maps of its own, of the same snapshots.
+
+Which metadata is current is asked at every load and decided at every commit by the catalog, as before.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.table import StagedTable, Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
+
+KEPT_MOST = 8
+"""Locations: a stream's two tables, what was staged for them, and some more."""
+
+
+class KnownMetadata:
+    """The metadata that this process saw last, by its file's location. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, TableMetadata] = {}
+        self._lock = Lock()
+
+    def get(self, location: str) -> TableMetadata | None:
+        return self._kept.get(location)
+
+    def keep(self, location: str, metadata: TableMetadata) -> None:
+        with self._lock:
+            self._kept.pop(location, None)
+            self._kept[location] = metadata
+            while len(self._kept) > KEPT_MOST:
+                del self._kept[next(iter(self._kept))]
+
+
+def reuse_metadata(catalog: Catalog) -> Catalog:
+    """Let commits by way of this catalog copy no snapshots and, in a SQL catalog, loads parse no file twice.
+
+    Of the catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server has its own ways.
+    """
+    if isinstance(catalog, MetastoreCatalog):
+        _copy_less(catalog)
+    if isinstance(catalog, SqlCatalog):
+        _parse_once(catalog)
+    return catalog
+
+
+def _copy_less(catalog: MetastoreCatalog) -> None:
+    stage = catalog._update_and_stage_table
+
+    def staged(current: Table | None, *change: Any) -> StagedTable:
+        if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
+            return stage(current, *change)
+        shared = _as(_sharing(type(current.metadata)), current.metadata)
+        made = stage(
+            Table(current.name(), shared, current.metadata_location, current.io, catalog, current.config), *change
+        )
+        if type(made.metadata) is type(shared):
+            made.metadata = _as(type(current.metadata), made.metadata)
+        return made
+
+    catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
+
+
+@cache
+def _sharing(kind: type[TableMetadata]) -> type[TableMetadata]:
+    """The same metadata, whose deep copy has the same snapshots, schemas and logs in lists of its own."""
+
+    def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
+        own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
+        return self.model_copy(update=own)
+
+    return type(f"Sharing{kind.__name__}", (kind,), {"__deepcopy__": deepcopy, "__module__": __name__})
+
+
+def _as(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
+    """The same fields in an object of another class."""
+    return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
+
+
+def _parse_once(catalog: SqlCatalog) -> None:
+    known = KnownMetadata()
+    convert, stage = catalog._convert_orm_to_iceberg, catalog._update_and_stage_table
+
+    def converted(row: IcebergTables) -> Table:
+        location = row.metadata_location
+        metadata = known.get(location) if location else None
+        if metadata is None or location is None:
+            table = convert(row)
+            known.keep(table.metadata_location, table.metadata)
+            return table
+        io = catalog._load_file_io(metadata.properties, location)
+        name = (*Catalog.identifier_to_tuple(row.table_namespace), row.table_name)
+        return Table(name, metadata, location, io, catalog)
+
+    def staged(*change: Any) -> StagedTable:
+        made = stage(*change)
+        known.keep(made.metadata_location, made.metadata)
+        return made
+
+    catalog._convert_orm_to_iceberg = converted  # type: ignore[method-assign]
+    catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]

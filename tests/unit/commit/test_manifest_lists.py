@@ -1,0 +1,71 @@
+"""Manifest lists that are written from memory hold what is in the files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil.commit import manifest_lists
+from frazil.commit.manifest_lists import KEPT_MOST, manifests_of
+
+
+def heads(world: Any) -> tuple[Any, list[Snapshot]]:
+    table = world.catalog.inner.load_table("demo.events")
+    return table.io, table.metadata.snapshots
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The manifest lists that are read."""
+    paths: list[str] = []
+    read = Snapshot.manifests
+
+    def watched(snapshot: Snapshot, io: Any) -> Any:
+        paths.append(snapshot.manifest_list)
+        return read(snapshot, io)
+
+    monkeypatch.setattr(Snapshot, "manifests", watched)
+    return paths
+
+
+def test_what_is_kept_of_a_list_is_what_its_file_says(world: Any):
+    committer = world.begin()
+    for number in range(4):
+        committer.commit(world.stage(committer, {0: (number, number + 1)}))
+    io, snapshots = heads(world)
+    written = [s.manifests(io) for s in snapshots]
+    assert [len(manifests) for manifests in written] == [0, 1, 2, 3, 4]
+    for snapshot, manifests in zip(snapshots, written, strict=True):
+        assert manifests_of(snapshot, io) == manifests
+
+
+def test_a_list_that_this_process_wrote_is_not_read_for_the_next_commit(world: Any, reads: list[str]):
+    committer = world.begin()
+    for number in range(3):
+        committer.commit(world.stage(committer, {0: (number, number + 1)}))
+    assert reads == []
+
+
+def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
+    world: Any, reads: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    committer = world.begin()
+    for number in range(3):
+        committer.commit(world.stage(committer, {0: (number, number + 1)}))
+    monkeypatch.setattr(manifest_lists, "_kept", {})
+    committer.commit(world.stage(committer, {0: (3, 4)}))
+    committer.commit(world.stage(committer, {0: (4, 5)}))
+    assert len(reads) == 1
+    io, snapshots = heads(world)
+    *_, before, after = (s.manifests(io) for s in snapshots)
+    assert after[1:] == before
+    assert [m.sequence_number for m in after] == sorted((m.sequence_number for m in after), reverse=True)
+
+
+def test_few_lists_are_kept(world: Any):
+    committer = world.begin()
+    for number in range(2 * KEPT_MOST):
+        committer.commit(world.stage(committer, {0: (number, number + 1)}))
+    assert len(manifest_lists._kept) == KEPT_MOST

@@ -1,0 +1,105 @@
+"""Metadata that is neither parsed nor copied twice is the metadata that the catalog has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.table.catalogs import load_catalog
+from frazil.table.metadata_reuse import KEPT_MOST
+
+ROW = pa.table({"n": pa.array([1], pa.int64())})
+
+
+@pytest.fixture
+def catalog(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Catalog:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path))
+    found = load_catalog(None)
+    found.create_namespace_if_not_exists("demo")
+    return found
+
+
+@pytest.fixture
+def table(catalog: Catalog) -> Table:
+    made = catalog.create_table("demo.t", ROW.schema)
+    made.append(ROW)
+    return made
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The locations of the files that are parsed."""
+    locations: list[str] = []
+    parse: Callable[..., TableMetadata] = FromInputFile.table_metadata
+
+    def watched(file: object, *rest: object) -> TableMetadata:
+        locations.append(file.location)  # type: ignore[attr-defined]
+        return parse(file, *rest)
+
+    monkeypatch.setattr("pyiceberg.catalog.sql.FromInputFile.table_metadata", watched)
+    return locations
+
+
+def test_what_this_process_committed_it_never_parses(catalog: Catalog, table: Table, parsed: list[str]):
+    table.append(ROW)
+    catalog.load_table("demo.t").append(ROW)
+    assert parsed == []
+
+
+def test_what_another_process_committed_is_parsed_once(catalog: Catalog, table: Table, parsed: list[str]):
+    assert isinstance(catalog, SqlCatalog)
+    load_catalog(None).load_table("demo.t").append(ROW)
+    parsed.clear()
+    seen = [catalog.load_table("demo.t") for _ in range(3)]
+    assert parsed == [seen[0].metadata_location]
+    assert {t.metadata_location for t in seen}.isdisjoint({table.metadata_location})
+    assert len(seen[2].metadata.snapshots) == 2
+
+
+def test_metadata_in_memory_is_that_of_its_file(catalog: Catalog, table: Table):
+    for change in (
+        lambda: table.append(ROW),
+        lambda: table.transaction().set_properties({"a": "b"}).commit_transaction(),
+        lambda: table.manage_snapshots().create_tag(table.metadata.snapshots[0].snapshot_id, "kept").commit(),
+        lambda: table.maintenance.expire_snapshots().by_id(table.metadata.snapshots[1].snapshot_id).commit(),
+    ):
+        table.append(ROW)
+        change()
+        held, read = catalog.load_table("demo.t").metadata, load_catalog(None).load_table("demo.t").metadata
+        assert held == read
+        assert type(held) is type(read)
+
+
+def test_a_commit_leaves_the_metadata_before_it_as_it_was(catalog: Catalog, table: Table):
+    before = catalog.load_table("demo.t").metadata
+    text = before.model_dump_json()
+    table.append(ROW)
+    table.transaction().set_properties({"a": "b"}).commit_transaction()
+    after = catalog.load_table("demo.t").metadata
+    assert before.model_dump_json() == text
+    assert after.snapshots[0] is before.snapshots[0]
+    assert after.snapshots is not before.snapshots
+    assert after.properties is not before.properties
+
+
+def test_few_are_kept(catalog: Catalog, table: Table, parsed: list[str]):
+    for number in range(KEPT_MOST + 1):
+        catalog.create_table(f"demo.other_{number}", ROW.schema)
+        catalog.load_table(f"demo.other_{number}")
+    parsed.clear()
+    catalog.load_table("demo.t")
+    assert parsed == [table.metadata_location]
+
+
+def test_a_table_that_was_made_again_is_another_one(catalog: Catalog, table: Table):
+    catalog.drop_table("demo.t")
+    again = catalog.create_table("demo.t", ROW.schema)
+    assert again.metadata.table_uuid != table.metadata.table_uuid
+    assert catalog.load_table("demo.t").metadata == again.metadata
