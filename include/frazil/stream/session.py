@@ -15,6 +15,7 @@ from frazil.spark.class_archive import java_options
 from frazil.spark.java import java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
+from frazil.stream import worker_daemon
 from frazil.stream.source import RangeSource
 
 TASK_ATTEMPTS = 4
@@ -36,6 +37,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.sql.streaming.minBatchesToRetain": "2",
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.python.worker.reuse": "true",
+        "spark.python.daemon.module": worker_daemon.MODULE,
         # We stop the query between batches; the JVM must not end it in the middle of one.
         "spark.sql.streaming.stopTimeout": "60s",
         **resolve_all(spec.resources.spark, os.environ),

@@ -1,0 +1,73 @@
+"""What Spark's Python workers are forked from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pyspark
+import pytest
+
+from frazil.spec.load import find_stream
+from frazil.stream import worker_daemon
+from frazil.stream.session import writer_properties
+
+LOOK = """
+import json, os, sys, threading
+before = len(os.listdir("/proc/self/fd"))
+from frazil.stream.worker_daemon import STAGE, preload
+preload()
+print(json.dumps({
+    "threads": len(os.listdir("/proc/self/task")),
+    "files": len(os.listdir("/proc/self/fd")) - before,
+    "stage": STAGE in sys.modules,
+    "worker": "pyspark.worker" in sys.modules,
+    "kafka": "confluent_kafka" in sys.modules,
+}))
+"""
+
+
+def looked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="threads and files are counted in /proc")
+def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_be_forked():
+    found = json.loads(looked(LOOK).stdout)
+    assert found == {"threads": 1, "files": 0, "stage": True, "worker": True, "kafka": True}
+
+
+def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():
+    done = looked("from frazil.stream import worker_daemon as d; d.STAGE = 'frazil.gone'; d.preload(); print('on')")
+    assert done.stdout == "on\n"
+    assert "No module named 'frazil.gone'" in done.stderr
+
+
+def test_what_is_installed_is_taken_before_sparks_archives_which_hold_no_compiled_code():
+    archives = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
+    assert archives.count(".zip") == 2
+    program = "from frazil.stream.worker_daemon import preload; preload(); import pyspark, py4j; "
+    shown = looked(program + "print(pyspark.__file__, py4j.__file__)", PYTHONPATH=archives).stdout
+    assert ".zip" not in shown
+
+
+def test_without_an_installed_pyspark_it_comes_from_the_archive(monkeypatch: pytest.MonkeyPatch):
+    path = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/python/lib/py4j-0.10.9.9-src.zip", "/nowhere"]
+    monkeypatch.setattr(sys, "path", list(path))
+    worker_daemon._leave_out_archives()
+    assert sys.path == path
+
+
+def test_writers_name_it_to_spark():
+    flights = find_stream(Path(__file__).parents[3] / "include" / "streams", "flights")
+    assert writer_properties(flights)["spark.python.daemon.module"] == "frazil.stream.worker_daemon"
