@@ -51,7 +51,7 @@ def add_manifests(
         one = before.get(manifest.manifest_path) or _Listed(writer.prepare_manifest(manifest))
         if one.encoded is None:
             buffer = io.BytesIO()
-            write_record.write(BinaryEncoder(buffer), one.manifest)  # type: ignore[arg-type]
+            write_record.write(BinaryEncoder(buffer), one.manifest)
             one.encoded = buffer.getvalue()
         listed[manifest.manifest_path] = one
     if listed:

@@ -4,9 +4,9 @@ Spark ends Python workers that were idle for a minute. A stream that commits onc
 in each batch: seconds, and several CPU seconds. Spark starts this module in place of `pyspark.daemon`, by the property
 `spark.python.daemon.module`, on the driver's host and on executors.
 
-A fork copies the thread that forks and no other, so nothing is imported here that starts a thread or opens a connection:
-no Kafka client is made before the fork. OpenBLAS and jemalloc, which start threads as soon as NumPy and PyArrow are
-imported, are told not to.
+A fork copies the thread that forks and no other, so no thread may run here and no connection may be open: no Kafka
+client is made before the fork. OpenBLAS and jemalloc, which start threads as soon as NumPy and PyArrow are imported,
+are told not to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 import traceback
 from importlib import import_module
 from importlib.machinery import PathFinder
-from pathlib import Path
 
 MODULE = __name__
 STAGE = "frazil.stream.stage_rows"
@@ -55,4 +54,4 @@ if __name__ == "__main__":
     preload()
     from pyspark.daemon import manager
 
-    manager()
+    manager()  # type: ignore[no-untyped-call]

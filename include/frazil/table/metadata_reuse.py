@@ -107,5 +107,5 @@ def _parse_once(catalog: SqlCatalog) -> None:
         known.keep(made.metadata_location, made.metadata)
         return made
 
-    catalog._convert_orm_to_iceberg = converted  # type: ignore[method-assign]
+    catalog._convert_orm_to_iceberg = converted  # type: ignore[method-assign, assignment]
     catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
