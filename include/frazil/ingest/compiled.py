@@ -16,9 +16,11 @@ import hashlib
 import inspect
 import logging
 import os
+import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+OLD_S = 30 * 86_400
 _saving = threading.Lock()
 _warned = False
 
@@ -121,7 +124,9 @@ def code_folder() -> Path | None:
     for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
         folder = base / digest
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                _remove_old(base)
             for owned in (base.parent, base, folder):
                 _check_own(owned)
             tempfile.TemporaryFile(dir=folder).close()
@@ -131,6 +136,14 @@ def code_folder() -> Path | None:
             return folder
     _cannot_be_kept("; ".join(tried))
     return None
+
+
+def _remove_old(base: Path) -> None:
+    """Other versions' code, to which nothing was added for long."""
+    for folder in base.iterdir():
+        with suppress(OSError):  # another process removes it
+            if time.time() - folder.stat().st_mtime > OLD_S:
+                shutil.rmtree(folder)
 
 
 def _check_own(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ def test_without_a_folder_code_is_compiled_in_memory_with_one_warning(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.write_text("not a folder")
-    (cache.parent / f"frazil-{compiled_module.os.getuid()}").write_text("nor is this one")
+    (cache.parent / f"frazil-{os.getuid()}").write_text("nor is this one")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
 
@@ -97,6 +98,15 @@ def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
     folder = compiled_module.code_folder()
     assert folder is not None
     assert cache not in folder.parents
+
+
+def test_code_of_old_versions_is_removed_when_a_new_one_begins(cache: Path) -> None:
+    old, recent = (cache / "frazil" / "compiled" / name for name in ("old", "recent"))
+    for folder in (old, recent):
+        folder.mkdir(parents=True)
+    os.utime(old, (1, 1))
+    compiled_module.code_folder()
+    assert (old.exists(), recent.exists()) == (False, True)
 
 
 def test_a_cache_that_is_damaged_is_mended(cache: Path, caplog: pytest.LogCaptureFixture) -> None:

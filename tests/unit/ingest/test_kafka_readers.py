@@ -7,6 +7,7 @@ other. What real brokers do is in `tests/e2e/test_ingest_kafka.py`, on both read
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,8 @@ def text_of(code: int) -> str:
 class MadeLibrary:
     """What `ColumnReader` calls; it counts how often each message is destroyed."""
 
-    def __init__(self, sent: Sequence[Sent]) -> None:
+    def __init__(self, sent: Sequence[Sent], trouble: int = 0) -> None:
+        self._trouble = trouble
         self._topics = {name: ctypes.create_string_buffer(name.encode()) for name in {m.topic for m in sent}}
         self._texts: list[Any] = []
         self._by_address: dict[int, Sent] = {}
@@ -91,6 +93,8 @@ class MadeLibrary:
         return self._by_address[address].timestamp_ms
 
     def consume_batch_queue(self, _: int, __: int, into: int, wanted: int) -> int:
+        if self._trouble:
+            self._on_error(0, self._trouble, text_of(self._trouble).encode(), 0)
         batch = self._structs[self._next : self._next + wanted]
         self._next += len(batch)
         for place, message in enumerate(batch):
@@ -106,7 +110,8 @@ class MadeLibrary:
     def watermarks(self, *_: object, **__: object) -> tuple[int, int]:
         return 7, 9
 
-    def consumer(self, *_: object) -> int:
+    def consumer(self, _: object, on_error: Callable[..., None]) -> int:
+        self._on_error = on_error
         return 1
 
     def incremental_unassign(self, _: int, partitions: list[Any]) -> int:
@@ -128,9 +133,13 @@ class MadeConsumer:
     """What `MessageReader` calls."""
 
     sent: Sequence[Sent]
+    trouble: int = 0
+    error_cb: Callable[[KafkaError], None] = print
     unassigned: list[tuple[str, int]] = field(default_factory=list)
 
     def consume(self, wanted: int, _: float) -> list[MessageObject]:
+        if self.trouble:
+            self.error_cb(KafkaError(self.trouble, text_of(self.trouble)))
         batch, self.sent = self.sent[:wanted], self.sent[wanted:]
         return [
             MessageObject(
@@ -144,6 +153,10 @@ class MadeConsumer:
             )
             for m in batch
         ]
+
+    def opened(self, properties: dict[str, Any]) -> MadeConsumer:
+        self.error_cb = properties["error_cb"]
+        return self
 
     def assign(self, _: object) -> None: ...
 
@@ -161,6 +174,8 @@ def clock() -> Iterator[float]:
 
 
 Outcome = tuple[list[Record], str]
+Read = tuple[Outcome, list[tuple[str, int]]]
+"""And the topic-partitions that were given back."""
 
 
 def outcome(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Outcome:
@@ -190,8 +205,8 @@ def rows(chunk: Chunk, ranges: Sequence[OffsetRange]) -> list[Record]:
     return [(ranges[r].topic, ranges[r].partition, o, k, v, t) for r, o, k, v, t in zip(*columns, strict=True)]
 
 
-def by_columns(sent: Sequence[Sent], ranges: Sequence[OffsetRange]) -> tuple[Outcome, list[tuple[str, int]]]:
-    library = MadeLibrary(sent)
+def by_columns(sent: Sequence[Sent], ranges: Sequence[OffsetRange], trouble: int = 0) -> Read:
+    library = MadeLibrary(sent, trouble)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka_columns, "librdkafka", lambda: library)
         reader = ColumnReader({}, ranges, monotonic=clock().__next__)
@@ -200,10 +215,10 @@ def by_columns(sent: Sequence[Sent], ranges: Sequence[OffsetRange]) -> tuple[Out
     return found, library.unassigned
 
 
-def by_messages(sent: Sequence[Sent], ranges: Sequence[OffsetRange]) -> tuple[Outcome, list[tuple[str, int]]]:
-    consumer = MadeConsumer(sent)
+def by_messages(sent: Sequence[Sent], ranges: Sequence[OffsetRange], trouble: int = 0) -> Read:
+    consumer = MadeConsumer(sent, trouble)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_messages, "Consumer", lambda _: consumer)
+        patch.setattr(kafka_messages, "Consumer", consumer.opened)
         reader = MessageReader({}, ranges, monotonic=clock().__next__)
         found = outcome(reader, ranges)
     return found, consumer.unassigned
@@ -286,6 +301,37 @@ def test_an_error_of_a_partition_is_said_in_the_same_words(
     (_, text), _ = read(sent, [OffsetRange("a", 0, 0, 9)])
     assert text.startswith(error.__name__)
     assert said in text
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        (KafkaError._AUTHENTICATION, AccessDenied, "Kafka refuses access to a, b: error -169. Check source.properties"),
+        (KafkaError._UNKNOWN_TOPIC, TopicMissing, "Kafka does not know a, b: error -188"),
+        (KafkaError._ALL_BROKERS_DOWN, KafkaUnavailable, "among them a[0] at 0 of 9: error -187. Are the brokers"),
+    ],
+)
+def test_an_error_of_the_client_is_said_in_the_same_words(
+    read: Any, code: int, error: type[FrazilError], said: str
+) -> None:
+    (_, text), _ = read([], [OffsetRange("a", 0, 0, 9), OffsetRange("b", 0, 0, 9)], code)
+    assert text.startswith(error.__name__)
+    assert said in text
+
+
+def test_lines_of_librdkafkas_log_go_to_pythons_and_none_to_stderr(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    properties = {"bootstrap.servers": "127.0.0.1:1", "debug": "broker", "log_level": "7"}
+    with (
+        caplog.at_level(logging.DEBUG, kafka_columns.__name__),
+        ColumnReader(properties, [OffsetRange("a", 0, 0, 9)], unreachable_limit_s=0) as reader,
+        pytest.raises(KafkaUnavailable),
+    ):
+        list(reader)
+    assert any(r.levelno == logging.DEBUG and "127.0.0.1:1" in r.getMessage() for r in caplog.records)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() -> None:
