@@ -212,7 +212,7 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
     if len(e.generations) > 1:
         return
     lost = missing(e)
-    for name, tally, lost_here in (("rows", e.rows, lost), ("dead letters", e.dead_letters, BitMap64())):
+    for name, tally, lost_here in (("row", e.rows, lost), ("dead letter", e.dead_letters, BitMap64())):
         fewer = more = 0
         first: CommittedRange | None = None
         for r in _read_once(e):
@@ -222,11 +222,11 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
             fewer, more = fewer - min(off, 0), more + max(off, 0)
             first = first or (r if off else None)
         if first is not None:
+            lacks = [f"lacks {counted(fewer, name)} that commit records count"] if fewer else []
+            has = [f"has {counted(more, name)} that no commit record counts"] if more else []
             where = f"first between offsets {first.start:,} and {first.end - 1:,}"
-            yield _finding(
-                e, Kind.MISCOUNTED, fewer + more,
-                f"the table lacks {fewer:,} {name} that commit records count, and has {more:,} that none does, {where}",
-            )  # fmt: skip
+            sentence = f"the table {' and '.join(lacks + has)}, {where}"
+            yield _finding(e, Kind.MISCOUNTED, fewer + more, sentence)
 
 
 def _limits(e: Evidence) -> Iterable[Finding]:

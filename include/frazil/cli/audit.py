@@ -127,7 +127,9 @@ def _verdict(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
     when = f", committed from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
     if not result.clean:
-        return f"Stream {result.stream}{when}, is not clean: {counted(len(result.wrong), 'finding')}."
+        return (
+            f"Stream {result.stream}{f'{when},' if when else ''} is not clean: {counted(len(result.wrong), 'finding')}."
+        )
     if result.window and not result.batches:
         return (
             f"Stream {result.stream} committed nothing from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}."

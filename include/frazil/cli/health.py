@@ -202,7 +202,7 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     each = files / max(len(partitions), 1)
     click.echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.delete_files, p.path))
-    columns = ("partition", "files", "small", "bytes", "in small", "p10", "delete files", "over at")
+    columns = ("partition", "files", "small", "bytes", "small bytes", "p10", "delete files", "ended at")
     rows = [
         (
             p.path or "(all)",

@@ -31,6 +31,8 @@ from frazil.table.catalogs import load_catalog
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+WHOLE_TABLE = "(all)"
+"""The partition of a table that has none."""
 SHOWN = 20
 """Partitions of a dry run; all of them with --json."""
 
@@ -137,11 +139,13 @@ def _show(plans: Mapping[Action, Plan], settings: Maintenance) -> None:
 
 
 def _show_partitions(plan: CompactionPlan) -> None:
-    rows = [("rewrite", r.partition.path, f"{r.files:,}", f"{r.bytes:,}", r.reason) for r in plan.rewrites]
+    rows = [
+        ("rewrite", r.partition.path or WHOLE_TABLE, f"{r.files:,}", f"{r.bytes:,}", r.reason) for r in plan.rewrites
+    ]
     left = [(each.partition, each.reason) for each in plan.left]
-    rows += [("leave", p.path, f"{p.small_files:,}", f"{p.small_bytes:,}", reason) for p, reason in left]
+    rows += [("leave", p.path or WHOLE_TABLE, f"{p.small_files:,}", f"{p.small_bytes:,}", reason) for p, reason in left]
     if rows:
-        columns = ("", "partition", "files", "bytes", "why")
+        columns = ("plan", "partition", "files", "bytes", "why")
         echo_table(columns, rows[:SHOWN], numbers=frozenset({"files", "bytes"}))
     if len(rows) > SHOWN:
         click.echo(f"and {len(rows) - SHOWN:,} more: --json has them all")
