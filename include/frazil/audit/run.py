@@ -29,6 +29,7 @@ from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 from frazil.timetext import utc
@@ -200,9 +201,9 @@ def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Findi
     last, summary = found[0], found[0].summary
     rows = [(summary.get(f"{what}-records") if summary else None) or "0" for what in ("deleted", "added")]
     sentence = (
-        f"{len(found)} commits of others deleted or overwrote rows; the last of them, snapshot {last.snapshot_id} of "
-        f"{utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}. They reopen no window that was signalled "
-        "before: its signal names a snapshot without them, until a row is appended to the window"
+        f"{counted(len(found), 'commit')} of others deleted or overwrote rows; the last of them, snapshot "
+        f"{last.snapshot_id} of {utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}. That reopens no "
+        "window that was signalled before: its signal names an earlier snapshot until a row is appended to the window"
     )
     return (Finding(Kind.CHANGED, len(found), sentence, stream),)
 

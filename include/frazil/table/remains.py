@@ -20,6 +20,7 @@ from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError, RESTErro
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
+from frazil.spec.units import counted
 from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage import open_store
 from frazil.timetext import utc
@@ -54,10 +55,9 @@ class Remains:
     def __str__(self) -> str:
         found = []
         if self.newest is not None:
-            count = (
-                "that cannot be read" if self.newest.snapshots is None else f"with {self.newest.snapshots} snapshots"
-            )
-            found.append(f"metadata {count}, last written at {utc(self.newest.modified_ms)}")
+            count = self.newest.snapshots
+            which = "that cannot be read" if count is None else f"with {counted(count, 'snapshot')}"
+            found.append(f"metadata {which}, last written at {utc(self.newest.modified_ms)}")
         if self.streams:
             found.append(f"commit records of {', '.join(self.streams)}")
         return " and ".join(found)
@@ -122,12 +122,12 @@ def remains_of(place: Place) -> Remains | None:
 
 
 def other_table(store: ObjectStore, table: Table) -> Metadata | None:
-    """The metadata of another table that has the same folder, if there is any."""
+    """The metadata of another table that has the same folder, and has been written to, if there is any."""
     metadata = table.metadata
     own = {_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
     others = (_read(store, file) for file in _metadata_files(files) if _name(file.path) not in own)
-    return next((found for found in others if found.uuid not in {None, str(metadata.table_uuid)}), None)
+    return next((o for o in others if o.snapshots and o.uuid != str(metadata.table_uuid)), None)
 
 
 def _newest(store: ObjectStore, folder: str) -> Metadata | None:
@@ -137,7 +137,7 @@ def _newest(store: ObjectStore, folder: str) -> Metadata | None:
 
 
 def _metadata_files(files: Iterable[FileInfo]) -> list[FileInfo]:
-    return [file for file in files if file.path.endswith(METADATA)]
+    return [file for file in files if METADATA in _name(file.path)]
 
 
 def _version(path: str) -> int:

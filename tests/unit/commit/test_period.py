@@ -314,7 +314,7 @@ def test_what_others_overwrite_is_a_note_in_the_hour_of_their_commit(made: MadeS
     hour = Period(at_ms, at_ms + HOUR_MS)
     (note,) = (found for found in audit_stream(made.tables).findings if found.kind is Kind.CHANGED)
     assert (note.count, note.kind.is_wrong) == (1, False)
-    assert "deleted 1200 and added 0. They reopen no window" in note.sentence
+    assert "deleted 1200 and added 0. That reopens no" in note.sentence
     assert note in audit_stream(made.tables, window=hour).findings
     assert {hour: audit_stream(made.tables, window=hour).findings for hour in before} == before
 

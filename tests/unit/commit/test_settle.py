@@ -496,7 +496,8 @@ def test_a_table_that_was_made_in_the_folder_of_another_takes_none_of_its_files(
 
 
 def test_a_forgotten_stream_leaves_the_records_of_another_table(world):
-    """The other one's metadata may be elsewhere."""
+    """The other one's metadata may be elsewhere; a creation that lost a race leaves metadata, and no table."""
+    world.catalog.inner.create_table("demo.lost_a_race", world.load().schema(), location=world.load().location())
     first = world.begin()
     world.run(first, {0: (0, 2)})
     theirs = dataclasses.replace(world.stage(first, {0: (2, 4)}), table_uuid="another")

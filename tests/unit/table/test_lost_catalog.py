@@ -63,7 +63,7 @@ def test_no_table_is_made_where_another_one_is(catalog: Catalog, unconfigured: P
         ensure_table(empty, stream())
     sentence = str(error.value)
     assert made.metadata_location in sentence
-    assert "with 1 snapshots" in sentence
+    assert "with 1 snapshot," in sentence
     assert "register_table" in sentence
     assert sorted(local(made.location()).rglob("*")) == files
     assert not empty.table_exists("demo.flights")
@@ -167,7 +167,7 @@ def test_a_server_is_asked_where_it_would_create_the_table(
 ) -> None:
     write(ensure_table(Remote(catalog), stream()))
     empty = Remote(lose(unconfigured))
-    with pytest.raises(TableLost, match="with 1 snapshots"):
+    with pytest.raises(TableLost, match="with 1 snapshot,"):
         ensure_table(empty, stream())
     assert not empty.table_exists("demo.flights")
 
