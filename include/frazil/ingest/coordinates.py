@@ -38,8 +38,10 @@ class Coordinates:
         """`rows` with the coordinates of the chunk's records `kept`, in the table's order of columns."""
         if not self._wanted:
             return rows
+        whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
+        places = slice(None) if whole else kept
         arrays = [
-            self._column(field.name, chunk, kept) if field.name in NAMES else rows.column(field.name)
+            self._column(field.name, chunk, places) if field.name in NAMES else rows.column(field.name)
             for field in self._schema
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
@@ -52,16 +54,15 @@ class Coordinates:
         late = np.flatnonzero(stamps > MILLISECONDS[1]).tolist()
         return {row: said("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
 
-    def _column(self, name: str, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Array:
-        whole = len(kept) == len(chunk)
+    def _column(self, name: str, chunk: Chunk, places: slice | NDArray[np.int64]) -> pa.Array:
         match name:
             case "kafka_topic":
-                return self._topics.take(pa.array(chunk.range_index if whole else chunk.range_index[kept]))
+                return self._topics.take(pa.array(chunk.range_index[places]))
             case "kafka_partition":
-                return pa.array(self._partitions[chunk.range_index if whole else chunk.range_index[kept]])
+                return pa.array(self._partitions[chunk.range_index[places]])
             case "kafka_offset":
-                return pa.array(chunk.offsets if whole else chunk.offsets[kept])
-        stamps = chunk.timestamps_ms if whole else chunk.timestamps_ms[kept]
+                return pa.array(chunk.offsets[places])
+        stamps = chunk.timestamps_ms[places]
         absent = (stamps < 0) | (stamps > MILLISECONDS[1])
         micros = pa.array(np.where(absent, 0, stamps) * 1000, mask=absent if absent.any() else None)
         return pc.cast(micros, pa.timestamp("us", "UTC"))

@@ -202,6 +202,14 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeWorld:
 GOOD = {"iso": b'{"ts":"2024-01-01T00:00:00Z"}', "s": b'{"ts":1704067200}', "ms": b'{"ts":1704067200000}'}
 
 
+def test_a_row_that_was_read_by_itself_keeps_its_coordinates(make_world: MakeWorld) -> None:
+    world = make_world({}, unit="s")
+    records = [Record(b'{"ts":%d}' % (1704067200 + i)) for i in range(20)]
+    records[7] = Record(b'{"ts":1.704067207e9}')
+    main, _ = check(world, records, world.stage(records))
+    assert [main[RANGE_START + i]["ts"].timestamp() for i in range(20)] == [1704067200 + i for i in range(20)]
+
+
 @pytest.mark.parametrize(
     ("unit", "odd"),
     [
