@@ -109,6 +109,8 @@ class Terminal:
 
     def close(self) -> None:
         """Wait until the terminal has taken every line."""
+        if self._left_out:
+            self._lines.put((sys.stdout, left_out(self._left_out)))
         self._lines.put(None)
         if self._printer:
             self._printer.join()
