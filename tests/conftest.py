@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {"airflow": 0, "spark": 1}
     groups = {item: group_of(item) for item in items}
     for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+        if item.config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: order.get(groups[item], len(order)))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,20 +21,23 @@ from pyiceberg.typedef import Record
 from frazil.ingest.contract import StagedFile, Target, TargetTable
 from frazil.ingest.write import TableWriter, file_namer
 
+SERIAL = itertools.count()
 MakeTable = Callable[..., Table]
 MakeWriter = Callable[..., TableWriter]
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> SqlCatalog:
-    catalog = SqlCatalog("test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+@pytest.fixture(scope="session")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlCatalog]:
+    folder = tmp_path_factory.mktemp("catalog")
+    catalog = SqlCatalog("test", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
     catalog.create_namespace("test")
-    return catalog
+    yield catalog
+    catalog.engine.dispose()
 
 
 @pytest.fixture
 def make_table(catalog: SqlCatalog) -> MakeTable:
-    """`make_table(schema, spec, order, properties)` in a catalog of this test alone."""
+    """`make_table(schema, spec, order, properties)` is a table of this test alone."""
 
     def make(
         schema: Schema,
@@ -42,7 +45,7 @@ def make_table(catalog: SqlCatalog) -> MakeTable:
         order: SortOrder = UNSORTED_SORT_ORDER,
         properties: dict[str, str] | None = None,
     ) -> Table:
-        name = f"test.t{len(catalog.list_tables('test'))}"
+        name = f"test.t{next(SERIAL)}"
         return catalog.create_table(name, schema, partition_spec=spec, sort_order=order, properties=properties or {})
 
     return make
