@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
+from frazil.kafka.client import AdminClient
 from frazil.spark import jars
 from frazil.spark.java import require_java
 

@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, TopicMissing
-from frazil.kafka.client import DENIED, client_errors
+from frazil.kafka.client import DENIED, AdminClient, client_errors
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LogEnd, diverged
 from frazil.offsets.spans import TopicPartition
@@ -40,7 +40,7 @@ class KafkaOffsets:
         self._topics = list(topics)
         self._timeout_s = timeout_s
         with client_errors():
-            self._admin = AdminClient(dict(properties))
+            self._admin = AdminClient(properties)
 
     def __enter__(self) -> Self:
         return self

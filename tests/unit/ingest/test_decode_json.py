@@ -140,7 +140,7 @@ def as_expected(value: bytes | None) -> Any:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=max(100, settings().max_examples))
 @given(st.lists(st.one_of(good.map(lambda v: (True, v)), bad.map(lambda v: (False, v))), max_size=12))
 def test_every_row_is_its_own_message_among_any_neighbours(messages: list[tuple[bool, bytes | None]]) -> None:
     seen = fates([value for _, value in messages])
@@ -148,7 +148,7 @@ def test_every_row_is_its_own_message_among_any_neighbours(messages: list[tuple[
         assert fate == (as_expected(value) if is_good else "rejected")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=max(100, settings().max_examples))
 @given(st.lists(st.one_of(good, bad), min_size=1, max_size=8))
 def test_a_messages_fate_does_not_depend_on_its_neighbours(values: list[bytes | None]) -> None:
     assert fates(values) == [fates([value])[0] for value in values]
@@ -184,7 +184,7 @@ literals = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=max(150, settings().max_examples))
 @given(st.lists(st.tuples(st.sampled_from([f.name for f in LOOSE.fields]), literals), min_size=1, max_size=6))
 def test_the_slow_look_and_the_fast_path_agree_on_every_type(cells: list[tuple[str, str]]) -> None:
     """A poisoned neighbour forces the slow look upon records that would otherwise pass together."""
