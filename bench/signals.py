@@ -22,7 +22,7 @@ from frazil.commit.marker import read_marker
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import assess, signal
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals, newest_signals
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
@@ -115,7 +115,7 @@ def fill(catalog: Catalog, count: int, at_once: int, *, sequence: int) -> None:
 def row(window: Window, sequence: int) -> Signal:
     return Signal(
         table="demo.made", partition=window.key, start_us=window.start_us, end_us=window.end_us, revision=1,
-        state=State.COMPLETE, rows=1, dead_letters=0, late_rows=0, watermark_us=window.end_us, snapshot_id=1,
+        state=SignalState.COMPLETE, rows=1, dead_letters=0, late_rows=0, watermark_us=window.end_us, snapshot_id=1,
         sequence_number=sequence, signalled_at_ms=NOW_MS,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 def main() -> int:
     arguments = _arguments()
-    # What libraries log belongs in no demo; its own words are on the screen.
+    # Libraries' logs do not belong on the demo's screen.
     logging.getLogger().addHandler(logging.NullHandler())
     screen, interrupts = Screen(sys.stdout), Interrupts()
     try:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupts) -> int:
-    """The demo in its home; whatever happens, nothing runs any more when this returns."""
+    """Run the demo in its home; whatever happens, all its processes have ended when this returns."""
     parts = DemoParts(
         home() / "demo",
         checkout(),
@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupt
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description="Real flights from Kafka into Iceberg.")
-    parser.add_argument("--exit", action="store_true", help="end by itself; 0 if all came out right")
+    parser.add_argument("--exit", action="store_true", help="end by itself; exit code 0 if everything is right")
     parser.add_argument("--kafka-port", type=int, default=9092, help="KAFKA_PORT of make; 9092")
     parser.add_argument("--airflow-port", type=int, default=8080, help="AIRFLOW_PORT of make; 8080")
     return parser.parse_args()

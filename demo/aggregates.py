@@ -1,7 +1,7 @@
-"""The demo's daily aggregates from the source file, by plain Python and numpy: what the table must hold, row by row.
+"""The daily aggregates that the demo expects, computed from the source file with plain Python and numpy.
 
 Both sides are exact: the mean is a sum of whole minutes, divided once; the 95th percentile is the nearest rank, which
-is a delay that some flight had (SQL's `percentile_disc`, numpy's `inverted_cdf`).
+is a delay of some flight (SQL's `percentile_disc`, numpy's `inverted_cdf`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SCHEMA = pa.schema(
 
 
 def expected(flights: pa.Table, days: Collection[date]) -> pa.Table:
-    """The aggregates of those UTC days of scheduled departure, with the columns of SCHEMA.
+    """The aggregates of these UTC days of scheduled departure, with the columns of SCHEMA.
 
-    :param flights: as `demo.flights.read_flights` gives them.
+    :param flights: from `demo.flights.read_flights`.
     """
     day = flights["scheduled_departure"].cast(pa.date32())
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
@@ -47,7 +47,7 @@ def expected(flights: pa.Table, days: Collection[date]) -> pa.Table:
 
 
 def differences(catalog: Catalog, flights: pa.Table, days: Collection[date]) -> int | None:
-    """How many rows of those days the table lacks, or has and should not; None where one of them was never made."""
+    """How many rows of these days are missing or wrong in the table; None if a day was never aggregated."""
     try:
         found = catalog.load_table(TABLE).scan().to_arrow()
     except NoSuchTableError:

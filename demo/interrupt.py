@@ -1,4 +1,4 @@
-"""How a demo ends before its end: Ctrl-C, SIGTERM, a closed terminal, or a `make` that was killed above it."""
+"""Interrupts of the demo: Ctrl-C, SIGTERM, a closed terminal, or the end of its `make`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import psutil
 from frazil.errors import EnvironmentUnusable
 
 ORPHAN_GRACE_S = 90
-"""How long a second demo waits for one that has lost its `make` and is ending itself."""
+"""How long a demo waits for an earlier one that lost its `make` and is ending."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """Whoever runs the demo wants it to end. Not an Exception: nothing on the way may take it for a failure."""
+    """The demo shall end. Not an Exception, so that no handler takes it for a failure."""
 
 
 class Interrupts:
-    """Raises Interrupted in the main thread when a signal comes, or when the process that started this one is gone."""
+    """Raises Interrupted in the main thread on a signal, or when the parent process is gone."""
 
     def __init__(self) -> None:
         for number in _SIGNALS:
@@ -36,7 +36,7 @@ class Interrupts:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
     def ignore(self) -> None:
-        """From here on everything is being ended, which no further signal may cut short."""
+        """Ignore further signals, so that they do not interrupt the clean-up."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
@@ -45,9 +45,9 @@ class Interrupts:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A `make` that is killed tells nobody; its child finds itself with another parent.
+    """Interrupt this process when its parent changes, because a killed `make` sends no signal.
 
-    Python drops what a handler raises inside a finalizer: so it is said again until this process is gone.
+    Repeats until this process has ended, because Python drops what a handler raises inside a finalizer.
     """
     while True:
         time.sleep(0.5)
@@ -57,7 +57,7 @@ def _end_with_parent(parent: int) -> None:
 
 @contextmanager
 def only_demo(lock_file: Path) -> Iterator[None]:
-    """Hold the lock of one home's demo; the kernel lets it go with the process, however that ends.
+    """Hold the lock of the demo in one home; the kernel frees it when the process ends.
 
     Raises:
         EnvironmentUnusable: another demo runs there.
@@ -96,7 +96,7 @@ def _holder(lock_file: Path) -> int:
 
 
 def _is_orphan(pid: int) -> bool:
-    """Whether its `make` or terminal is gone: then it has noticed, and is about to end."""
+    """Whether its `make` or terminal is gone, so that it is about to end."""
     try:
         return psutil.Process(pid).ppid() <= 1
     except psutil.NoSuchProcess:

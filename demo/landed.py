@@ -1,4 +1,4 @@
-"""What landed in the demo's table, and whether it is every flight exactly once."""
+"""What landed in the demo's table, and whether each flight is there exactly once."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The demo's result; `exact` is what its exit code says."""
+    """The demo's result; `exact` decides its exit code."""
 
     expected: int
     rows: int
     files: int
     commits: int
     duplicates: int
-    """Rows whose topic, partition and offset another row has too."""
+    """Rows with the topic, partition and offset of another row."""
     gaps: int
-    """Records that Kafka has and the table has not."""
+    """Records in Kafka that the table lacks."""
     different: int
-    """Flights of the source that the table lacks, and rows that no flight of the source is; counted one by one."""
+    """Source flights that the table lacks, plus rows that are no source flight."""
     dead_letters: int
     live: Freshness | None
-    """Of the flights that were sent live; None where none landed."""
+    """The freshness of live flights; None if none landed."""
 
     @property
     def exact(self) -> bool:
@@ -41,7 +41,7 @@ class Summary:
 
 
 def committed_records(catalog: Catalog, spec: StreamSpec) -> int:
-    """How many records the stream's marker is past; 0 where there is no table or marker yet."""
+    """How many records the stream has committed; 0 if there is no table or marker yet."""
     try:
         marker = read_marker(catalog.load_table(spec.table.identifier).properties, spec.name)
     except NoSuchTableError:
@@ -50,7 +50,7 @@ def committed_records(catalog: Catalog, spec: StreamSpec) -> int:
 
 
 def summarise(catalog: Catalog, spec: StreamSpec, *, flights: pa.Table, published: int, live_from_ms: int) -> Summary:
-    """Read the whole table and compare it with the source and with `published`, the records that Kafka has."""
+    """Compare the whole table with the source, and with `published`, the number of records in Kafka."""
     table = catalog.load_table(spec.table.identifier)
     rows = table.scan().to_arrow()
     distinct = rows.group_by(list(COORDINATES)).aggregate([]).num_rows
@@ -68,7 +68,7 @@ def summarise(catalog: Catalog, spec: StreamSpec, *, flights: pa.Table, publishe
 
 
 def differences(expected: pa.Table, found: pa.Table) -> int:
-    """How far two tables are apart as multisets of rows, whatever their order."""
+    """The number of rows in which two tables differ as multisets, in any order."""
     columns = expected.column_names
     signed = [
         expected.append_column("weight", pa.repeat(pa.scalar(1), expected.num_rows)),

@@ -1,4 +1,4 @@
-"""The parts the demo runs: started in a home of its own, and ended from whatever an earlier demo left behind."""
+"""The processes of the demo, in a home of its own; also ends what an earlier demo left behind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MARK = "FRAZIL_DEMO"
 """An environment variable that every process of a demo inherits; its value is the demo's home."""
 
 WRITER_GRACE_S = 30
-LOOK_EVERY_S = 15
-"""Five hours of the demo's event time; a minute, the default, would be twenty."""
+CHECK_EVERY_S = 15
+"""Five hours of the demo's event time; the default, a minute, would be twenty."""
 
 _CONFIG = """\
 # The demo keeps to the embedded catalog of its home, whatever catalogs its user has.
@@ -35,13 +35,13 @@ class DemoParts:
         self.home, self._stream = home, stream
         self.kafka = EmbeddedKafka(home / "kafka", port=kafka_port)
         self.airflow = EmbeddedAirflow(
-            home / "airflow", checkout, port=airflow_port, extra={"FRAZIL_LOOK_EVERY": str(LOOK_EVERY_S)}
+            home / "airflow", checkout, port=airflow_port, extra={"FRAZIL_CHECK_EVERY": str(CHECK_EVERY_S)}
         )
         self.run_folder = home / "streams" / stream
         self._checkout = checkout
 
     def enter_home(self) -> None:
-        """Make this process, and so all that it starts, live in the demo's home."""
+        """Set the environment of this process, and so of all that it starts, to the demo's home."""
         for name in [name for name in os.environ if name.startswith("PYICEBERG_")]:
             del os.environ[name]
         os.environ |= {
@@ -53,15 +53,15 @@ class DemoParts:
         }
 
     def make_home(self) -> None:
-        """Start afresh: the table, topic and Airflow of an earlier demo are removed."""
+        """Remove the table, topic and Airflow of an earlier demo."""
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(parents=True)
         (self.home / ".pyiceberg.yaml").write_text(_CONFIG)
 
     def end(self) -> None:
-        """End everything: Airflow first, lest it relaunch the writer; the writer after its batch at hand; then Kafka.
+        """End everything: first Airflow, which would relaunch the writer; then the writer after its batch; then Kafka.
 
-        What is still there then, such as a writer that was being launched, is found by its environment.
+        Processes that still run then, such as a writer that was being launched, are found by their environment.
         """
         self.airflow.stop()
         if self.run_folder.is_dir():
@@ -81,7 +81,7 @@ def _end_writer(launcher: LocalLauncher) -> None:
 
 
 def _end_marked(home: str) -> None:
-    """SIGKILL every process that carries the demo's mark, except this one and those that started it."""
+    """SIGKILL all processes with the demo's mark, except this one and its ancestors."""
     ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     left = [found for found in psutil.process_iter() if found.pid not in ours and _mark(found) == home]
     for found in left:
@@ -100,6 +100,6 @@ def _mark(found: psutil.Process) -> str | None:
 
 
 def require_free_ports(kafka_port: int, airflow_port: int) -> None:
-    """Raises EnvironmentUnusable, with the make variable that changes the port."""
+    """Raise EnvironmentUnusable for a taken port, with the make variable that changes it."""
     process.require_free_port(kafka_port, what="the demo's Kafka", option="make demo KAFKA_PORT=…")
     process.require_free_port(airflow_port, what="the demo's Airflow", option="make demo AIRFLOW_PORT=…")

@@ -18,8 +18,8 @@ SECONDS_PER_HOUR = 3.0
 class Publisher:
     """A producer that counts what the broker has taken.
 
-    `waiting` remembers when how many had been sent, so that the age of the oldest record that is not committed can
-    be told from the number of committed ones.
+    `waiting` remembers how many records had been sent when, to find the age of the oldest uncommitted record from the
+    number of committed ones.
     """
 
     def __init__(self, bootstrap: str, topic: str) -> None:
@@ -29,7 +29,7 @@ class Publisher:
                 "linger.ms": 20,
                 "compression.type": "lz4",
                 "enable.idempotence": True,
-                "log_level": 0,  # what the broker refuses is raised by poll; the rest is retried
+                "log_level": 0,  # poll raises what the broker refuses; the rest is retried
             }
         )
         self._topic = topic
@@ -39,7 +39,7 @@ class Publisher:
         self.delivered = 0
 
     def send(self, flights: pa.Table, *, now_s: float) -> None:
-        """Hand flights to the producer; a full queue is waited for."""
+        """Pass flights to the producer, waiting while its queue is full."""
         for message in messages(flights):
             while True:
                 try:
@@ -63,14 +63,14 @@ class Publisher:
             raise KafkaUnavailable(f"a record for the topic {self._topic} was not taken: {self._refused.str()}")
 
     def flush(self, within_s: float = 60) -> None:
-        """Wait until the broker has all that was sent."""
+        """Wait until the broker has everything that was sent."""
         left = self._producer.flush(within_s)
         self.poll()
         if left:
             raise KafkaUnavailable(f"{left} records for the topic {self._topic} were not taken in {within_s:.0f} s.")
 
     def oldest_waiting_s(self, committed: int, *, now_s: float) -> float:
-        """The age of the oldest record beyond the first `committed`; 0 where there is none."""
+        """The age of the oldest record after the first `committed` ones; 0 if there is none."""
         while self._waiting and self._waiting[0][0] <= committed:
             self._waiting.popleft()
         return now_s - self._waiting[0][1] if self._waiting else 0.0
@@ -89,7 +89,7 @@ class LiveHours:
         self._left = dict(sorted(hours.items()))
         self._started_s = started_s
         self.hour = 0
-        """The last hour that was due."""
+        """The last hour that became due."""
 
     def due(self, now_s: float) -> list[pa.Table]:
         """The flights of the hours that have become due since the last call."""

@@ -1,4 +1,4 @@
-"""The demo from start to end: start the parts, send the flights, watch them land, say whether all is right."""
+"""The demo from start to end: starts its parts, sends the flights, watches them land, and checks the result."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from frazil.table.catalogs import load_catalog
 
 STREAM = "flights"
 WRITER_DAG = "frazil_writer_flights"
-"""What frazil.airflow makes of the stream; a test holds that, for this room does not import Airflow."""
+"""The ids that frazil.airflow derives from the stream; a test checks them, because the demo does not import Airflow."""
 DAY_DAGS = ("frazil_partitions_demo.flights", "frazil_daily_flights_per_day", "frazil_reopened_flights_per_day")
-"""And of what completes, by the hour and by the day."""
+"""Those of its hourly windows and its daily aggregation."""
 
 DAYS_WITHIN_S = 240
-"""How long after the last flight both days must be complete, and aggregated."""
+"""How long after the last flight both days must be complete and aggregated."""
 
 PARTITIONS = 32
 STALL_S = 180
-"""So long without a commit, with records to commit, and the demo gives up."""
+"""The demo gives up after so long without a commit while records wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class Demo:
         self._live: LiveHours | None = None
 
     def run(self) -> Outcome:
-        """All flights, to the summary.
+        """Send all flights, and return the outcome.
 
         Raises:
-            FrazilError: something could not be started, or the writer does not go on.
+            FrazilError: something could not be started, or the writer makes no progress.
         """
         started = time.monotonic()
         self._start_kafka()
@@ -104,7 +104,7 @@ class Demo:
         self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
 
     def _watch(self, *, until: int) -> None:
-        """Send what is due and show progress until so many records are committed."""
+        """Send due flights and show progress until so many records are committed."""
         moved_s, committed = time.monotonic(), -1
         while committed < until:
             time.sleep(0.5)
@@ -120,7 +120,7 @@ class Demo:
                 raise EnvironmentUnusable(self._stalled(committed))
 
     def _wait_for_days(self, everything: pa.Table) -> Days:
-        """Until both days are right, or the time is up: then as they are."""
+        """Wait until both days are right or the time is up; returns them."""
         deadline = time.monotonic() + DAYS_WITHIN_S
         while True:
             found = days(self._catalog, self._spec.table.identifier, everything)
@@ -164,7 +164,7 @@ def checkout() -> Path:
 
 
 def report(outcome: Outcome, parts: DemoParts) -> str:
-    """The summary as its reader sees it."""
+    """Show the summary."""
     s, d = outcome.summary, outcome.days
     fresh = (
         f"p50 {s.live.p50_s:.1f} s, p95 {s.live.p95_s:.1f} s ({s.live.rows:,} live flights, Kafka to commit)"

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a line that is rewritten on a terminal, a line now and then elsewhere."""
+"""The demo's progress: a line that is rewritten on a terminal, or an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERIOD_ELSEWHERE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One look at the demo."""
+    """The demo at one moment."""
 
     hour: int | None
     """Hours of event time since `LIVE_FROM`; None while the backlog lands."""
@@ -41,13 +41,13 @@ class Screen:
         self._open_line = False
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.end_line()
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def show(self, state: State, *, now_s: float) -> None:
-        """Progress, as often as the reader can use it."""
+        """Show progress, not too often."""
         if now_s - self._shown_s < (PERIOD_TERMINAL_S if self._terminal else PERIOD_ELSEWHERE_S):
             return
         self._shown_s = now_s

@@ -18,7 +18,7 @@ from frazil.aggregate.due import WaitingDay
 from frazil.airflow.aggregations.reconcile import ASKED, reconcile, to_ask
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
 from tests.dags import in_airflow
@@ -195,7 +195,7 @@ def sell() -> int:
             snapshot_id=snapshot.snapshot_id,
             sequence_number=1,
             signalled_at_ms=0,
-            state=State.HELD if w.key == "2013-12-29T05" else State.COMPLETE,
+            state=SignalState.HELD if w.key == "2013-12-29T05" else SignalState.COMPLETE,
         )
         for w in windows
     ]

@@ -20,7 +20,7 @@ from frazil.airflow.health import tasks as table_health
 from frazil.airflow.maintenance import tasks as table_care
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.last_sound import EMPTY_MS, MOMENT_MS
 from frazil.spec.load import load_stream
@@ -176,7 +176,7 @@ def signal_days(table: str, first: str, count: int) -> None:
         Signal(
             table=table, partition=w.key, start_us=w.start_us, end_us=w.end_us, revision=1, rows=1, dead_letters=0,
             late_rows=0, watermark_us=w.end_us, snapshot_id=1, sequence_number=1, signalled_at_ms=0,
-            state=State.COMPLETE,
+            state=SignalState.COMPLETE,
         )
         for w in windows_between(Grain.DAY, begin_us, end_us)
     ]  # fmt: skip

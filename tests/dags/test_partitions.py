@@ -17,7 +17,7 @@ from frazil.airflow.partitions.sent_events import to_send
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import assess, send_again, signal
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -180,7 +180,7 @@ def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
 
 def one(number: int, **changes: Any) -> Signal:
     window = Window(NOON + changes.pop("hour", 0) * HOUR, Grain.HOUR)
-    values = {"revision": 1, "state": State.COMPLETE, **changes}
+    values = {"revision": 1, "state": SignalState.COMPLETE, **changes}
     return Signal(
         table="t", partition=window.key, start_us=window.start_us, end_us=window.end_us, rows=1, dead_letters=0,
         late_rows=0, watermark_us=0, snapshot_id=1, sequence_number=1, signalled_at_ms=0, number=number, **values,
@@ -193,12 +193,12 @@ def told(*numbers: int) -> set[tuple[str, int]]:
 
 
 def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
-    signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=State.HELD)]
+    signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=SignalState.HELD)]
     assert [s.number for s in to_send(signals, told(1), reopened=False)] == [2]
     assert [s.number for s in to_send(signals, set(), reopened=True)] == [4]
     assert to_send(signals, told(1, 2), reopened=False) == []
-    released = one(6, hour=2, state=State.RELEASED)
+    released = one(6, hour=2, state=SignalState.RELEASED)
     assert [s.number for s in to_send([*signals, released], told(1, 2), reopened=False)] == [6]
-    asked = one(7, revision=2, state=State.AGAIN)
+    asked = one(7, revision=2, state=SignalState.AGAIN)
     assert [s.number for s in to_send([asked], told(1, 2), reopened=False)] == [7]
     assert to_send([asked], told(1, 2), reopened=True) == []

@@ -24,7 +24,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
 from frazil.commit.journal import JournalStore
-from frazil.commit.lane import State, branch_name, read_lane
+from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import open_stream
 from frazil.commit.period import last
@@ -96,9 +96,9 @@ def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on
         staged = stage(backfill, engine)
         eventually(lambda: begun.has_rows(200))
         assert begun.ids() == list(range(BEFORE, BEFORE + 200)), "what is staged is not in main"
-        assert (staged.state, staged.records, staged.rejected, staged.chunks) == (State.STAGED, BEFORE, 2, 2)
+        assert (staged.state, staged.records, staged.rejected, staged.chunks) == (LaneState.STAGED, BEFORE, 2, 2)
         done = backfill.publish()
-    assert done.state is State.PUBLISHED
+    assert done.state is LaneState.PUBLISHED
     table = begun.table()
     assert branch_name(begun.name) not in table.metadata.refs
     after = read_marker(table.properties, begun.name)
@@ -158,7 +158,7 @@ def test_killed_at_every_point_and_run_again_it_lands_everything_once(
         seen.append(lane_of(begun))
     assert [lane.chunks for lane in seen] == [0, 0, 0, 2, 4, 5, 5, 5]
     assert len({lane.id for lane in seen}) == 1, "the same request goes on with the same lane"
-    assert seen[-1].state is State.PUBLISHED
+    assert seen[-1].state is LaneState.PUBLISHED
 
     with asking(begun) as backfill:
         assert run(backfill, engine) is None
@@ -176,7 +176,7 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
     assert (lane_of(begun), begun.ids()) == (None, list(range(BEFORE, BEFORE + 100))), "a dry run touches nothing"
     with asking(begun, to_offsets=half, target="branch") as backfill:
         left = run(backfill, engine)
-    assert (left.state, left.records, len(begun.ids())) == (State.STAGED, BEFORE // 2, 100)
+    assert (left.state, left.records, len(begun.ids())) == (LaneState.STAGED, BEFORE // 2, 100)
     branch = begun.table().metadata.refs[branch_name(begun.name)].snapshot_id
     staged = begun.table().scan(snapshot_id=branch, selected_fields=("id",)).to_arrow()["id"].to_pylist()
     assert sorted(staged) == list(range(BEFORE // 2)), "a branch holds what is backfilled, and no more"
@@ -218,10 +218,10 @@ def test_the_application_that_is_killed_in_a_chunk_goes_on_with_the_next(begun: 
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
     killed = lane_of(begun)
-    assert killed.state is State.STAGING
+    assert killed.state is LaneState.STAGING
     subprocess.run(command, check=True, capture_output=True, timeout=250)
     staged = lane_of(begun)
-    assert (staged.id, staged.state, staged.epoch) == (killed.id, State.STAGED, killed.epoch + 1)
+    assert (staged.id, staged.state, staged.epoch) == (killed.id, LaneState.STAGED, killed.epoch + 1)
     with asking(begun) as backfill:
         backfill.publish()
     check_exact(begun, range(BEFORE + 100), rejected=BAD)

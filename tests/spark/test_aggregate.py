@@ -19,7 +19,7 @@ from demo.flights import read_flights
 from frazil.aggregate import run as aggregate
 from frazil.aggregate.day_input import choose_input
 from frazil.aggregate.due import aggregated
-from frazil.aggregate.run import Outcome, aggregate_day
+from frazil.aggregate.run import DayOutcome, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.table.catalogs import load_catalog
@@ -54,7 +54,7 @@ class Shop:
     def given(self) -> Any:
         return choose_input(self.catalog, self.spec, DAY, ())
 
-    def run(self, given: Any = None, *, day: date = DAY, spec: AggregationSpec | None = None) -> Outcome:
+    def run(self, given: Any = None, *, day: date = DAY, spec: AggregationSpec | None = None) -> DayOutcome:
         return aggregate_day(self.spark, self.catalog, spec or self.spec, day=day, given=given or self.given())
 
     def target(self, spec: AggregationSpec | None = None) -> Table:

@@ -22,7 +22,7 @@ from frazil.backfill.stage import run
 from frazil.cli.main import frazil
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.lane import State, read_lane
+from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import BatchKey
 from frazil.commit.opened import open_stream
 from frazil.errors import SpecError, WriterBusy
@@ -132,10 +132,10 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
         with pytest.raises(KeyboardInterrupt):
             run(backfill, InProcessEngine())
     killed = read_lane(live.table().properties, live.name)
-    assert (killed.state, killed.chunks, killed.planned, live.ids()) == (State.STAGING, 1, 3, [])
+    assert (killed.state, killed.chunks, killed.planned, live.ids()) == (LaneState.STAGING, 1, 3, [])
     with asking(live, files=files) as backfill:
         done = run(backfill, InProcessEngine())
-    assert (done.id, done.state, done.chunks) == (killed.id, State.PUBLISHED, 2)
+    assert (done.id, done.state, done.chunks) == (killed.id, LaneState.PUBLISHED, 2)
     assert (done.records, done.rejected) == (400, 1)
     assert live.ids() == list(range(400))
     assert rejected(live) == [(998, bad)]

@@ -34,7 +34,7 @@ _CONFLICTS = ("ValidationException", "CommitFailedException")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DayOutcome:
     """How a run ended."""
 
     written: bool
@@ -43,7 +43,7 @@ class Outcome:
 
 def aggregate_day(
     spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
-) -> Outcome:
+) -> DayOutcome:
     """Write the day's partition of the target, unless a newer state of the source is in it already.
 
     The session must have the catalog under its own name, and the time zone UTC. Raises SpecError if Spark refuses the
@@ -56,9 +56,9 @@ def aggregate_day(
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
         newer = newer_input(spec, day, given, target=target.metadata, source=source.metadata)
         if newer is not None:
-            return Outcome(False, _refusal(spec, day, given, newer))
+            return DayOutcome(False, _refusal(spec, day, given, newer))
         if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
-            return Outcome(True, f"{spec.target}: {day} is of {spec.source} at snapshot {given.snapshot_id}")
+            return DayOutcome(True, f"{spec.target}: {day} is of {spec.source} at snapshot {given.snapshot_id}")
         log.info("%s: another run wrote %s meanwhile; trying again", spec.target, day)
     raise CommitUnavailable(f"{spec.target}: {day} was written by others at each of {ATTEMPTS} attempts; run it again")
 

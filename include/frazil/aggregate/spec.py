@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from frazil.errors import SpecError
-from frazil.spec.last_sound import Kind, recall
+from frazil.spec.last_sound import FileKind, recall
 from frazil.spec.load import stream_files
 from frazil.spec.model import STREAM_NAME
 from frazil.spec.values import Model, PositiveDuration
@@ -118,7 +118,7 @@ def _validate(declared: Mapping[str, Any], path: Path) -> AggregationSpec:
         raise SpecError("\n".join(f"{path}: {_sentence(d)}" for d in error.errors())) from None
 
 
-AGGREGATIONS: Kind[AggregationSpec] = Kind(load_aggregation, read_mapping, _validate)
+AGGREGATIONS: FileKind[AggregationSpec] = FileKind(load_aggregation, read_mapping, _validate)
 
 
 def _sentence(details: ErrorDetails) -> str:

@@ -185,7 +185,7 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
         e, Kind.LOG_CUT, max(others, 1),
         f"Kafka's log was cut at offset {cut:,}, below what was committed: "
         f"{counted(others, 'record')} that it has since {'is' if others == 1 else 'are'} in no table, and the table's "
-        "have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
+        "rows from there on have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from frazil.backfill.request import BackfillRequest
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal, Unusable
-from frazil.commit.lane import Lane, State, branch_name, property_name, read_lane
+from frazil.commit.lane import Lane, LaneState, branch_name, property_name, read_lane
 from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.marker import BatchKey, read_marker
@@ -40,7 +40,7 @@ from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
 
-Decide = Callable[[Table, Lane | None], "Lane | Done[Lane]"]
+LaneStep = Callable[[Table, Lane | None], "Lane | Done[Lane]"]
 
 
 @dataclass(slots=True)
@@ -81,8 +81,8 @@ class LaneCommitter:
         return self._commit(journal, planned=planned)
 
     def staged(self) -> Lane:
-        """Record that nothing more is missing."""
-        staged = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=State.STAGED))
+        """Record that everything is staged."""
+        staged = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=LaneState.STAGED))
         self.lane = commit_snapshots((staged,), patience=self.tables.patience)
         return self.lane
 
@@ -186,9 +186,9 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
         found = read_lane(table.metadata.properties, tables.stream)
-        if found and (found.id, found.state) == (lane.id, State.PUBLISHED):
+        if found and (found.id, found.state) == (lane.id, LaneState.PUBLISHED):
             return Done(found)
-        published = dataclasses.replace(_check_mine(found, lane), state=State.PUBLISHED)
+        published = dataclasses.replace(_check_mine(found, lane), state=LaneState.PUBLISHED)
         check(table)
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
@@ -226,7 +226,7 @@ def clear_ended(tables: StreamTables) -> None:
     if lane is None or lane.is_open:
         return
     own = _own(tables, lane.id)
-    if lane.state is State.PUBLISHED:
+    if lane.state is LaneState.PUBLISHED:
         _publish_letters(tables, lane)
         _sweep(own, lane)
         return
@@ -294,7 +294,7 @@ def _check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], l
 
 
 def _check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> None:
-    """Check that the live stream has only gone forward since the audit: it wrote nothing below its marker of then."""
+    """Check that since the audit the live stream has only moved forward from the marker that it had then."""
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return
@@ -307,13 +307,13 @@ def _check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> 
 _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
-def _append(tables: StreamTables, handle: TableHandle, decide: Decide) -> Lane:
+def _append(tables: StreamTables, handle: TableHandle, decide: LaneStep) -> Lane:
     """Commit the lane that `decide` returns, with an empty snapshot on the branch."""
     return commit_snapshots((_commit_of(tables, handle, decide),), patience=tables.patience)
 
 
 def _commit_of(
-    tables: StreamTables, handle: TableHandle, decide: Decide, *, files: tuple[StagedFile, ...] = ()
+    tables: StreamTables, handle: TableHandle, decide: LaneStep, *, files: tuple[StagedFile, ...] = ()
 ) -> TableCommit[Lane]:
     """The commit of one snapshot on the branch, with `files` and the lane that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
@@ -338,7 +338,7 @@ def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
         found = read_lane(table.metadata.properties, tables.stream)
         if found is None or found.id != lane.id or not found.is_open:
             return Done(lane)
-        abandoned = _property(dataclasses.replace(found, state=State.ABANDONED))
+        abandoned = _property(dataclasses.replace(found, state=LaneState.ABANDONED))
         return Change((_branch_stands(table, end.branch),), (*end.updates(table), abandoned), lane)
 
     handle.forget()

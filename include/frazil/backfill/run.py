@@ -26,7 +26,7 @@ from frazil.backfill.files import FileSource
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.source import KafkaSource, Source
-from frazil.commit.lane import Lane, State, branch_name, read_lane
+from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record
 from frazil.commit.lane_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
@@ -116,19 +116,19 @@ class Backfill:
     def publish(self) -> Lane | None:
         """Audit what was staged, and publish it unless its target is the branch. None if nothing was staged.
 
-        Raises StaleBatch if the stream was moved, or the table changed, under the backfill: it was dropped, and starts
-        anew when it is run again. Raises FrazilError if the audit finds something wrong.
+        Raises StaleBatch if the stream was reset or the table changed meanwhile; the backfill is then dropped, and
+        begins again with the next run. Raises FrazilError if the audit finds something wrong.
         """
         lane = self.lane()
         if lane is None:
             return None
-        if lane.state is State.ABANDONED:
+        if lane.state is LaneState.ABANDONED:
             raise FrazilError(f"backfill {lane.id} was abandoned: run it again to start anew")
-        if lane.state is State.STAGING:
+        if lane.state is LaneState.STAGING:
             raise FrazilError(
                 f"backfill {lane.id} is not staged yet ({counted(lane.chunks, 'chunk')}): run it again to finish it"
             )
-        if lane.state is State.PUBLISHED:
+        if lane.state is LaneState.PUBLISHED:
             clear_ended(self.opened.tables)
             return lane
         for attempt in range(ATTEMPTS):

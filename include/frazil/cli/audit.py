@@ -59,11 +59,11 @@ def audit(  # noqa: PLR0913 - a command's options
     """Check that every record of STREAM landed exactly once.
 
     Reads the Kafka coordinates of both tables and compares them, range by range, with the commit records; with
-    --source also with the records that Kafka still has. What retention deleted is checked against the commit records
-    alone, and said. A writer may run meanwhile. With --last or --from, only batches that were committed in that time
+    --source also with the records that Kafka still has. What retention deleted is only checked against the commit
+    records, and noted. A writer may run meanwhile. With --last or --from, only batches that were committed in that time
     are audited, and only the data files are read that may hold their records.
 
-    Exits with 0 when all is well, and with 1, a sentence each, when anything is off.
+    Exits with 0 if all is well; otherwise prints a sentence for each finding and exits with 1.
 
     \b
     Example:

@@ -17,7 +17,7 @@ from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import ask, echo_fields, echo_json
 from frazil.cli.positions import Moment, OffsetsText
-from frazil.commit.lane import Lane, State, branch_name, read_lane
+from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.marker import nested
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.kafka.admin import PERSON_WAITS_S
@@ -149,7 +149,7 @@ def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
 
 
 def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
-    if lane is None or lane.state in {State.PUBLISHED, State.ABANDONED}:
+    if lane is None or lane.state in {LaneState.PUBLISHED, LaneState.ABANDONED}:
         click.echo(f"Stream {opened.spec.name} has no backfill under way.")
         return
     click.echo(
@@ -160,4 +160,4 @@ def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     abandon(opened.tables, lane)
     now = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
     # It may have been published while the question stood.
-    click.echo(f"Backfill {lane.id} is {now.state if now and now.id == lane.id else State.ABANDONED}.")
+    click.echo(f"Backfill {lane.id} is {now.state if now and now.id == lane.id else LaneState.ABANDONED}.")

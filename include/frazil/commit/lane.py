@@ -21,7 +21,7 @@ FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 
 
-class State(StrEnum):
+class LaneState(StrEnum):
     STAGING = "staging"
     STAGED = "staged"
     """Everything that was missing is on the branch."""
@@ -39,7 +39,7 @@ class Lane:
     """The `BackfillRequest` as JSON, in kebab-case."""
     digest: str
     epoch: int
-    state: State = State.STAGING
+    state: LaneState = LaneState.STAGING
     batches: Mapping[int, int] = field(default_factory=dict)
     """The last chunk that each epoch committed; 0 if none."""
     planned: int = 0
@@ -51,7 +51,7 @@ class Lane:
 
     @property
     def is_open(self) -> bool:
-        return self.state in {State.STAGING, State.STAGED}
+        return self.state in {LaneState.STAGING, LaneState.STAGED}
 
     @property
     def chunks(self) -> int:
@@ -68,7 +68,7 @@ class Lane:
     def with_chunk(self, journal: Journal, *, planned: int) -> Lane:
         return dataclasses.replace(
             self,
-            state=State.STAGING,
+            state=LaneState.STAGING,
             batches={**self.batches, journal.key.epoch: journal.key.batch},
             planned=max(planned, self.chunks + 1),
             records=self.records + journal.records,
@@ -90,7 +90,7 @@ class Lane:
         names = {f.name for f in dataclasses.fields(cls)}
         batches = {int(epoch): last for epoch, last in raw["batches"].items()}
         known = {k: v for k, v in raw.items() if k in names}
-        return cls(**{**known, "state": State(raw["state"]), "batches": batches})
+        return cls(**{**known, "state": LaneState(raw["state"]), "batches": batches})
 
 
 def property_name(stream: str) -> str:

@@ -14,7 +14,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.lane import Lane, State, read_lane
+from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.period import Period
 
 
@@ -71,7 +71,7 @@ def published(
     A record of the current lane is only an intention until the lane says that it was published.
     """
     lane = read_lane(metadata.properties, stream)
-    intended = lane.id if lane and lane.state is not State.PUBLISHED else None
+    intended = lane.id if lane and lane.state is not LaneState.PUBLISHED else None
     paths = _paths(journals) if window is None else _paths_in(metadata, stream, window)
     for path in paths:
         data = journals.store.get(path)

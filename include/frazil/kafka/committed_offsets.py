@@ -56,6 +56,10 @@ def _drain(
     tallies: dict[TopicPartition, OffsetTally],
     on_progress: Callable[[int], None],
 ) -> None:
+    """Read until every open range has ended, and count the offsets of its records.
+
+    A range ends with its last record, or with the end of its log if its last offsets have no record.
+    """
     heard_at = time.monotonic()
     while open_ranges:
         messages = consumer.consume(AT_ONCE, timeout=0.5)

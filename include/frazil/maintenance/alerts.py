@@ -81,7 +81,7 @@ def _is_state(kept: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AlertStep:
     """What one measurement changed, and what is active now; `fired` is part of `active`."""
 
     states: AlertStates
@@ -90,13 +90,15 @@ class Step:
     active: tuple[Alert, ...]
 
 
-def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> Step:
+def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
     """Update the states of a table with one more measurement."""
     seen = readings(health, settings, now_ms=now_ms)
     return step_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
 
-def step_readings(previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int) -> Step:
+def step_readings(
+    previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
+) -> AlertStep:
     """Update the states of any subject with its readings."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
@@ -114,7 +116,7 @@ def step_readings(previous: AlertStates, subject: str, seen: Iterable[Reading], 
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
             resolved.append(_over(before, rule, reading, subject))
-    return Step(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
+    return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
 def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:

@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable, SpecError
 from frazil.maintenance.file_paths import Place
-from frazil.maintenance.orphan_memory import Memory, Progress, Run
+from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
     folders_of,
@@ -154,7 +154,7 @@ class _Cleanup:
             if not self.settings.enabled:
                 raise _Refused("maintenance.orphans is off for this table")
             self._check_clock(store, path)
-        memory = Memory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
+        memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
         table, references, found = self._judge()
         report = _found(report, found)
         if found.refused:
@@ -165,7 +165,7 @@ class _Cleanup:
             return replace(report, waiting=report.candidates - len(ready))
         gone, stopped = self._delete(ready, references)
         still = {file.info.path for file in found.candidates}.difference(gone.paths)
-        store.put(path, memory.after(Run(self.now_ms, progress, tuple(still))).to_bytes())
+        store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(still))).to_bytes())
         return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
 
     def _judge(self) -> tuple[Table, References, Judgement]:
@@ -196,7 +196,7 @@ class _Cleanup:
 
     def _check_clock(self, store: ObjectStore, path: str) -> None:
         """Refuse if this host's clock differs from the storage's, which dates files; writes one object to compare."""
-        store.put(path, store.get(path) or Memory(str(self.before.metadata.table_uuid)).to_bytes())
+        store.put(path, store.get(path) or OrphanMemory(str(self.before.metadata.table_uuid)).to_bytes())
         folder = path.rsplit("/", 1)[0]
         at_ms = next(file.modified_ms for file in store.list_files(folder) if file.path == path)
         off = timedelta(milliseconds=abs(self.now_ms - at_ms))

@@ -39,7 +39,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OrphanRun:
     """What one run found, with the table's progress after its listing."""
 
     at_ms: int
@@ -49,11 +49,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class OrphanMemory:
     """Earlier runs, each with the paths that it was the first to find."""
 
     table_uuid: str
-    runs: tuple[Run, ...] = ()
+    runs: tuple[OrphanRun, ...] = ()
 
     def to_bytes(self) -> bytes:
         text = json.dumps({"format": FORMAT_VERSION, **asdict(self)})
@@ -72,7 +72,7 @@ class Memory:
             log.warning("the record of earlier cleanups cannot be read: this run counts as the first")
         return cls(table_uuid)
 
-    def after(self, now: Run) -> Self:
+    def after(self, now: OrphanRun) -> Self:
         """The memory after a run: adds what it was the first to find, and drops what it no longer found."""
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
@@ -81,5 +81,5 @@ class Memory:
         return replace(self, runs=tuple(run for run in (*kept, replace(now, paths=tuple(fresh[:room]))) if run.paths))
 
 
-def _run(raw: Mapping[str, Any]) -> Run:
-    return Run(raw["at_ms"], Progress(**raw["standing"]), tuple(raw["paths"]))
+def _run(raw: Mapping[str, Any]) -> OrphanRun:
+    return OrphanRun(raw["at_ms"], Progress(**raw["standing"]), tuple(raw["paths"]))

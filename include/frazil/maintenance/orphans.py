@@ -33,7 +33,7 @@ from typing import Self
 from frazil.commit.lane import open_lanes
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.file_paths import Place, below
-from frazil.maintenance.orphan_memory import Progress, Run
+from frazil.maintenance.orphan_memory import OrphanRun, Progress
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
 from frazil.table.object_store import FileInfo
@@ -223,7 +223,9 @@ def _too_many(found: Judgement, total_bytes: int, *, most: int) -> str | None:
     )
 
 
-def deletable(candidates: Iterable[Listed], runs: Iterable[Run], *, now_ms: int, progress: Progress) -> list[Listed]:
+def deletable(
+    candidates: Iterable[Listed], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
+) -> list[Listed]:
     """Candidates that an earlier run found, at least an hour ago and before the table's last commit."""
     known = {
         path

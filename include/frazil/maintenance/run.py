@@ -20,7 +20,7 @@ from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import unset_properties
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.spark_actions import Conflict, Rewritten, SparkFailed, SparkTable
+from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Run:
             return self._ended(action, Ending.SKIPPED, "it is switched off")
         try:
             made = do()
-        except Conflict as conflict:
+        except LostRace as conflict:
             made = self._ended(action, Ending.GAVE_UP, f"another commit won: {conflict}")
         except NoSuchTableError:
             made = self._ended(action, Ending.SKIPPED, "the table is not there yet")

@@ -1,6 +1,6 @@
 """Iceberg's own actions on one table, asked through its Java API, with what each did as plain numbers.
 
-Nothing here decides. What another commit makes impossible raises `Conflict`: the other commit always wins.
+Nothing here decides. What another commit makes impossible raises `LostRace`: the other commit always wins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced 
 """Of Iceberg; the last one where somebody tagged what was to be expired."""
 
 
-class Conflict(Exception):
+class LostRace(Exception):
     """Another commit won: nothing of this action is in the table, and nothing is lost."""
 
 
@@ -97,7 +97,7 @@ class SparkTable:
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
         try:
             return self._rewrite(batch, sort=sort)
-        except Conflict as conflict:
+        except LostRace as conflict:
             return Rewritten(lost=(str(conflict),))
         except SparkFailed as error:
             return Rewritten(errors=(str(error),))
@@ -177,14 +177,14 @@ class SparkTable:
 
 @contextmanager
 def java_errors() -> Iterator[None]:
-    """Tell a lost race, `Conflict`, from `SparkFailed`."""
+    """Tell a lost race, `LostRace`, from `SparkFailed`."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
         text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
         first = text.split("\n", 1)[0]
         if any(sign in text for sign in _CONFLICTS):
-            raise Conflict(first) from error
+            raise LostRace(first) from error
         raise SparkFailed(first) from error
 
 

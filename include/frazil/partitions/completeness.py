@@ -66,7 +66,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class WindowDecision:
     """Which windows to signal: `complete` for the first time, `again` for those that late rows reopened."""
 
     complete: tuple[Window, ...]
@@ -89,7 +89,7 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     grain: Grain,
     complete_from_us: int | None = None,
     most: int = MOST_AT_ONCE,
-) -> Decision:
+) -> WindowDecision:
     """What completed since the cursor. `late` maps window starts to the rows that came since the cursor's commit.
 
     Without a cursor the first window is that of `complete_from_us`, or the one that is open now: earlier windows get no
@@ -98,13 +98,13 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     bound = complete_to(feeds)
     if bound is None:
         waits = next((f for f in feeds if f.watermark_us is None), None)
-        return Decision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
+        return WindowDecision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
     first = _first(cursor, bound, grain, complete_from_us)
     begin = cursor.through_us if cursor and cursor.grain is grain else first
     complete = tuple(windows_between(grain, begin, min(bound, begin + most * grain.us)))
     through = complete[-1].end_us if complete else begin
     again = {Window.of(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
-    return Decision(complete, again, first, through, _reason(feeds, Window.of(through, grain)))
+    return WindowDecision(complete, again, first, through, _reason(feeds, Window.of(through, grain)))
 
 
 def complete_to(feeds: tuple[Feed, ...]) -> int | None:

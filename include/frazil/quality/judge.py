@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from frazil.quality.gate import GateRequest, GateResult
-from frazil.quality.pages import Run, write_pages
+from frazil.quality.pages import GateRun, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
 from frazil.quality.window import GatedWindow, open_window, start_spark
 
@@ -39,7 +39,7 @@ def judge(
     else:
         rows, found = _with_arrow(suite, window)
     failures = found.failures if found else ()
-    run = Run(request, now, rows, failures, engine, round(time.monotonic() - began, 1))
+    run = GateRun(request, now, rows, failures, engine, round(time.monotonic() - began, 1))
     page = write_pages(run, found.html if found else "")
     return GateResult(not failures, rows, failures, str(page), engine, round(time.monotonic() - began, 3))
 

@@ -28,7 +28,7 @@ INDEXED_RUNS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GateRun:
     """The head of a page, above the expectations."""
 
     request: GateRequest
@@ -39,7 +39,7 @@ class Run:
     seconds: float
 
 
-def write_pages(run: Run, expectations: str) -> Path:
+def write_pages(run: GateRun, expectations: str) -> Path:
     """Write this run's page and update the index; returns the page's path. `expectations` is safe HTML."""
     docs = run.request.docs
     page = docs / _safe(run.request.table) / f"{_safe(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
@@ -54,7 +54,7 @@ def write_pages(run: Run, expectations: str) -> Path:
     return page
 
 
-def _add(file: Path, run: Run, page: str) -> list[dict[str, Any]]:
+def _add(file: Path, run: GateRun, page: str) -> list[dict[str, Any]]:
     """Add a run to the file, and return the runs that it keeps, newest last."""
     entry = {
         "at": f"{run.at:%Y-%m-%d %H:%M:%S}",

@@ -22,11 +22,11 @@ from frazil.commit.marker import Marker, of_topics, read_markers
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
 from frazil.errors import CommitUnavailable, RolledBack, SpecError
-from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Decision, Feed, complete_to, decide
+from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Feed, WindowDecision, complete_to, decide
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window, microseconds
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
@@ -55,7 +55,7 @@ class Assessment:
     grain: Grain
     feeds: tuple[Feed, ...]
     signals: TableSignals
-    decision: Decision
+    decision: WindowDecision
 
     @property
     def cursor(self) -> Cursor | None:
@@ -90,7 +90,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT
     cursor = _of_this_table(signals.cursor, table)
     if _is_behind(table, cursor):
         behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; try again"
-        return Assessment(table, tuple(specs), grain, feeds, signals, Decision((), {}, None, None, behind))
+        return Assessment(table, tuple(specs), grain, feeds, signals, WindowDecision((), {}, None, None, behind))
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
@@ -161,7 +161,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             start_us=window.start_us,
             end_us=window.end_us,
             revision=revisions.get(window, 1),
-            state=State.COMPLETE if verdict.passed else State.HELD,
+            state=SignalState.COMPLETE if verdict.passed else SignalState.HELD,
             rows=rows[window],
             dead_letters=rejected,
             late_rows=seen.decision.again.get(window, 0),
@@ -223,7 +223,7 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
         rows = window_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
             held,
-            state=State.RELEASED,
+            state=SignalState.RELEASED,
             rows=rows[window],
             snapshot_id=head.snapshot_id,
             sequence_number=head.sequence_number or 0,
@@ -252,7 +252,7 @@ def send_again(
                 f"`frazil partitions {table}` says what it is waiting for"
             )
         again = [
-            dataclasses.replace(known[w], state=State.AGAIN, note=note, signalled_at_ms=clock_ms)
+            dataclasses.replace(known[w], state=SignalState.AGAIN, note=note, signalled_at_ms=clock_ms)
             for w in sorted(windows)
         ]
         if append_signals(catalog, signals, again, signals.cursor, clock_ms=clock_ms):

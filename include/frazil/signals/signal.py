@@ -17,7 +17,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from frazil.partitions.windows import Window, microseconds
 
 
-class State(StrEnum):
+class SignalState(StrEnum):
     COMPLETE = "complete"
     HELD = "held"
     """Its quality gate failed: no event is sent until it is released, or passes after late rows."""
@@ -37,7 +37,7 @@ class Signal:
     end_us: int
     revision: int
     """1, plus one for each time that late rows reopened it."""
-    state: State
+    state: SignalState
     rows: int
     dead_letters: int
     """Committed since the previous signal. A dead letter has no event time, so these may belong to this window."""
@@ -61,7 +61,7 @@ class Signal:
     @property
     def sent(self) -> bool:
         """Whether an event is sent for it; not for a held one."""
-        return self.state is not State.HELD
+        return self.state is not SignalState.HELD
 
 
 _TYPES: Mapping[str, Any] = {
@@ -104,7 +104,7 @@ def from_row(row: Mapping[str, Any]) -> Signal:
     """The signal in a row as Arrow returns it in Python."""
     plain = {_MICROSECONDS.get(name, name): _plain(value) for name, value in row.items()}
     plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000
-    return Signal(**{**plain, "state": State(plain["state"])})
+    return Signal(**{**plain, "state": SignalState(plain["state"])})
 
 
 def _plain(value: Any) -> Any:

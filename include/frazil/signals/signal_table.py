@@ -33,7 +33,7 @@ from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
-from frazil.table.tables import Declared, data_location, ensure_declared
+from frazil.table.tables import DeclaredTable, data_location, ensure_declared
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def append_signals(
 
     Raises whatever `swap` raises.
     """
-    ensure_declared(catalog, Declared(IDENTIFIER, SCHEMA, SPEC), "signals")
+    ensure_declared(catalog, DeclaredTable(IDENTIFIER, SCHEMA, SPEC), "signals")
     handle = TableHandle(catalog, IDENTIFIER)
     numbered = [dataclasses.replace(s, number=n) for n, s in enumerate(signals, seen.number + 1)]
     token = uuid.uuid4().hex

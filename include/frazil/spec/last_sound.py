@@ -48,7 +48,7 @@ T = TypeVar("T", bound=Declared)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class FileKind(Generic[T]):
     """What the files of a folder declare, and how to read them."""
 
     load: Callable[[Path], T]
@@ -59,7 +59,7 @@ class Kind(Generic[T]):
     """Validate what was read. Raises SpecError."""
 
 
-STREAMS: Kind[StreamSpec] = Kind(load_stream, read_stream, validate_stream)
+STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
 _kept: dict[Path, tuple[Declared, Signature]] = {}
 """What each record file holds while its signature stays the same: a folder is read every few seconds."""
 
@@ -79,7 +79,7 @@ class Found(Generic[T]):
     """The file is gone, perhaps for a moment, while others of its folder are there."""
 
 
-def find_declared(folder: Path, kind: Kind[T], *, now_ms: int) -> list[Found[T]]:
+def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found[T]]:
     """All files of a folder by path, sound or broken, and missing ones as long as they are remembered."""
     memory = Memory(folder)
     problem, paths = _listed(folder)
@@ -98,7 +98,7 @@ def find_declared(folder: Path, kind: Kind[T], *, now_ms: int) -> list[Found[T]]
     return sorted(found, key=lambda one: one.path)
 
 
-def _read(path: Path, kind: Kind[T], memory: Memory) -> Found[T]:
+def _read(path: Path, kind: FileKind[T], memory: Memory) -> Found[T]:
     try:
         spec = kind.load(path)
         memory.remember(path, spec, kind)
@@ -118,7 +118,7 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
     yield Found(path, spec, f"{file}: {spec.name} {state}", removed, not removed and moment_ms == MOMENT_MS)
 
 
-def recall(folder: Path, name: str, kind: Kind[T]) -> T | None:
+def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
     """The last sound declaration of that name in a folder."""
     memory = Memory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
@@ -183,7 +183,7 @@ class Memory:
             records = []
         return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
 
-    def remember(self, path: Path, spec: T, kind: Kind[T]) -> None:
+    def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
         """Record a sound declaration. Raises SpecError if the file has changed meanwhile and is broken."""
         target = self._record(path)
         seen = signature(target)
@@ -201,7 +201,7 @@ class Memory:
             self._write(path, record)
         _kept[target] = spec, signature(target)
 
-    def recall(self, path: Path, kind: Kind[T]) -> T | None:
+    def recall(self, path: Path, kind: FileKind[T]) -> T | None:
         try:
             return kind.validate(self._read(path)["declared"], path)
         except (SpecError, KeyError):  # none, or from another version

@@ -91,7 +91,7 @@ class TableView:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     """Where the stream stands: by the table if it can be read, otherwise by the last heartbeat."""
 
     epoch: int | None = None
@@ -162,13 +162,15 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
     return sum(max(end - starts[tp], 0) for tp, end in ends.items()), None
 
 
-def _position(view: TableView, beat: Heartbeat | None) -> Position:
+def _position(view: TableView, beat: Heartbeat | None) -> StreamPosition:
     if (marker := view.marker) is not None:
         watermark_ms = None if marker.watermark_us is None else marker.watermark_us // 1000
-        return Position(marker.at.epoch, marker.at.batch, view.last_commit_at_ms, watermark_ms, marker.snapshot_id)
+        return StreamPosition(
+            marker.at.epoch, marker.at.batch, view.last_commit_at_ms, watermark_ms, marker.snapshot_id
+        )
     if beat is None or view.exists is not None:
-        return Position()
-    return Position(beat.epoch, beat.batch, beat.last_commit_at_ms, beat.watermark_ms, beat.last_commit_snapshot)
+        return StreamPosition()
+    return StreamPosition(beat.epoch, beat.batch, beat.last_commit_at_ms, beat.watermark_ms, beat.last_commit_snapshot)
 
 
 def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:

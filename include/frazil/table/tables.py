@@ -46,7 +46,7 @@ EVOLUTION_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredTable:
     """A table as it would be created."""
 
     identifier: str
@@ -99,9 +99,9 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
             )
 
 
-def _declared_table(spec: StreamSpec) -> Declared:
+def _declared_table(spec: StreamSpec) -> DeclaredTable:
     schema = iceberg.schema(spec)
-    return Declared(
+    return DeclaredTable(
         identifier=spec.table.identifier,
         schema=schema,
         partitioning=iceberg.partition_spec(spec, schema),
@@ -112,8 +112,8 @@ def _declared_table(spec: StreamSpec) -> Declared:
     )
 
 
-def _declared_dead_letters(spec: StreamSpec) -> Declared:
-    return Declared(
+def _declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
+    return DeclaredTable(
         identifier=dead_letter_identifier(spec),
         schema=iceberg.DEAD_LETTER_SCHEMA,
         partitioning=iceberg.DEAD_LETTER_PARTITION_SPEC,
@@ -146,7 +146,7 @@ def may_delete_files(properties: Mapping[str, str]) -> bool:
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
-def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:
+def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
     """A declared table, on behalf of a stream. Raises as `ensure_table` does."""
     with catalog_errors(catalog.name):
         try:
@@ -157,7 +157,7 @@ def ensure_declared(catalog: Catalog, declared: Declared, stream: str) -> Table:
         return _evolve(table, declared, stream)
 
 
-def _create(catalog: Catalog, declared: Declared) -> Table:
+def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     """Create the namespace and the table. Another process may do the same at once; either may win."""
     _refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
@@ -184,7 +184,7 @@ def _create(catalog: Catalog, declared: Declared) -> Table:
         raise TableLost(_lost(catalog, declared.identifier, found)) from None
 
 
-def _remains(catalog: Catalog, declared: Declared) -> Remains | None:
+def _remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
     place = place_of_new(
         catalog,
         declared.identifier,
@@ -238,7 +238,7 @@ def _check_format_version(table: Table) -> None:
         )
 
 
-def _evolve(table: Table, declared: Declared, stream: str) -> Table:
+def _evolve(table: Table, declared: DeclaredTable, stream: str) -> Table:
     """Evolve the table to the declared schema in one update; another process may do the same."""
     for _ in range(EVOLUTION_ATTEMPTS):
         changes = _evolutions(table, declared, stream)
@@ -254,7 +254,7 @@ def _evolve(table: Table, declared: Declared, stream: str) -> Table:
     )
 
 
-def _evolutions(table: Table, declared: Declared, stream: str) -> list[Addition | Promotion]:
+def _evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
     """The evolutions to the declared schema. Raises SchemaIncompatible if they are not all safe."""
     existing = table.schema()
     wanted = _adoptable(declared, existing)
@@ -272,7 +272,7 @@ def _former_schemas(table: Table) -> list[Schema]:
     return [schema for schema in schemas if schema.schema_id >= first]
 
 
-def _adoptable(declared: Declared, existing: Schema) -> Schema:
+def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
     """Let frazil's own columns be optional: it always has a value, and tables may have got them later."""
     there = {field.name: field.required for field in existing.fields}
     fields = [
@@ -310,7 +310,7 @@ def _refusal(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
     return f"stream {stream}: the declared schema does not fit the table {_name(table)}: " + "; ".join(lines)
 
 
-def _warn_of_another_layout(table: Table, declared: Declared, stream: str) -> None:
+def _warn_of_another_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
     """Warn only: the declared layout is for a new table, and changing an existing one's is a person's decision."""
     for word, wanted, found in (
         (

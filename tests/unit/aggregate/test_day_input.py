@@ -16,7 +16,7 @@ from frazil.aggregate.spec import AggregationSpec
 from frazil.errors import SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
 
@@ -27,7 +27,9 @@ SPEC = AggregationSpec.model_validate(
 HOURS = [f"2013-12-30T{hour:02}" for hour in range(24)]
 
 
-def signal(key: str, *, at: Table | None = None, revision: int = 1, state: State = State.COMPLETE) -> Signal:
+def signal(
+    key: str, *, at: Table | None = None, revision: int = 1, state: SignalState = SignalState.COMPLETE
+) -> Signal:
     """Of the window with that key, counted in the table's current snapshot."""
     window, snapshot = Window.parse(key), at.current_snapshot() if at else None
     return Signal(
@@ -137,7 +139,7 @@ def test_a_chosen_snapshot_that_expires_before_it_is_read_is_replaced_while_the_
 
 
 def test_a_chosen_snapshot_is_not_replaced_while_a_gate_holds_the_day(catalog: Catalog, table: Table) -> None:
-    choose(catalog, (signal(HOURS[0], at=table, state=State.HELD),))
+    choose(catalog, (signal(HOURS[0], at=table, state=SignalState.HELD),))
     with pytest.raises(SpecError, match="the signals of 2013-12-30 changed"):
         given_input(catalog, SPEC, DAY, snapshot_id=4711, revisions="none")
 
@@ -156,7 +158,7 @@ def test_a_day_is_complete_when_windows_that_no_gate_holds_cover_it() -> None:
     assert not is_complete(DAY, day_of(HOURS[1:]))
     assert not is_complete(DAY, day_of(HOURS[:-1]))
     assert not is_complete(DAY, day_of([*HOURS[:5], *HOURS[6:]]))
-    one_is_held = (*day_of(HOURS[1:]), signal(HOURS[0], state=State.HELD))
+    one_is_held = (*day_of(HOURS[1:]), signal(HOURS[0], state=SignalState.HELD))
     assert not is_complete(DAY, one_is_held)
     assert held(one_is_held) == [HOURS[0]]
-    assert is_complete(DAY, (*day_of(HOURS[1:]), signal(HOURS[0], state=State.RELEASED)))
+    assert is_complete(DAY, (*day_of(HOURS[1:]), signal(HOURS[0], state=SignalState.RELEASED)))

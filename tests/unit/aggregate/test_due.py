@@ -12,7 +12,7 @@ import pytest
 from frazil.aggregate.due import Aggregated, WaitingDay, decide_waiting, is_shown, late
 from frazil.aggregate.spec import AggregationSpec
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.table.catalogs import load_catalog
 
 DAY = date(2013, 12, 30)
@@ -23,8 +23,8 @@ def signals(grain: Grain = Grain.HOUR) -> list[Signal]:
     windows = [Window(us, grain) for us in range(begin_us, begin_us + Grain.DAY.us, grain.us)]
     return [
         Signal(
-            table="t", partition=w.key, start_us=w.start_us, end_us=w.end_us, revision=1, state=State.COMPLETE, rows=1,
-            dead_letters=0, late_rows=0, watermark_us=0, snapshot_id=1, sequence_number=10 + n, signalled_at_ms=100 + n,
+            table="t", partition=w.key, start_us=w.start_us, end_us=w.end_us, revision=1,
+            state=SignalState.COMPLETE, rows=1, dead_letters=0, late_rows=0, watermark_us=0, snapshot_id=1, sequence_number=10 + n, signalled_at_ms=100 + n,
         )
         for n, w in enumerate(windows)
     ]  # fmt: skip
@@ -46,7 +46,7 @@ def test_a_day_waits_from_its_last_signal_until_the_target_has_it_at_these_revis
 
 def test_an_open_or_held_day_does_not_wait() -> None:
     hours = signals()
-    held = [*hours[:-1], dataclasses.replace(hours[-1], state=State.HELD)]
+    held = [*hours[:-1], dataclasses.replace(hours[-1], state=SignalState.HELD)]
     assert decide_waiting(hours[:-1], Aggregated({})) == decide_waiting(held, Aggregated({})) == ()
     assert decide_waiting([], Aggregated({})) == ()
 

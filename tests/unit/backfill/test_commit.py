@@ -13,7 +13,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane, State, branch_name, read_lane
+from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record, published
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
@@ -74,10 +74,12 @@ BACKFILLED = [*((0, o) for o in range(10) if o != 3), (1, 0), (1, 1)]
 def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
     assert world.rows() == sorted([*BACKFILLED, *live])
     assert world.dead_letters() == [(0, 3)]
-    assert [r.lane.state for r in published(world.tables.journals, world.load().metadata, "events")] == [State.STAGED]
+    assert [r.lane.state for r in published(world.tables.journals, world.load().metadata, "events")] == [
+        LaneState.STAGED
+    ]
     for table in (world.load(), world.load_dead_letters()):
         assert BRANCH not in table.metadata.refs
-        assert read_lane(table.properties, "events").state is State.PUBLISHED
+        assert read_lane(table.properties, "events").state is LaneState.PUBLISHED
         assert world.manifests(table) == world.used_manifests(table)
         assert world.left_behind(table) == []
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.alert_rules import CLEARS_AT, Reading, readings
-from frazil.maintenance.alerts import AlertState, AlertStates, Step, step
+from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, step
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 
@@ -43,7 +43,7 @@ def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, st
     return {r.rule: r.sentence for r in readings(found, settings, now_ms=NOW_MS) if r.is_beyond}
 
 
-def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[Step]:
+def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[AlertStep]:
     """Measurements of the delete files, one after the other; None stands for a lag that is unknown."""
     states, steps = AlertStates(), []
     for number, value in enumerate(values):

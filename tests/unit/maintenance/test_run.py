@@ -11,7 +11,7 @@ from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.run import compacted, maintain
-from frazil.maintenance.spark_actions import Conflict, Rewritten, SparkFailed, SparkTable
+from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
@@ -38,7 +38,7 @@ def test_it_gives_up_only_where_another_commit_won(done: Rewritten, ending: Endi
 def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parts = iter([Rewritten(removed=4, added=1), SparkFailed("no memory"), Conflict("mine"), Rewritten(removed=2)])
+    parts = iter([Rewritten(removed=4, added=1), SparkFailed("no memory"), LostRace("mine"), Rewritten(removed=2)])
 
     def rewrite(*_: object, **__: object) -> Rewritten:
         part = next(parts)

@@ -25,7 +25,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import Assessment, Gate, assess, release, send_again, signal
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import IDENTIFIER, TableSignals, newest_signals
 from frazil.spec.load import load_stream, streams_of
 from frazil.table.branches import head_of
@@ -193,13 +193,16 @@ def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
     minutes.send(70, 130)
     minutes.signal()
     seen = TableSignals.load(minutes.catalog, "demo.minutes")
-    assert [(s.partition[-3:], s.state) for s in seen.after(0)] == [("T12", State.HELD), ("T13", State.COMPLETE)]
+    assert [(s.partition[-3:], s.state) for s in seen.after(0)] == [
+        ("T12", SignalState.HELD),
+        ("T13", SignalState.COMPLETE),
+    ]
     assert seen.cursor is not None
     assert seen.cursor.held == {NOON}
     noon = Window(NOON, Grain.HOUR)
     minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
     freed = release(minutes.catalog, minutes.spec, noon, note="released by op: known outage", clock_ms=NOW_MS)
-    assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 50, State.RELEASED, True)
+    assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 50, SignalState.RELEASED, True)
     assert freed.snapshot_id == head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
     (newest, _) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + 2 * HOUR)
     assert newest.note == "released by op: known outage"

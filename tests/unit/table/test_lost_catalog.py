@@ -27,7 +27,7 @@ from frazil.signals.signal_table import IDENTIFIER, SCHEMA, SPEC
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import (
-    Declared,
+    DeclaredTable,
     ensure_dead_letters,
     ensure_declared,
     ensure_table,
@@ -88,7 +88,7 @@ def test_the_other_tables_are_guarded_too(make: str, catalog: Catalog, unconfigu
     def ensure(catalog: Catalog) -> Table:
         if make == "dead letters":
             return ensure_dead_letters(catalog, stream())
-        return ensure_declared(catalog, Declared(IDENTIFIER, SCHEMA, SPEC), "signals")
+        return ensure_declared(catalog, DeclaredTable(IDENTIFIER, SCHEMA, SPEC), "signals")
 
     write(ensure(catalog))
     with pytest.raises(TableLost):

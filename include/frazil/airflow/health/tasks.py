@@ -18,7 +18,7 @@ from frazil.airflow.health.subjects import FailedRuns, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, Step, step, step_readings
+from frazil.maintenance.alerts import AlertStates, AlertStep, step, step_readings
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
@@ -67,7 +67,7 @@ def measure_all(
     for name in new:
         if (day := first_days[name]) is not None:
             again[name].set(FIRST, str(day))
-    steps: dict[str, Step] = {}
+    steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
         if name in subjects:
@@ -84,7 +84,7 @@ def measure_all(
 
 def _table(
     name: str, before: AlertStates, health: TableHealth | str | None, table: MaintainedTable, *, now_ms: int
-) -> Step:
+) -> AlertStep:
     if health is None:
         return gone(before, name, "there is no such table")
     if isinstance(health, str):
@@ -92,13 +92,13 @@ def _table(
     return step(before, health, table.settings, now_ms=now_ms)
 
 
-def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int) -> Step:
+def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int) -> AlertStep:
     if isinstance(seen, str):
         return unmeasured(before, name, seen, alerts, now_ms=now_ms)
     return step_readings(before, name, seen, alerts, now_ms=now_ms)
 
 
-def _remembered(steps: Mapping[str, Step], store: Store) -> dict[str, list[dict[str, Any]]]:
+def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[dict[str, Any]]]:
     """Store the states, and return what changed."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())

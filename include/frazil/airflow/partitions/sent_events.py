@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from frazil.airflow.assets import reopened_asset
 from frazil.airflow.untrusted import Store, Told, stored_mapping, stored_number, told_of, told_pairs
-from frazil.signals.signal import Signal, State
+from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
 
 
 def write_down(sending: Collection[Signal], sent: Told, asset: Asset, context: Context) -> None:
-    """What the task that runs tells an asset of when it succeeds, and what was told before."""
+    """Record which signals this task will send to an asset if it succeeds, and which were sent before."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
@@ -93,7 +93,7 @@ def to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reo
     newest = {
         s.partition: s
         for s in sorted(signals, key=lambda s: s.number)
-        if s.sent and (s.revision > 1 and s.state is not State.AGAIN) == reopened
+        if s.sent and (s.revision > 1 and s.state is not SignalState.AGAIN) == reopened
     }
     return [s for s in newest.values() if (s.partition, s.number) not in sent]
 
