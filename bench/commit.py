@@ -49,7 +49,7 @@ def open_tables() -> tuple[StreamTables, Committer]:
 
 
 def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
-    """The batch with a number: each reads the next `RECORDS` of every partition into one file."""
+    """The batch with this number: each reads the next `RECORDS` of every partition into one file."""
     metadata = tables.main.current().metadata
     start, end = (number - 1) * RECORDS, number * RECORDS
     columns = range(1, 20)

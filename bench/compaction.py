@@ -34,7 +34,7 @@ from tests.made_batches import EventTimes, MadeStream
 
 TABLE = "bench.ticks"
 ROWS = 120_000
-"""Of one file: about 3 MB."""
+"""Rows of one file: about 3 MB."""
 HOURS = 4
 BEGIN_US = 1_388_361_600_000_000
 STREAM = """\
@@ -52,7 +52,7 @@ VARIANTS = {
 
 
 def columns(rows: int) -> dict[str, pa.Array]:
-    """Prices that wander, and a column that no codec shrinks much."""
+    """Prices that drift, and a column that hardly compresses."""
     random = np.random.default_rng()
     number = random.integers(0, 2**31, rows)
     hour = BEGIN_US + int(random.integers(HOURS)) * 3_600_000_000
@@ -104,7 +104,7 @@ def run(variant: str, folder: Path) -> None:
 
 
 def plain_spark() -> dict[str, str]:
-    """As Spark comes, with Iceberg's runtime."""
+    """A default Spark, with Iceberg's runtime."""
     ours = {"spark.driver.extraJavaOptions", "spark.driver.memory"}
     return {key: value for key, value in local_spark().items() if key not in ours}
 

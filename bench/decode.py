@@ -1,4 +1,4 @@
-"""CPU of decoding JSON chunks in which some records are bad, beside the same chunk without any.
+"""CPU of decoding JSON chunks in which some records are bad, compared with the same chunk without any.
 
     .venv/bin/python -m bench.decode [--records 100000] [--kinds "type mismatch,..."]
 
@@ -75,7 +75,7 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
     "good, white space": (b'"size":', b'\n"size":'),
     "good, 29 February": (b'"day":"2026-01-01', b'"day":"2024-02-29'),
 }
-"""What the bulk path may not be sure of, and is a row."""
+"""Values that are rows, but that the bulk path may be unsure of."""
 
 
 def record(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""How long a gate takes: `python -m bench.gate --millions 1`, with each engine, the real suite, and a failing one.
+"""How long a gate takes with each engine, on the real suite and on a failing one: `python -m bench.gate --millions 1`.
 
 The window is one hour, in a file a minute, of flights repeated; the suite is the demo's. Every gate is a process of its
 own from start to end, the load of Great Expectations and the JVM's start included. CPU is user + system time of it and
@@ -51,7 +51,7 @@ def make(rows: int) -> Table:
 
 
 def failing(folder: Path) -> Path:
-    """The demo's suite, of which three expectations are not met."""
+    """The demo's suite, with three expectations that are not met."""
     content = json.loads((INCLUDE / "expectations" / "demo.flights.json").read_text())
     strict = {"dep_delay": {"max_value": 60}, "origin": {"value_set": ["EWR"]}, "air_time": {"min_value": 100}}
     for expectation in content["expectations"]:

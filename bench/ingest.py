@@ -1,4 +1,4 @@
-"""CPU per record of the executors' side: Kafka to Parquet, one process, no Spark, beside librdkafka's own consume.
+"""CPU per record on executors: Kafka to Parquet in one process without Spark, compared with librdkafka's own consume.
 
     .venv/bin/python -m bench.ingest --millions 4
 
@@ -94,7 +94,7 @@ def produce(bootstrap: str, records: int) -> None:
 
 
 def librdkafka_alone(bootstrap: str, each: int) -> None:
-    """Every message once through `consume`, nothing done with it but to see that it is one."""
+    """Consume every message once, and only check that it is one."""
     consumer = Consumer({**TUNING, **EXACTNESS, "bootstrap.servers": bootstrap, "group.id": "bench"})
     consumer.assign([TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)])
     left = each * PARTITIONS
@@ -148,7 +148,7 @@ def cpu_s() -> float:
 
 @contextmanager
 def timed(legs: dict[str, float], owner: type, method: str, leg: str) -> Iterator[None]:
-    """Add the main thread's CPU time inside a method to its leg."""
+    """Add the main thread's CPU time in a method to its part."""
     original: Callable[..., Any] = getattr(owner, method)
 
     @wraps(original)

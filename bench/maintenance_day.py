@@ -44,11 +44,11 @@ from frazil.table.catalogs import load_catalog, spark_properties
 
 KEEP_HOURS = 6
 SELDOM = 8
-"""The table without maintenance, and the hour that is written, take long: they are asked each eighth time."""
+"""The table without maintenance and the open hour take long, so they are queried only every eighth time."""
 WARM_UP = 10
-"""Queries by each engine before the first that counts: a JVM compiles what it runs often."""
+"""Warm-up queries of each engine, because a JVM compiles what it runs often."""
 COMPARED = ("maintained", "compacted")
-"""The second is a copy of all rows that is made anew for each comparison."""
+"""The second is a copy of all rows, made again for each comparison."""
 
 
 @dataclasses.dataclass
@@ -64,7 +64,7 @@ class Simulation:
         self._hour_began_ms = [now_ms()]
 
     def hour(self, hour: int, *, ask: bool) -> None:
-        """One hour's commits, then everything is measured just before maintenance runs: at the worst moment."""
+        """One hour's commits, then a measurement just before maintenance runs, at the worst moment."""
         took = [self.day.commit() for _ in range(self.day.commits)]
         for table, commits_ms in zip(("maintained", "unattended"), zip(*took, strict=True), strict=True):
             self._look(hour, table)
@@ -88,7 +88,7 @@ class Simulation:
         self.samples.add(hour, table, {field: getattr(found, field) for field in fields})
 
     def _ask(self, hour: int, engine: str) -> None:
-        """Complete hours at random, the same ones of every table; and the hour that is written, where it differs."""
+        """Random complete hours, the same for every table, and the open hour if it differs."""
         for turn, chosen in enumerate(self._random.integers(hour - 1, size=self.repeats)):
             some = turn % SELDOM == 0
             for table in np.roll((*COMPARED, "unattended") if some else COMPARED, turn):
@@ -126,7 +126,7 @@ def name(table: str) -> str:
 
 
 def start_spark() -> SparkSession:
-    """Two cores; each query loads its table from the catalog anew, as the other engines do."""
+    """Two cores; each query loads its table from the catalog, like the other engines."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     properties = {

@@ -1,4 +1,4 @@
-"""The same records through frazil and its peers, side by side: `make bench BENCH=peers`, or with options
+"""The same records through frazil and its peers: `make bench BENCH=peers`, or with options
 
     .venv/bin/python -m bench.peers --millions 10 --rounds 2 --records ticks --systems frazil,flink,spark --keep
 
@@ -73,7 +73,7 @@ def configure(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Track:
-    """A topic that holds `count` records, on which systems run."""
+    """A topic with `count` records for the systems to read."""
 
     kafka: EmbeddedKafka
     home: Path
@@ -81,7 +81,7 @@ class Track:
     count: int
 
     def run(self, system: System, number: int) -> Run:
-        """Raises RuntimeError when the system ends with an error, TimeoutError when it does not end."""
+        """Raises RuntimeError if the system ends with an error, TimeoutError if it does not end."""
         table = f"{system.name}_{number}"
         warehouse = self.home / "warehouse"
         job = Job(self.records, self.kafka.bootstrap, self.home / table, self.home / "catalog.db", warehouse, table)
@@ -110,7 +110,7 @@ class Track:
         return run
 
     def check(self, table: Table) -> tuple[int, bool]:
-        """Its rows, and whether each record is one of them, once."""
+        """The number of rows, and whether each record is there exactly once."""
         ids = table.scan(selected_fields=("trade_id",)).to_arrow()["trade_id"]
         once = len(ids) == pc.count_distinct(ids).as_py() == self.count
         limits = {"min": FIRST_ID, "max": FIRST_ID + self.count - 1}
@@ -118,7 +118,7 @@ class Track:
 
 
 def create_table(catalog: Catalog, job: Job) -> None:
-    """The table that frazil would make, without its coordinates."""
+    """The table that frazil would create, without its coordinates."""
     spec = StreamSpec.model_validate({**declared(job), "coordinates": False})
     columns = iceberg.schema(spec)
     catalog.create_table((NAMESPACE, job.table), columns, partition_spec=iceberg.partition_spec(spec, columns))

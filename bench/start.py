@@ -1,4 +1,4 @@
-"""What a start costs with years of commit records behind it, alone and folded: `python -m bench.start [RECORDS…]`.
+"""What a start costs with years of commit records, folded and not: `python -m bench.start [RECORDS…]`.
 
 One stream of one topic with 32 partitions and two files of 20 columns a commit, in the embedded catalog (SQLite, local
 files). A start is the take-over and the settling, without Kafka and Spark. Records are written as an earlier version
@@ -72,7 +72,7 @@ def make(records: int) -> tuple[MadeStream, int]:
     stream.begin()
     folder = Path(bare_path(stream.tables.journals.path(BatchKey(1, 1)))).parent
     folder.mkdir(parents=True, exist_ok=True)
-    # One text for all: only the key differs, as wide as the number allows.
+    # One text for all; only the key differs, with a fixed width.
     text = record(stream, records).to_bytes()
     for number in range(1, records + 1):
         path = bare_path(stream.tables.journals.path(BatchKey(1, number)))
@@ -89,7 +89,7 @@ def make(records: int) -> tuple[MadeStream, int]:
 
 
 def start(stream: MadeStream) -> tuple[float, float]:
-    """Seconds of wall and of CPU."""
+    """Wall and CPU seconds."""
     wall, cpu = time.monotonic(), time.process_time()
     committer = Committer.take_over(
         stream.tables,

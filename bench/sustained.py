@@ -63,7 +63,7 @@ def produce(bootstrap: str, rate: int, seconds: int) -> None:
 
 
 class CpuMeter:
-    """CPU seconds of a process and all it ever started, sampled, since a child's time is lost with the child."""
+    """CPU seconds of a process and all its descendants, sampled, because a child's time is lost when it ends."""
 
     def __init__(self, pid: int) -> None:
         self._root, self._seen = psutil.Process(pid), {}

@@ -10,7 +10,7 @@ POLL_S = 0.05
 
 
 def eventually(look: Callable[[], Any], *, within_s: float = 120) -> Any:
-    """Poll until `look()` is true, and return what it answered."""
+    """Poll until `look()` is true, and return its result."""
     deadline = time.monotonic() + within_s
     while not (seen := look()):
         assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"
@@ -19,7 +19,7 @@ def eventually(look: Callable[[], Any], *, within_s: float = 120) -> Any:
 
 
 def throughout(look: Callable[[], Any], *, for_s: float) -> None:
-    """Assert that `look()` is true all the time."""
+    """Assert that `look()` stays true."""
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
         assert look(), f"not true for {for_s:.0f} s"

@@ -42,7 +42,7 @@ def writer(world: World, situation: Situation) -> Running | None:
 
 
 def stop(world: World, situation: Situation) -> None:
-    """SIGTERM: the batch at hand commits."""
+    """SIGTERM: the current batch commits."""
     if writer(world, situation):
         world.stop()
 
@@ -116,7 +116,7 @@ def zombie_in_a_batch(world: World, situation: Situation) -> None:
 
 
 def _replace(world: World, first: Running, pid: int) -> None:
-    """By a writer of another host, while it stands still; then it goes on."""
+    """A writer of another host takes over while this one is stopped; then this one continues."""
     try:
         second = world.run(host="two")
         assert world.quiet(second, "two")

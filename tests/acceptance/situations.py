@@ -1,4 +1,4 @@
-"""What is so: each changes a stream's world in one way, says how it must look red, and how a person mends it."""
+"""Happenings: each changes a stream's world in one way, says which problem must show, and how a person mends it."""
 
 from __future__ import annotations
 

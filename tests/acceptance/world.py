@@ -157,7 +157,7 @@ class World:
     # Kafka
 
     def value(self) -> bytes:
-        """The next good record, each with other fields absent, null or odd to look at."""
+        """The next good record, each with other fields absent, null or unusual."""
         number = self.produced
         self.produced += 1
         record: dict[str, Any] = {"id": number, "at": (BEGIN + number * STEP).isoformat().replace("+00:00", "Z")}
@@ -209,7 +209,7 @@ class World:
         return self.running
 
     def stop(self) -> None:
-        """Ask the writer that runs, if one does, to end: the batch at hand commits."""
+        """Ask a running writer to end; its current batch commits."""
         running, self.running = self.running, None
         if running is not None:
             running.signal(signal.SIGTERM)
@@ -403,7 +403,7 @@ class World:
         assert states == {}, states
 
     def check_red(self, word: str, *, audited: int | None) -> None:
-        """What is wrong shows where people look, and nothing else does."""
+        """Every problem shows where people look, and nothing else shows there."""
         seen = self.status()
         assert any(word in problem for problem in (*seen["problems"], *seen["errors"])), seen
         if audited is not None:
@@ -415,7 +415,7 @@ class World:
         assert all(self.name in sentence for sentence in said), said
 
     def catalog_is_free(self) -> bool:
-        """Whether no process stands still inside the embedded catalog's own lock, which would stop all others."""
+        """Whether no stopped process holds the embedded catalog's own lock, which would block all others."""
         uri = self.commands.environment["PYICEBERG_CATALOG__DEFAULT__URI"]
         with closing(sqlite3.connect(uri.removeprefix("sqlite:///").partition("?")[0], timeout=0)) as database:
             try:

@@ -1,4 +1,4 @@
-"""The partition DAGs: what they parse to, and what Airflow is told of complete, reopened and held windows."""
+"""The partition DAGs: their structure, and the events that Airflow gets for complete, reopened and held windows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FOREIGN: list[Any] = [
     {"2013-12-30T14": "3", "number": 3},
     {"from_rest_api": True, "2013-12-30T14": {"number": 3}},
 ]
-"""Extras of events that others made; the last two look much like ours."""
+"""Extras of events from others; the last two resemble ours."""
 
 
 class World:

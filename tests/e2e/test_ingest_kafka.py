@@ -1,4 +1,4 @@
-"""Stage against a real broker: what is committed in the range lands once, whatever stands between."""
+"""Stage from a real broker: committed records of a range land once, whatever lies between them."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class ProcessStore(LocalStore):
         return answer
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """An object store does not look whether the files are there: a folder's guard is not to be relied on."""
+        """An object store does not check that the files exist, so tests must not rely on a folder that does."""
 
     def delete(self, paths: Iterable[str]) -> None:
         delete = super().delete

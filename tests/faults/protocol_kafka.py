@@ -49,7 +49,7 @@ class Topic:
     first: dict[int, int] = field(default_factory=dict)
     """Where retention has come to."""
     generation: int = 1
-    """Which topic of the name it is: one more each time that it is deleted and made again."""
+    """The number of the topic with this name, which grows each time the topic is recreated."""
     leaders: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Of each partition: the epochs of its leaders, and the offset that each began at."""
     pending: dict[int, int] = field(default_factory=dict)

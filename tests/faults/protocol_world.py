@@ -157,7 +157,7 @@ class ProcessCatalog:
 
 
 def tally_of_the_world(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """`frazil.table.landed_offsets.tally`, where files are empty and the world knows which records each stands for."""
+    """`frazil.table.landed_offsets.tally` for empty files; the world knows the records of each."""
     process = table.catalog
     assert isinstance(process, ProcessCatalog)
     rows = process.faults.meet("load", lambda: process.shared.rows_at(head_of(table.metadata)))
@@ -171,7 +171,7 @@ def tally_of_the_world(table: Table, *wanted: Wanted) -> dict[TopicPartition, Of
 
 
 class World:
-    """Everything that outlives a process, and what each data file stands for."""
+    """Everything that outlives a process, and the records of each data file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -302,7 +302,7 @@ class World:
         self.catalog.commit(MAIN, (), (AddPartitionSpecUpdate(spec=spec), SetDefaultSpecUpdate(spec_id=-1)))
 
     def add_column(self, *, required: bool) -> None:
-        """What was staged before a required column was added does not fit any more, and is staged anew."""
+        """Files staged before a required column was added no longer fit, and are staged again."""
         before = self.catalog.metadata[MAIN]
         number = before.last_column_id + 1
         column = NestedField(number, f"c{number}", LongType(), required=required)

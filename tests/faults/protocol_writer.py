@@ -200,7 +200,7 @@ class Writer:
         )
 
     def stale(self) -> None:
-        """The batch at hand is given up: the next step begins an epoch, whenever that comes."""
+        """The current batch is given up; the next step begins an epoch."""
         self.planner, self.staged, self.journaled = None, None, False
 
     def stage(self, most: int, *, leftover: bool) -> bool:

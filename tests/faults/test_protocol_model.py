@@ -243,7 +243,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 5, 40]), skew_ms=st.sampled_from([0, -3_600_000, 3_600_000]))
     def time_passes(self, seconds: int, skew_ms: int) -> None:
-        """Planners look again, silent partitions become idle; and the wall clock may step, back as well."""
+        """Planners poll again, silent partitions become idle, and the wall clock may jump, even backwards."""
         self.world.clock.wait(seconds)
         self.world.skew_ms = skew_ms
 
@@ -277,14 +277,14 @@ class Protocol(RuleBasedStateMachine):
         self._give_up(stream, partition, self._position(stream).get((stream, partition), 0))
 
     def _position(self, stream: str) -> Mapping[TopicPartition, int]:
-        """Where the stream stands, or stood when it was forgotten."""
+        """The stream's position, or its last one before it was forgotten."""
         if stream in self.forgotten:
             return self.forgotten[stream].offsets
         marker = self.world.marker(stream)
         return marker.offsets if marker else {}
 
     def _another_topic_of_the_name(self, stream: str) -> None:
-        """A topic that was deleted and made again is refused by everybody, and nothing is written."""
+        """Everybody refuses a recreated topic, and nothing is written."""
         if self.world.marker(stream) is None:
             return
         before, topic = dict(self.world.catalog.metadata), self.world.topics[stream]
@@ -553,7 +553,7 @@ class Protocol(RuleBasedStateMachine):
             assert before.watermark_us is None or (after.watermark_us or 0) >= before.watermark_us
 
     def _check_take_over(self, by: Faults, before: Marker | None, after: Marker) -> None:
-        """Once from whoever is there, then from itself alone: no successor is fenced by its predecessor."""
+        """Takes over from another once, then only from itself: no successor is fenced by its predecessor."""
         last = self.last_epochs.get(by)
         assert last is None or (before is not None and before.at.epoch == last), (last, before, after.at)
         self.last_epochs[by] = after.at.epoch

@@ -73,7 +73,7 @@ def _links(page: Path) -> list[str]:
 
 
 def _code(page: Path) -> str:
-    """What stands in code spans and code blocks, from the beginning of a line each."""
+    """The content of code spans, and the lines of code blocks."""
     text = page.read_text()
     spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     indented = re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Sinks are told what happens, in order; one that fails harms nobody."""
+"""Sinks get the events in order; a sink that fails harms nothing else."""
 
 from __future__ import annotations
 

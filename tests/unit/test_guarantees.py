@@ -1,4 +1,4 @@
-"""The guarantees' page promises nothing without a test, and every test of a fault with real parts stands in it."""
+"""The guarantees' page promises nothing without a test, and names every test of a fault with real parts."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions():
 
 
 def _circles(imports: Mapping[str, Collection[str]]) -> Iterator[tuple[str, ...]]:
-    """Groups of modules each of which leads to all others of its group."""
+    """Groups of modules that all reach each other by imports."""
     left = {module: set(found) for module, found in imports.items()}
     while ends := {m for m, found in left.items() if not found & left.keys()}:
         left = {m: found for m, found in left.items() if m not in ends}

@@ -24,7 +24,8 @@ def signals(grain: Grain = Grain.HOUR) -> list[Signal]:
     return [
         Signal(
             table="t", partition=w.key, start_us=w.start_us, end_us=w.end_us, revision=1,
-            state=SignalState.COMPLETE, rows=1, dead_letters=0, late_rows=0, watermark_us=0, snapshot_id=1, sequence_number=10 + n, signalled_at_ms=100 + n,
+            state=SignalState.COMPLETE, rows=1, dead_letters=0, late_rows=0, watermark_us=0, snapshot_id=1,
+            sequence_number=10 + n, signalled_at_ms=100 + n,
         )
         for n, w in enumerate(windows)
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a declared aggregation may say, and what its author is told when it says something else."""
+"""What a declared aggregation may say, and the error for anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frazil status`: what a look at the run folder and the table says, also where half of it is out of reach."""
+"""`frazil status`: what the run folder and the table say, even if half of it is out of reach."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ def test_dead_letters_of_a_stale_batch_never_land(world):
 
 
 def test_dead_letters_that_landed_are_counted_and_not_written_again(world):
-    """The main table's commit was refused after the dead letters': the records are staged anew beside them."""
+    """The main table refused a commit after the dead letters landed: the records are staged again beside them."""
     first = world.begin()
     journal = world.stage(first, {0: (0, 4)}, rejected={0: [1]})
     world.commit_dead_letters(first, journal)

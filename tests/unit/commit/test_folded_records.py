@@ -1,4 +1,4 @@
-"""Old commit records are folded together: whoever asks for one finds it, wherever a fold was cut short."""
+"""Old commit records are folded: each can be found, wherever a fold was interrupted."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_record_that_was_folded_since_the_last_look_is_found(run, read: Callab
 
 @pytest.mark.parametrize("stopped", ["before it writes", "after it wrote"])
 def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
-    """The forget removes the marker, lists and deletes while the fold stands between its read and its last step."""
+    """`forget` removes the marker, lists and deletes while a fold is between its read and its last step."""
     journals, marker, state = run.tables.journals, run.marker(), run.tables.state
     write = journals._folded.write
 

@@ -1,4 +1,4 @@
-"""Reset, adopt and forget on a real catalog: each one swap, safe against lost answers, fencing whoever runs."""
+"""Reset, adopt and forget on a real catalog: each is one swap, survives lost answers, and fences a running writer."""
 
 from __future__ import annotations
 

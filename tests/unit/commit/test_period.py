@@ -70,7 +70,7 @@ def test_a_window_that_holds_no_time_is_refused():
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[CommittedRange], slice, list[int]]:
-    """Batches of one topic-partition (with resets back, and topics made again), a window of them, and rows."""
+    """Batches of one topic-partition (with resets back, and recreated topics), a period of them, and rows."""
     ranges = []
     at, topic_id = 0, "id-0"
     for number in range(draw(st.integers(1, 6))):

@@ -1,4 +1,4 @@
-"""What a REST catalog answers to a commit: refusals are told apart from outcomes that are unknown."""
+"""Answers of a REST catalog to a commit: refusals differ from unknown outcomes."""
 
 from __future__ import annotations
 

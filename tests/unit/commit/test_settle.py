@@ -457,7 +457,7 @@ def test_a_stream_that_was_forgotten_never_uses_an_epoch_again(world):
 
 
 def test_journals_of_before_a_forget_are_not_committed_again(world):
-    """The first one begins where the stream begins anew, and its files may have been compacted and expired."""
+    """The first one begins where the stream begins again, and its files may have been compacted and expired."""
     first = world.begin()
     world.run(first, {0: (0, 2)})
     world.compact()

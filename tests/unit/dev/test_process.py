@@ -1,4 +1,4 @@
-"""Servers are found and ended by their record, whatever became of whoever started them."""
+"""Servers are found and ended by their record, even if the process that started them is gone."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, st
 
 
 def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[AlertStep]:
-    """Measurements of the delete files, one after the other; None stands for a lag that is unknown."""
+    """Successive measurements of the delete files; None means an unknown lag."""
     states, steps = AlertStates(), []
     for number, value in enumerate(values):
         now_ms = NOW_MS + number * every_ms
@@ -115,7 +115,7 @@ def test_a_clock_that_was_put_back_does_not_keep_an_alert_from_firing():
 
 
 def looks(*minutes: int) -> list[bool]:
-    """Whether an alert that is beyond at every look has fired by then."""
+    """Whether an alert whose value is always beyond its threshold has fired by then."""
     states, fired = AlertStates(), []
     for minute in minutes:
         made = step(states, health(manifests=101), SETTINGS, now_ms=NOW_MS + minute * MINUTE_MS)

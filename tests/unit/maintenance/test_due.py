@@ -1,4 +1,4 @@
-"""When a run of the PySpark app is worth its JVM, by a look that opens no manifest."""
+"""When a run of the PySpark app is worth its JVM, decided without opening a manifest."""
 
 from __future__ import annotations
 

@@ -524,7 +524,7 @@ def test_a_folder_that_two_tables_share_is_refused(world: World, whose: str):
 
 
 def test_the_metadata_of_another_table_in_the_same_folder_is_refused(world: World):
-    """As two catalogs may do it; a table that was dropped and made again looks the same."""
+    """As two catalogs may do it; a recreated table looks the same."""
     other = make_table(world, "other")
     for file in Path(other.metadata_location.removeprefix("file://")).parent.glob("*"):
         shutil.move(file, world.root / "metadata")

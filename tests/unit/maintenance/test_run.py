@@ -1,4 +1,4 @@
-"""How a run of Iceberg's actions ends: what is told, and whether somebody has to look."""
+"""How a run of Iceberg's actions ends: its report, and whether a person is needed."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ def test_rows_that_another_engine_appends_reopen_their_window_and_a_rewrite_does
 
 
 def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes, monkeypatch):
-    """As a catalog that caches answers. It once signalled nothing, and at the next look the same late rows again."""
+    """As with a caching catalog, which once led to no signal, and at the next check to the same late rows again."""
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
@@ -474,7 +474,7 @@ moves = st.lists(
 @settings(max_examples=max(10, settings().max_examples // 5), suppress_health_check=list(HealthCheck))
 @given(moves)
 def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_look(moves):
-    """Two streams that begin, are forgotten and begin again, one of which may not say what its commits bring."""
+    """Two streams that begin, are forgotten and begin again; the commits of one may not tell their rows."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRAZIL_HOME", f"{folder}/home")
         streams = {name: Minutes(Path(folder), name=name) for name in ("minutes", "others")}

@@ -1,4 +1,4 @@
-"""A machine without Java 17 is told so in one sentence that says how to get it."""
+"""Without Java 17, one sentence says so and how to get it."""
 
 from __future__ import annotations
 

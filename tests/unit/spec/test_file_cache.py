@@ -19,7 +19,7 @@ Declare = Callable[..., Path]
 
 @pytest.fixture
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was parsed, in order, by the name that stands in it."""
+    """The parsed files in order, by the name in them."""
     seen: list[str] = []
     load = yaml.load
 

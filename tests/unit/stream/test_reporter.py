@@ -1,4 +1,4 @@
-"""The heartbeat's thread as observer: what it makes of the marker, the batch at hand and the planner's report."""
+"""The heartbeat's thread: what it derives from the marker, the current batch and the planner's report."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advanc
 
 
 def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench: Bench, tmp_path: Path):
-    """The look between a commit and the next phase must not take the batch that landed for one that tries them."""
+    """A sample between a commit and the next phase must not take the landed batch for one that reads these records."""
     progress = ProgressFolder(str(tmp_path / "progress"), {})
     bench.reporter.table(str(tmp_path), progress)
     bench.waits()

@@ -15,7 +15,7 @@ LATER = Position({("t", 0): 9})
 
 
 class FakePlanner:
-    """Answers what it is given, one look after the other."""
+    """Returns the given answers, one per call."""
 
     def __init__(self, *looks: Position | Exception) -> None:
         self.looks, self.position = list(looks), AT

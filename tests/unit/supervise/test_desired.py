@@ -61,7 +61,7 @@ def test_what_was_wanted_before_the_first_start_holds_until_somebody_says_otherw
 
 
 def test_the_last_act_counts_on_whichever_host_it_was(streams: Path) -> None:
-    """The other host does not see what stands in this one's run folder, and counts on from the table's object."""
+    """Another host does not see this one's run folder, and counts on from the table's object."""
     run("pause", "ticks", streams=streams)
     spec = find_stream(streams, "ticks")
     desired = beside_table(spec)

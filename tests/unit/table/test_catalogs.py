@@ -1,4 +1,4 @@
-"""Catalogs by PyIceberg's conventions, the embedded one where nothing is configured, and what Spark is told."""
+"""Catalogs by PyIceberg's conventions, the embedded one by default, and Spark's properties for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The times in a table's metadata never go back, whoever's clock was ahead: else no JVM engine reads the table."""
+"""The times in a table's metadata never go back, whatever clock was ahead: else no JVM engine reads the table."""
 
 from __future__ import annotations
 
