@@ -1,4 +1,4 @@
-"""The cost of the check of each minute for a table with 10,000 signalled windows and 500 streams when nothing completes,
+"""The cost of the minutely check of a table with 10,000 signalled windows and 500 streams when nothing completes,
 and when one window is. Goal: under 2 s.
 
     make bench BENCH=signals
