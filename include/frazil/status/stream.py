@@ -31,6 +31,8 @@ from frazil.table.tables import check_fits, load_stream_table, missing_table
 from frazil.timetext import ago
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
+WORDS_MOST = 1000
+"""Characters of a writer's last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observatio
         silent = ago(now_ms - writer.heartbeat_at_ms)
         problems.append(f"pid {writer.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
     if writer.error:
-        problems.append(f"the last writer ended with {exit_words(writer)}: {_without_name(writer)}")
+        problems.append(f"the last writer ended with {exit_words(writer)}: {_last_words(writer)}")
     if given_up:
         when = f"{ago(now_ms - given_up.at_ms)} ago"
         problems.append(f"the supervisor gave up {when}; once the cause is mended, `frazil resume {name}` starts it")
@@ -284,12 +286,16 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _without_name(writer: WriterStatus) -> str:
-    return (writer.error or "").removeprefix(f"{writer.exit_name}: ")
+def _last_words(writer: WriterStatus) -> str:
+    """Why it ended, in one line; of a writer that could not say it, the end of its log, which may be long."""
+    words = " ".join((writer.error or "").split()).removeprefix(f"{writer.exit_name}: ")
+    return words if len(words) <= WORDS_MOST else f"{words[:WORDS_MOST]} ..."
 
 
 def exit_words(writer: WriterStatus) -> str:
     """How the writer ended."""
     if writer.exit_code is None:
         return "an error" if writer.error else "an exit code that nobody saw"
+    if writer.exit_code > 128:
+        return f"{writer.exit_code} (signal {writer.exit_code - 128})"
     return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)

@@ -220,3 +220,14 @@ def test_a_notice_of_a_writer_that_beats_is_shown_and_is_no_problem(streams: Pat
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
     assert (found["problems"], found["notices"]) == ([], ["reads in the slower way"])
     assert "ticks: note: reads in the slower way\n" in people
+
+
+def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log_in_one_line(streams: Path):
+    replace_json(run_folder("ticks") / "lock", Launch("launch-1", LaunchKind.FOREGROUND, NOW_MS - 60_000).to_json())
+    append_exit(
+        run_folder("ticks"),
+        ExitRecord("launch-1", 137, NOW_MS - 60_000, NOW_MS, "", 0, committed=False, error="one line\nand another"),
+    )
+    (found,) = status(streams)["streams"]
+    assert found["problems"] == ["the last writer ended with 137 (signal 9): one line and another"]
+    assert "with 137 (signal 9)" in CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
