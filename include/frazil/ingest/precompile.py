@@ -11,9 +11,11 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import FORMATS, decoder
+from frazil.ingest.kafka_columns import compile_now
 
 
 def main() -> None:
+    compile_now()
     schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
     for name in FORMATS:
         decoder(name, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))

@@ -22,6 +22,8 @@ from importlib.machinery import PathFinder
 
 MODULE = __name__
 STAGE = "frazil.stream.stage_rows"
+COLUMNS = "frazil.ingest.kafka_columns"
+"""Stage imports it late, for a process may be unable to."""
 _ARCHIVE = re.compile(r"/(pyspark|py4j-[^/]*-src)\.zip$")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -36,6 +38,8 @@ def preload() -> None:
         try:
             import_module("pyspark.worker")
             import_module(STAGE)
+            import_module(COLUMNS)
+            import_module("frazil.ingest.compiled").start_compiler()
         except Exception:
             traceback.print_exc()
         gc.enable()

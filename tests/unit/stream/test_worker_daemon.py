@@ -27,6 +27,7 @@ print(json.dumps({
     "stage": STAGE in sys.modules,
     "worker": "pyspark.worker" in sys.modules,
     "kafka": "confluent_kafka" in sys.modules,
+    "loops": "frazil.ingest.kafka_columns" in sys.modules,
 }))
 """
 
@@ -44,7 +45,7 @@ def looked(program: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.skipif(not psutil.LINUX, reason="threads and files are counted in /proc")
 def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_be_forked():
     found = json.loads(looked(LOOK).stdout)
-    assert found == {"threads": 1, "files": 0, "stage": True, "worker": True, "kafka": True}
+    assert found == {"threads": 1, "files": 0, "stage": True, "worker": True, "kafka": True, "loops": True}
 
 
 def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():
