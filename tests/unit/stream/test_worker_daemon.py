@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,21 @@ def looked(program: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_be_forked():
     found = json.loads(looked(LOOK).stdout)
     assert found == {"threads": 1, "files": 0, "stage": True, "worker": True, "kafka": True, "loops": True}
+
+
+def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goes():
+    command = [sys.executable, "-m", worker_daemon.MODULE, "pyspark.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        (port,) = struct.unpack("!i", daemon.stdout.read(4))
+        connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+        pids = [struct.unpack("!i", connection.recv(4))[0] for connection in connections]
+        assert sorted(pids) == sorted(child.pid for child in psutil.Process(daemon.pid).children())
+        for connection in connections:
+            connection.close()
+        daemon.stdin.close()
+        daemon.wait(30)
 
 
 def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():
