@@ -11,14 +11,17 @@ Which metadata is current is asked at every load and decided at every commit by 
 from __future__ import annotations
 
 import copy
+import sys
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
-from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 KEPT_MOST = 8
 """Locations: a stream's two tables, what was staged for them, and some more."""
@@ -49,7 +52,9 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
-    if isinstance(catalog, SqlCatalog):
+    # Where nobody has imported it, which takes a while, the catalog is of another kind.
+    sql = sys.modules.get("pyiceberg.catalog.sql")
+    if sql is not None and isinstance(catalog, sql.SqlCatalog):
         _parse_once(catalog)
     return catalog
 
