@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from frazil.errors import KafkaUnavailable
-from frazil.kafka.truncation import LOOKS, OUTDATED_LOOKS, Answer, LogEnd, judge
+from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, Answer, LogEnd, judge
 from frazil.offsets.spans import TopicPartition
 
 
@@ -35,7 +35,7 @@ class LogWatch:
     outdated: dict[TopicPartition, int] = field(default_factory=dict)
     """How many consecutive polls were answered by a broker that was replaced."""
 
-    def look(
+    def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
         """Where logs were cut below `offsets`, which the leaders of `epochs` had. Updates the ends of the other logs.
@@ -71,10 +71,10 @@ class LogWatch:
         """For a moment this is an election; if it lasted, nobody would notice that nothing is read any more."""
         outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
         self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
-        stuck = sorted(f"{topic}-{p}" for (topic, p), looks in self.outdated.items() if looks >= OUTDATED_LOOKS)
+        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= OUTDATED_POLLS)
         if stuck:
             raise KafkaUnavailable(
-                f"{OUTDATED_LOOKS} times in a row only brokers answered for {', '.join(stuck[:5])} whose leader epoch "
+                f"{OUTDATED_POLLS} times in a row only brokers answered for {', '.join(stuck[:5])} whose leader epoch "
                 "is lower than one that was seen before: they were replaced and do not know it, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
@@ -96,7 +96,7 @@ class LogWatch:
         doubtful = [tp for tp, answer in answers.items() if answer in {Answer.SHORT, Answer.ANOTHER_LEADER}]
         ask = {tp: (offsets[tp], epochs[tp]) for tp in doubtful if tp in epochs}
         return {
-            **{tp: ends[tp].stable for tp, looks in self.short.items() if looks >= LOOKS},
+            **{tp: ends[tp].stable for tp, polls in self.short.items() if polls >= SHORT_POLLS},
             **(kafka.cut(ask) if ask else {}),
         }
 
@@ -111,7 +111,7 @@ def find_cut(
     """Where logs were cut before these offsets. Asks again after a `pause` as long as only that can tell."""
     watch = LogWatch()
     while True:
-        cut = watch.look(kafka, offsets, epochs)
+        cut = watch.poll(kafka, offsets, epochs)
         if cut or not watch.short:
             return cut
         pause()

@@ -21,9 +21,9 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
-LOOKS = 3
+SHORT_POLLS = 3
 """How many consecutive polls must find an end too early if no leader epoch settles it."""
-OUTDATED_LOOKS = 60
+OUTDATED_POLLS = 60
 """How many consecutive polls a broker that was replaced, and does not know it, may answer."""
 ASK_WITHIN_S = 20.0
 _AT_ONCE = 100

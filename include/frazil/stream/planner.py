@@ -128,7 +128,7 @@ class BatchPlanner:
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read()
-        cut = self.watch.look(self.kafka, read, self.position.leader_epochs)
+        cut = self.watch.poll(self.kafka, read, self.position.leader_epochs)
         if cut and self.described_at != now:  # a recreated topic ends earlier too, and has an error of its own
             self._describe()
         check_not_cut(read, cut, stream=self.settings.stream)

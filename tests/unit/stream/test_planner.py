@@ -11,7 +11,7 @@ from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.truncation import LOOKS, OUTDATED_LOOKS, LogEnd
+from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
 from frazil.stream.plan import BatchPolicy, Rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
 from frazil.stream.planner_exchange import read_report, write_rates
@@ -222,7 +222,7 @@ def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(w
     world.after(1)
     world.kafka.leader_epoch = 3
     world.kafka.end = {TP0: 9, TP1: 9}
-    assert world.after(OUTDATED_LOOKS - 1).offsets == {TP0: 5, TP1: 5}
+    assert world.after(OUTDATED_POLLS - 1).offsets == {TP0: 5, TP1: 5}
     with pytest.raises(KafkaUnavailable, match=r"t-0, t-1 whose leader epoch is lower.*restored from a backup"):
         world.after(UNREACHABLE_S + 2)
 
@@ -284,7 +284,7 @@ def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_i
 def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_looks_where_no_epoch_is_known(world: World):
     world.planner.position = Position({TP0: 1000, TP1: 0})
     world.kafka.end[TP0] = 900
-    world.after(LOOKS - 1)
+    world.after(SHORT_POLLS - 1)
     with pytest.raises(OffsetGap, match="t-0 offsets 900 to 999"):
         world.after(1)
 

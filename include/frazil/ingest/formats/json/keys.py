@@ -52,7 +52,7 @@ class KeysGivenTwice:
                 return found
             if all(plain.count(quoted) < 2 for quoted in self._quoted):
                 return None
-        return _twice(self._decode(text.decode()), self._schema)
+        return _repeated_key(self._decode(text.decode()), self._schema)
 
     def _first_twice(self, text: bytes) -> str | None:
         """The first name that is surely a key twice of one flat object. White space before a colon hides a key."""
@@ -80,8 +80,8 @@ def _without_escapes(text: bytes) -> bytes | None:
     return text
 
 
-def _twice(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """Where a value of this type has a key twice, as a path; None if nowhere. Skips missing and ignored parts."""
+def _repeated_key(value: Any, kind: iceberg.IcebergType) -> str | None:
+    """The path of the first repeated key in a value of this type; None if there is none. Ignores undeclared fields."""
     parts: Iterator[tuple[str, Any, iceberg.IcebergType]]
     match kind:
         case iceberg.StructType() if isinstance(value, _Pairs):
@@ -98,7 +98,7 @@ def _twice(value: Any, kind: iceberg.IcebergType) -> str | None:
             parts = (("element", part, kind.element_type) for part in value)
         case _:
             return None
-    return next((f"{name}.{path}" for name, part, inner in parts if (path := _twice(part, inner))), None)
+    return next((f"{name}.{path}" for name, part, inner in parts if (path := _repeated_key(part, inner))), None)
 
 
 def _repeated(keys: list[str]) -> str | None:
