@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from typing import Any
 from unittest import mock
 
 from pyiceberg.table import Table
 
+from frazil.commit.history import ancestors
+from frazil.commit.late_rows import may_be_late
 from frazil.commit.marker import read_markers
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
@@ -44,6 +47,13 @@ class Signals:
         if self.cursor is not None and seen.decision.from_us is not None:
             assert self.cursor.through_us == max(through, Grain.HOUR.floor(passed)), "what all have passed is complete"
             self.check(rows)
+
+    def unread(self) -> Set[int]:
+        """Main's snapshots back to the oldest that has late rows which are not signalled yet."""
+        cursor, main = self.cursor, list(ancestors(self.world.catalog.metadata[MAIN]))
+        late = [s for s in main if cursor and (s.sequence_number or 0) > cursor.sequence_number]
+        late = [s for s in late if cursor and may_be_late(s, cursor)]
+        return {s.snapshot_id for s in main[: main.index(late[-1]) + 1]} if late else frozenset()
 
     def check(self, rows: Counter[int]) -> None:
         """No late row of any stream is missed: each window that was signalled has as many rows as was said last."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,8 +183,8 @@ class World:
         """How far the wall clock of the next commits is off."""
         self.contents: dict[str, tuple[Record, ...]] = {}
         self.store = LocalStore()
-        self.signal: Callable[[], None] = lambda: None
-        """Signals what is complete by now, or reopened."""
+        self.unread: Callable[[], Set[int]] = frozenset
+        """Snapshots with late rows that no signal has counted: `frazil maintain` expires none of them."""
         self.serial = 0
         self._lists: dict[str, list[ManifestFile]] = {}
         self._entries: dict[str, list[str]] = {}
@@ -280,16 +280,12 @@ class World:
         self.catalog.commit(name, prepared.requirements, updates)
 
     def expire(self, name: str) -> None:
-        """`expire_snapshots(retain_last => 1)`: snapshots go, with every file that only they used.
-
-        Not those with late rows that no signal has counted: `frazil maintain` keeps them.
-        """
-        if name == MAIN:
-            self.signal()
+        """Snapshots go, but for the last and what the signals still need, with every file that only they used."""
         before = self.references(name)
         metadata = self.catalog.metadata[name]
         head = head_of(metadata)
-        gone = [s.snapshot_id for s in metadata.snapshots if head is None or s.snapshot_id != head.snapshot_id]
+        kept = {head.snapshot_id if head else None, *(self.unread() if name == MAIN else ())}
+        gone = [s.snapshot_id for s in metadata.snapshots if s.snapshot_id not in kept]
         if gone:
             self.catalog.commit(name, (), (RemoveSnapshotsUpdate(snapshot_ids=gone),))
             self.store.delete(before - self.references(name))

@@ -133,7 +133,7 @@ class Protocol(RuleBasedStateMachine):
         self.signals = Signals(self.world)
         self.declared = {EVENTS}
         """The other stream begins later, if it does."""
-        self.world.signal = lambda: self.signals.look(self.declared)
+        self.world.unread = self.signals.unread
         self.forgotten: dict[str, Forgotten] = {}
         """Streams that were forgotten, and have not begun again."""
         self.ever_forgotten: set[str] = set()
@@ -440,7 +440,7 @@ class Protocol(RuleBasedStateMachine):
         self.out_of_reach |= {(t, p, o) for t, p, o in topic.records if p == partition and position <= o < first}
 
     @precondition(lambda self: not self.record_lost)
-    @rule(stream=streams, plan=plans, now=st.integers(0, 3).map(lambda n: n == 0))
+    @rule(stream=streams, plan=plans, now=st.booleans())
     def forget(self, stream: str, plan: dict[str, list[str]], now: bool) -> None:
         """Rarely. The stream's rows stay, and its writers are fenced; what fails half-way is done again."""
         marker = self.world.marker(stream)
