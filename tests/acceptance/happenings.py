@@ -142,8 +142,13 @@ def new_column(world: World, situation: Situation) -> None:
 
 
 def expire(world: World, situation: Situation) -> None:
-    """Somebody keeps none but the newest snapshots."""
+    """Somebody keeps none but the newest snapshots.
+
+    The table's windows were checked before, as they are each minute: late rows whose commits are expired before any
+    check reopen nothing (docs/explanation/partition-complete.md). `frazil maintain` expires no such commit.
+    """
     if writer(world, situation) and situation.red is None:
+        world.signal()
         table = world.table()
         kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
         gone = [s.snapshot_id for s in table.snapshots() if s.snapshot_id not in kept]
