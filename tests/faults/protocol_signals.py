@@ -36,6 +36,8 @@ class Signals:
         if not declared:
             return
         table = self.world.catalog.load(MAIN, behind=behind)
+        if head_of(table.metadata) not in ancestors(self.world.catalog.metadata[MAIN]):  # it was rolled back since
+            table = self.world.catalog.load(MAIN)
         head = head_of(table.metadata)
         seen, rows = self._assess(table, declared), self._rows(head)
         through, passed = self.cursor.through_us if self.cursor else 0, self._passed(table, declared)
