@@ -230,7 +230,7 @@ class ColumnReader(RangeReader):
                 self._learn_topic()
         records, size = self._taken() - before
         if records:
-            self._bytes_per_record = max(1.0, size / records)
+            self._bytes_per_record = max(1.0, size / records - 1)  # each has its newline
 
     def _rest(self) -> Iterator[Chunk]:
         if self._at[_RECORDS]:

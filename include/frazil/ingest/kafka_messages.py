@@ -58,18 +58,29 @@ class MessageReader(RangeReader):
 
     def _chunks(self) -> Iterator[Chunk]:
         batch, self._batch = self._batch, []
+        records, size = self._pending.records, self._pending.bytes
         # `any` asks the errors' truth: comparing a KafkaError with None breaks in confluent-kafka 2.16.
         if any(map(Message.error, batch)):
-            self._add([m for m in batch if not m.error()])
-            for event in batch:
-                error: Any = event.error()
-                if error:
-                    place = (str(event.topic()), int(event.partition() or 0))
-                    self._on_partition(error.code(), error.str(), place, int(event.offset() or 0))
+            self._take_in_order(batch)
         else:
             self._add(batch)
+        records, size = self._pending.records - records, self._pending.bytes - size
+        if records:
+            self._bytes_per_record = max(1.0, size / records)
         if self._pending.records >= CHUNK_RECORDS or self._pending.bytes >= CHUNK_BYTES:
             yield from self._rest()
+
+    def _take_in_order(self, batch: list[Message]) -> None:
+        """What comes after an event is not taken before it."""
+        begin = 0
+        for place, event in enumerate(batch):
+            error: Any = event.error()
+            if error:
+                self._add(batch[begin:place])
+                begin = place + 1
+                at = (str(event.topic()), int(event.partition() or 0))
+                self._on_partition(error.code(), error.str(), at, int(event.offset() or 0))
+        self._add(batch[begin:])
 
     def _rest(self) -> Iterator[Chunk]:
         if self._pending.records:
@@ -91,8 +102,6 @@ class MessageReader(RangeReader):
         self._positions[index] = offsets + 1  # of a range's several offsets in a batch the last is the highest
         values = list(map(Message.value, batch))
         size = sum(map(len, filter(None, values)))
-        if values:
-            self._bytes_per_record = max(1.0, size / len(values))
         self._pending.add(batch, values, index, offsets, size)
 
     def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
