@@ -623,7 +623,7 @@ class Protocol(RuleBasedStateMachine):
     def _fenced(self, writer: Writer) -> None:
         found = [self.world.marker(writer.stream, table) for table in (MAIN, DEAD)]
         newest = max((m.at.epoch for m in found if m), default=None)
-        forgotten = writer.stream in self.forgotten
+        forgotten = writer.stream in self.ever_forgotten and self.world.marker(writer.stream) is None
         assert writer.epoch is None or forgotten or (newest or 0) > writer.epoch, "fenced by nobody"
         self._end_of(writer)
 
