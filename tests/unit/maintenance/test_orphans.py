@@ -598,7 +598,7 @@ def test_the_command_shows_and_only_deletes_when_it_is_told_to(world: World, tmp
     stray = world.stray("data/stray.parquet")
     shown = command(tmp_path)
     assert shown.exit_code == 0, shown.output
-    assert "1 orphans" in shown.stdout
+    assert "1 orphan of" in shown.stdout
     assert str(stray) in shown.stdout
     told = json.loads(command(tmp_path, "--delete", "--json").stdout)
     assert (told["candidates"], told["deleted"], told["waiting"], told["refused"]) == (1, 0, 1, None)

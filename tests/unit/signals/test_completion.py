@@ -496,7 +496,9 @@ def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_loo
                 stream = streams[move.removeprefix("forget ")]
                 tables = stream.made.tables
                 forget(tables, state=tables.state)
-                stream.made.begin()
+                made = stream.made
+                adopt(tables, offsets={(made.topic, p): 0 for p in range(made.partitions)}, source=made.source)
+                made.begin()
                 stream.read = 0
             else:
                 found = one.signal_with(other)
