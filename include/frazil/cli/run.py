@@ -129,6 +129,8 @@ class Follower:
         self._writer = None
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
+        if code == 128 + signal.SIGKILL:  # whatever its log ends with is not the reason
+            self.ended_by = self.ended_by or "somebody killed it, or the kernel did for lack of memory"
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
             self.terminal.complain(f"the writer ended {how}; what it said last is in {self._log}")

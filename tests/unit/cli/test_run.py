@@ -119,6 +119,14 @@ def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
     assert (status.exit_code, status.error) == (137, "a person ended it at once, by a second Ctrl-C")
 
 
+def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Start, tmp_path: Path):
+    process = start('    print("the last word", flush=True)\n    asked.wait()')
+    os.kill(began(tmp_path), signal.SIGKILL)
+    status = ended(process)
+    assert (process.returncode, status.exit_code) == (137, 137)
+    assert status.error == "somebody killed it, or the kernel did for lack of memory"
+
+
 def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(start: Start, tmp_path: Path):
     process = start(UNTIL_ASKED)
     began(tmp_path)
