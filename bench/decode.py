@@ -1,9 +1,11 @@
-"""CPU of decoding JSON chunks in which some records are bad, compared with the same chunk without any.
+"""CPU of decoding JSON chunks: sound ones of three shapes, and ones in which some records are bad.
 
     .venv/bin/python -m bench.decode [--records 100000] [--kinds "type mismatch,..."]
 
-The records are ticks of 170 bytes with ten columns. Least CPU (user + system) of three runs, in core-seconds per
-million records, and how many times a chunk without bad records that is, of equally long ones.
+First records of ten columns and 170 bytes, ticks of 127 bytes, records of 1 KB with 40 columns, two of them nested, and
+ticks of which a share is broken in five ways. Then each kind of bad record among those of ten columns. Least CPU
+(user + system) of three runs, in core-seconds per million records, and how many times the cost of a chunk of equally
+long records without a bad one that is.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import argparse
 import gc
 import random
 import time
+from pathlib import Path
 
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
+from bench.peer.records import KINDS, Records
 from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import decoder
+from frazil.spec import iceberg
+from frazil.spec.load import validate_stream
 
 SCHEMA = Schema(
     t.NestedField(1, "symbol", t.StringType(), required=True),
@@ -91,6 +98,30 @@ def changed(value: bytes, to: tuple[bytes, bytes] | bytes | None) -> bytes | Non
     return value.replace(*to, 1) if isinstance(to, tuple) else to
 
 
+def broken(value: bytes, number: int) -> bytes:
+    """A tick that is cut off, or has one of four values that do not fit."""
+    return (
+        value[:60],
+        value.replace(b'"size":', b'"size":"x","s":'),
+        value.replace(b"2026-01-01T", b"2026-02-30T"),
+        value.replace(b'"symbol":', b'"symbol":1,"s":'),
+        value.replace(b'"price":', b'"price":1e400,"p":'),
+    )[number % 5]
+
+
+def decoder_of(records: Records) -> Decoder:
+    stream = {
+        "name": "s",
+        "source": {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"},
+        "table": "a.b",
+        "schema": {column.name: column.in_frazil() for column in records.columns},
+        "event-time": "ts",
+        "coordinates": False,
+        "complete": "none",
+    }
+    return decoder("json", iceberg.schema(validate_stream(stream, Path("s.yaml"))), {})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--records", type=int, default=100_000)
@@ -101,7 +132,7 @@ def main() -> None:
     clean = [record(i) for i in range(arguments.records)]
     gc.disable()
 
-    def cost(values: list[bytes | None]) -> float:
+    def cost(values: list[bytes | None], decode: Decoder = decode) -> float:
         chunk = Chunk.of_values(values)
         least = float("inf")
         for _ in range(arguments.repeats):
@@ -111,8 +142,16 @@ def main() -> None:
         return least / len(values) * 1e6
 
     cost([*clean])  # warm
-    print(f"clean: {cost([*clean]):.2f}")
+    print(f"ten columns: {cost([*clean]):.2f}")
     random.seed(1)
+    for name, records in KINDS.items():
+        values = [records.value(i) for i in range(arguments.records // (8 if name == "wide" else 1))]
+        print(f"{name}: {cost([*values], decoder_of(records)):.2f}")
+    ticks = [KINDS["ticks"].value(i) for i in range(arguments.records)]
+    for share in (0.01, 0.1, 0.5):
+        chosen = set(random.sample(range(len(ticks)), int(share * len(ticks))))
+        some = [broken(v, i) if i in chosen else v for i, v in enumerate(ticks)]
+        print(f"ticks, {share:.0%} broken: {cost([*some], decoder_of(KINDS['ticks'])):.2f}", flush=True)
     for kind, to in {**BAD, **GOOD}.items():
         if arguments.kinds and kind not in arguments.kinds.split(","):
             continue
