@@ -1,7 +1,7 @@
-"""Manifest lists, of which this process neither parses nor encodes twice what it has read or written.
+"""Manifest lists: this process parses and encodes each manifest's entry once.
 
-Each commit writes a list of all manifests of its branch: the list of the commit before and some new ones. A list never
-changes, for its name has a UUID, and what lists say of one manifest is the same in all of them.
+Each commit writes a list of all manifests of its branch: those of the previous commit, and some new ones. A list never
+changes, because its name has a UUID, and all lists have the same entry for a manifest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT_MOST = 8
 
 @dataclass(slots=True)
 class _Listed:
-    """A manifest, and its record's bytes in a manifest list once they are known."""
+    """A manifest, and its entry's bytes in a manifest list once they are known."""
 
     manifest: ManifestFile
     encoded: bytes | None = None
@@ -42,7 +42,7 @@ def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 def add_manifests(
     writer: ManifestListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
 ) -> None:
-    """Write the manifests of a snapshot, of which most are its parent's, as the one block of its list."""
+    """Write a snapshot's manifests as the one block of its list; entries in its parent's list are not encoded again."""
     before = _kept.get(parent.manifest_list, {}) if parent else {}
     avro = writer._writer
     write_record = avro.writer
@@ -61,7 +61,7 @@ def add_manifests(
 
 
 class _Verbatim:
-    """Stands where Avro's writer of records does, for records that are encoded already."""
+    """Takes the place of Avro's record writer, for records that are encoded already."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)
@@ -76,7 +76,7 @@ def _listed(snapshot: Snapshot, file_io: FileIO) -> dict[str, _Listed]:
 
 
 def _keep(path: str, listed: dict[str, _Listed]) -> None:
-    """The list as the one that was used last."""
+    """Keep the list as the most recently used one."""
     with _lock:
         _kept.pop(path, None)
         _kept[path] = listed

@@ -1,3 +1,3 @@
-"""On executors: offset ranges of Kafka become Arrow, and Arrow becomes Parquet that no table knows yet."""
+"""Runs on executors: offset ranges of Kafka become Arrow, and Arrow becomes Parquet that no table refers to yet."""
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ _NEWLINE = b"\n"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryColumn(Sequence[bytes | None]):
-    """A sequence of `bytes` or None; value i is `data[starts[i] : starts[i] + lengths[i]]`, or None of length `NULL`.
+    """A sequence of `bytes` or None: value i is `data[starts[i] : starts[i] + lengths[i]]`, or None of length `NULL`.
 
-    Each value is followed by a newline, also a null or an empty one, so that a parser of lines can read several without
-    a copy, and a loop over bytes finds an end without asking for the length. A slice shares the buffer.
+    A newline follows each value, even a null or an empty one, so that a loop over bytes finds the end without its
+    length. A slice shares the buffer.
     """
 
     data: NDArray[np.uint8]
@@ -59,5 +59,5 @@ class BinaryColumn(Sequence[bytes | None]):
         return type(self)(self.data, self.starts[places], self.lengths[places])
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled without what the buffer holds of others."""
+        """Pickle these values alone, not the whole buffer."""
         return type(self).of, ([*self],)

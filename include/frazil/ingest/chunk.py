@@ -1,4 +1,4 @@
-"""Records as they were read, before anything is known of what their bytes mean: what a decoder is given."""
+"""Records as they were read, before their bytes are decoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.ingest.binary_column import BinaryColumn
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Columns of equal length: records of several ranges, as they came; within a range, in the order of offsets."""
+    """Columns of equal length: records of several ranges as they arrived; within a range, in the order of offsets."""
 
     values: BinaryColumn
     keys: BinaryColumn
@@ -27,7 +27,7 @@ class Chunk:
 
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
-        """Values that came without a key or a place, as one range from offset 0."""
+        """Values without keys or coordinates, as one range from offset 0."""
         count = len(values)
         return Chunk(
             BinaryColumn.of(values),

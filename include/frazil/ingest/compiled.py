@@ -1,10 +1,10 @@
-"""Loops over records' bytes, compiled by Numba: the decorator, its cache, and what such loops need of raw memory.
+"""Compiles loops over records' bytes with Numba: the decorator, its cache, and access to raw memory.
 
 Numba compiles a function when it is first called, which takes a second or more. The code is kept in a folder that all
 worker processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the
-user's own in the system's temporary folder. The digest is of Numba's version and of all sources of `frazil.ingest`:
-code that one module compiled from another's function is never older than either. Where neither folder can be written,
-each process compiles in memory, and says so once.
+user's own in the system's temporary folder. The digest covers Numba's version and all sources of `frazil.ingest`,
+because one module's compiled code contains functions of others. If neither folder can be written, each process compiles
+in memory, and logs one warning.
 """
 
 # ruff: noqa: ARG001 - an intrinsic declares its arguments, and generates code for what they are when it is called
@@ -50,9 +50,9 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
     """Compile the function when it is first called with these argument types, or take the code from the cache.
 
     It runs without the GIL, checks no index, and divides as NumPy does. Nothing happens when a module is imported.
-    Give an array always the same type: one that is read-only, or not contiguous, is another type, and compiled anew.
-    An address (`array.ctypes.data`) is an int64 whatever the array. A function that allocates nothing, nor calls one
-    that does, needs no counts of references to its arrays, which can cost more than what it does.
+    Always pass arrays of the same type: a read-only or non-contiguous array is another type, and costs another
+    compilation. An address (`array.ctypes.data`) is an int64, whatever the array. A function that allocates nothing,
+    and calls none that does, needs no reference counts of its arrays, which can cost more than its work.
     """
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # what `cache=True` sets, to a cache that cannot fail
@@ -60,13 +60,13 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
 
 
 def start_compiler() -> None:
-    """Load what Numba loads at the first call (0.3 core-seconds) and compile nothing: what is forked then shares it."""
+    """Load what Numba loads at its first call (0.3 core-seconds), and compile nothing: forked processes share it."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
 
 
 class _Cache(caching.NullCache):  # type: ignore[misc]
-    """Numba's cache of one function; whatever goes wrong with it, the function is compiled in memory."""
+    """Numba's cache of one function. If it fails in any way, the function is compiled in memory."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -80,7 +80,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return self._opened().load_overload(sig, target_context)
-        except Exception:  # a file is damaged, and is written anew
+        except Exception:  # a damaged file is written again
             with suppress(Exception):
                 self._opened().flush()
             return None
@@ -100,7 +100,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
 
 
 class _Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """Below the folder of these sources, which may be in an archive."""
+    """Keeps code below `code_folder`, and finds sources that are in an archive."""
 
     def __init__(self, py_func: Any, py_file: str) -> None:
         self._function = py_func
@@ -125,7 +125,7 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 
 @cache
 def code_folder() -> Path | None:
-    """Where this process finds and keeps compiled code; None if there is no place for it. Made here."""
+    """The folder of compiled code, created if it is missing; None if no folder can be used."""
     digest = _digest()
     tried = []
     for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
@@ -146,7 +146,7 @@ def code_folder() -> Path | None:
 
 
 def _remove_old(base: Path) -> None:
-    """Other versions' code, to which nothing was added for long."""
+    """Remove the code of versions to which nothing was added for `OLD_S`."""
     for folder in base.iterdir():
         with suppress(OSError):  # another process removes it
             if time.time() - folder.stat().st_mtime > OLD_S:
@@ -154,7 +154,7 @@ def _remove_old(base: Path) -> None:
 
 
 def _check_own(folder: Path) -> None:
-    """Code is loaded from it: no stranger may put any there."""
+    """Refuse a folder that other users can write to, because code is loaded from it."""
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
         raise PermissionError(f"{folder} can be written by others")
@@ -177,7 +177,7 @@ def _sources(folder: Traversable) -> Iterator[bytes]:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Numba numbers a function's files by its index: two that save at once would take the same number."""
+    """Numba numbers a function's files by its index: two processes that save at once would take the same number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -226,7 +226,7 @@ def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Intege
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
-    """Call the C function `void f(void *)` at an address; an address as an argument leaves the caller cacheable."""
+    """Call the C function `void f(void *)` at an address; as the address is an argument, the caller can be cached."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()

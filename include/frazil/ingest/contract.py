@@ -46,7 +46,7 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of records that a backfill reads instead of Kafka, as it was listed and looked through."""
+    """A file of records that a backfill reads instead of Kafka, as it was when it was listed."""
 
     path: str
     bytes: int
@@ -81,8 +81,7 @@ class StageContext:
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties as declared: executors find what references name in their own environment, and no secret
-    travels to them."""
+    """librdkafka properties as declared: executors resolve references in their own environment; no secret travels."""
     format: Literal["json"]
     event_time_column: str
     event_time_unit: Literal["iso", "s", "ms", "us", "ns"]
@@ -91,24 +90,24 @@ class StageContext:
     """Where files of each target go."""
     topic_ids: Mapping[str, str]
     max_future_us: int = 600_000_000
-    """How far an event time may be ahead of its record's Kafka timestamp and still push the watermark."""
+    """How far an event time may be ahead of its record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None
-    """How long a window of event time is; None where no window is ever complete, and rows are not counted by window."""
+    """The length of a window of event time; None if windows never complete, so that rows are not counted by window."""
     dead_letters_held: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that are dead letters already, a serialised `pyroaring.BitMap64` each: whatever the schema
-    says of them now, they are counted as rejected, and go to neither table."""
+    """Offsets of records that are dead letters already, as a serialised `pyroaring.BitMap64`. They are counted as
+    rejected and written to neither table, whatever the schema makes of them now."""
     event_times_us: tuple[int, int] | None = None
-    """A backfill's: only rows of `[from, to)` are kept, and no dead letters, for those have no event time."""
+    """For a backfill: only rows of `[from, to)` are kept, and no dead letters, which have no event time."""
     files: tuple[RecordFile, ...] = ()
-    """A backfill's: where there are any, they are read, and not Kafka."""
+    """For a backfill: if there are any, they are read instead of Kafka."""
 
     def named(self) -> dict[str, Any]:
-        """Its values by their names, of Python's own types alone: what crosses to another version of this class."""
+        """Its values by name, in built-in types alone, which another version of this class can read."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_named(cls, value: Mapping[str, Any]) -> StageContext:
-        """The inverse of `named`. Raises TypeError or KeyError for names that this version does not have, or lacks."""
+        """The inverse of `named`. Raises TypeError or KeyError for a name that is unknown here, or missing."""
         files = tuple(
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
@@ -150,7 +149,7 @@ class StagedFile:
     content: Content = "data"
 
     def to_json(self) -> dict[str, Any]:
-        """Rows are what a file holds unless it says otherwise: earlier versions wrote, and read, no `content`."""
+        """Data files have no `content`: earlier versions neither wrote nor read it."""
         value = dataclasses.asdict(self)
         if self.content == "data":
             del value["content"]
@@ -158,9 +157,9 @@ class StagedFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
-        """JSON has no integer keys and no tuples: both are put back.
+        """Restores integer keys and tuples, which JSON lacks.
 
-        Raises ValueError for a content that this version does not know: it is committed as nothing else.
+        Raises ValueError for a content that this version does not know, rather than commit it as another.
         """
         content = value.get("content", "data")
         if content not in get_args(Content):
@@ -183,9 +182,9 @@ class RangeProgress:
     records: int
     rejected: int
     max_event_time_us: int | None
-    """Microseconds since the epoch, UTC; None when no row landed whose event time can be believed."""
+    """Microseconds since the epoch, UTC; None if no row with a credible event time landed."""
     future: int = 0
-    """Rows that landed with an event time too far ahead to be believed."""
+    """Rows that landed with an event time too far in the future."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -199,7 +198,7 @@ class StageResult:
     windows: Mapping[int, int] | None = None
     """Rows by the start of their window, in microseconds since the epoch; None where they were not counted."""
     notices: tuple[str, ...] = ()
-    """What people should know of how the task ran: see `NoticeGiven`."""
+    """What people should know about how the task ran: see `NoticeGiven`."""
 
     def to_json(self) -> dict[str, Any]:
         return {

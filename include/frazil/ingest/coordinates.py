@@ -47,7 +47,7 @@ class Coordinates:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
-        """The rows whose Kafka timestamp is wanted and cannot be told, and what it is."""
+        """The rows whose Kafka timestamp is wanted and out of range, with the error text."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[kept]

@@ -1,4 +1,4 @@
-"""Rejected records as rows of the dead-letter table: where they were, what they were, and why."""
+"""Turns rejected records into rows of the dead-letter table: coordinates, raw bytes and the reason."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ COLUMNS = (
 
 
 class HeldLetters:
-    """Which records of a chunk are dead letters already: by their coordinates, whatever they would be today."""
+    """Finds the records of a chunk that are dead letters already, by coordinates, whatever they would be today."""
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
-        """`held`: offsets of topic-partitions, a serialised `BitMap64` each."""
+        """`held`: the offsets of each topic-partition, as a serialised `BitMap64`."""
         found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
     def offsets(self, index: int) -> BitMap64:
-        """Those of a range, by its place."""
+        """The held offsets of a range, by the range's index."""
         return self._held.get(index, BitMap64())
 
     def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """For each record of the chunk."""
+        """Whether each record of the chunk is held."""
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             places = np.flatnonzero(chunk.range_index == index)
@@ -67,7 +67,7 @@ class DeadLetterTable:
         stream: str,
         topic_ids: Mapping[str, str],
     ) -> None:
-        """Raises SpecError where the table has a required column that frazil has nothing for."""
+        """Raises SpecError if the table has a required column that frazil cannot fill."""
         strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
         if strange:
             raise SpecError(
@@ -80,7 +80,7 @@ class DeadLetterTable:
         self._topic_ids = topic_ids
 
     def rows(self, chunk: Chunk, rejections: Sequence[Rejection], rejected_at_us: int) -> pa.Table:
-        """The chunk's rejections; columns that the table has beside ours are null."""
+        """One row for each rejection; columns that others added to the table are null."""
         ranges = [self._ranges[chunk.range_index[r.index]] for r in rejections]
         stamps = [int(chunk.timestamps_ms[r.index]) for r in rejections]
         values = (
@@ -103,12 +103,12 @@ class DeadLetterTable:
 
 
 def _unheld(rejection: Rejection, stamp_ms: int) -> str:
-    """A Kafka timestamp that its column cannot hold, said beside the reason: it would be nowhere otherwise."""
+    """A Kafka timestamp that its column cannot hold, as text after the reason: it is kept nowhere else."""
     if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
     return f"; {said('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
 def _text(text: str) -> str:
-    """What a string column can hold: an error may quote half of a surrogate pair."""
+    """The text as a string column can hold it: an error may quote half of a surrogate pair."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""What a format's decoder is given and answers. The formats themselves are in `formats`."""
+"""What a format's decoder takes and returns. The formats themselves are in `formats`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Decoded:
         return Decoded(self.rows, places[self.kept], rejections)
 
     def without(self, taken: NDArray[np.bool_]) -> Decoded:
-        """The same, but for the records of the chunk that are `taken`."""
+        """The same, without the records of the chunk that are `taken`."""
         stays = ~taken[self.kept]
         rejections = [r for r in self.rejections if not taken[r.index]]
         return Decoded(self.rows.filter(pa.array(stays)), self.kept[stays], rejections)
@@ -49,7 +49,7 @@ class Decoder(Protocol):
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:
-    """Parts of one chunk, already in its numbering, as one."""
+    """The parts of one chunk as one; their indexes are the chunk's already."""
     return Decoded(
         pa.concat_tables([part.rows for part in parts]),
         np.concatenate([part.kept for part in parts]),

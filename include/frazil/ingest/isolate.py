@@ -1,12 +1,12 @@
-"""Decoding in a child process, so that a record that kills the process is found and set aside.
+"""Decodes in a child process, so that a record that kills the process is found and set aside.
 
-A native crash inside a decoder (a bug in a parser, reached by one record) takes the whole worker with it; retried as it
-was, the task would die for ever. So later attempts decode here: when the child dies, the chunk is halved until the
-killing record is alone, and that one is rejected as `DecoderCrashed`. Everything else lands.
+A native crash inside a decoder (a parser's bug, triggered by one record) kills the whole worker, and would kill every
+retry. So later attempts decode here: when the child dies, the chunk is halved until the killing record is alone, and
+that one is rejected as `DecoderCrashed`. Everything else lands.
 
-A child may also die of its host (no memory, no disk, somebody's kill). So each new child first decodes a record that is
-known, and a record is blamed only by a child that has just decoded one of the same length. Where no child can do that,
-the machine is at fault.
+A child may also die because of its host (no memory, no disk, a kill). So each new child first decodes a known record,
+and a record is blamed only if it kills a child that has just decoded a known one of the same length. If no child can do
+that, the machine is at fault.
 
 The child is a fresh interpreter, not a fork: the worker has librdkafka's threads. It gets pickled frames on its
 standard input (first the function that makes the decoder, then chunks) and answers on its standard output.
@@ -33,10 +33,10 @@ _LENGTH = struct.Struct("<Q")
 
 
 class IsolatedDecoder:
-    """A decoder whose work is done by a child, made anew whenever it dies. `close` ends it."""
+    """A decoder that works in a child process, which it replaces when it dies. `close` ends the child."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` must pickle; it is called in the child, and here once for an empty chunk's form."""
+        """`make` must pickle; it is called in the child, and once here, for the result of an empty chunk."""
         self._make = make
         self._nothing = make()(Chunk.of_values([]))
         self._child: subprocess.Popen[bytes] | None = None
@@ -69,7 +69,7 @@ class IsolatedDecoder:
             self._reap(self._child)
 
     def _ask(self, chunk: Chunk) -> Decoded | BaseException | int:
-        """The child's answer, or its exit code when it died of the question."""
+        """The child's answer, or its exit code if the chunk killed it."""
         child = self._child or self._start()
         try:
             _send(child.stdin, chunk)
@@ -90,7 +90,7 @@ class IsolatedDecoder:
         return child
 
     def _prove(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Let the child decode a record that no decoder dies of: any answer will do."""
+        """Let the child decode a record that kills no decoder: any answer will do."""
         *before, known = frames
         try:
             for frame in before:
@@ -113,7 +113,7 @@ class IsolatedDecoder:
 
 
 def known_record(size: int = 0) -> bytes:
-    """A record of about this many bytes that decodes, or is rejected, in peace."""
+    """A record of about this many bytes that every decoder decodes or rejects."""
     return b"{" + b" " * (size - 2) + b"}"
 
 

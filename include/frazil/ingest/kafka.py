@@ -1,7 +1,8 @@
-"""Offset ranges of many topic-partitions, read by one consumer: what each way of reading them has in common.
+"""Reads offset ranges of many topic-partitions with one consumer: what both ways of reading have in common.
 
-A range ends at a record or an end-of-partition at or past its end, for offsets may be missing. `kafka_columns` reads
-without a Python object for each record; `kafka_messages` is for what that cannot do; `readers` chooses.
+Offsets may be missing, so a range ends with its last offset, or with a record or an end of partition behind that.
+`kafka_columns` makes no Python object for a record; `kafka_messages` is used where that is impossible; `readers`
+chooses.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from frazil.kafka.client import DENIED
 from frazil.offsets.spans import TopicPartition
 
 CHUNK_RECORDS = 50_000
-"""Parsing costs the same per record from 20,000 on; fewer records at hand are less memory, and less of it cold."""
+"""Parsing costs the same per record from 20,000 on; smaller chunks need less memory, and more of it stays cached."""
 CHUNK_BYTES = 32 * 2**20
 CONSUME_RECORDS = 2_000
 """Messages asked for at once: enough to amortise the call, few enough that their memory is still in the CPU's cache."""
@@ -32,7 +33,7 @@ WATERMARKS_TIMEOUT_S = 10.0
 
 TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2"}
 """Overridable: librdkafka's default back-off is a whole second once its queue is full, and it logs a line for each
-failed connection, twenty a second; the last one is in our error instead."""
+failed connection, twenty a second; our error quotes the last one."""
 
 EXACTNESS = {
     "isolation.level": "read_committed",
@@ -41,7 +42,7 @@ EXACTNESS = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
 }
-"""Not overridable: without any of these, records are lost or read that were never committed."""
+"""Not overridable: without one of these, records are lost, or read although they were never committed."""
 
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
@@ -49,7 +50,7 @@ _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """All that librdkafka is given; the group is never joined: partitions are assigned, offsets are not committed."""
+    """All properties of the consumer. It joins no group: partitions are assigned, and no offset is committed."""
     return {**TUNING, "group.id": "frazil", **properties, **EXACTNESS}
 
 
@@ -57,7 +58,7 @@ class RangeReader(ABC):
     """Reads `[start, end)` of each range once. Iterate it to the end, then `close` (or use it as a context)."""
 
     notice: str | None = None
-    """What people should know of how it reads."""
+    """What people should know about how it reads."""
 
     def __init__(
         self,
@@ -112,31 +113,31 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _fetch(self, wanted: int, timeout_s: float) -> int:
-        """Take up to so many messages and events from the consumer; how many there are now."""
+        """Take up to `wanted` messages and events from the consumer. Returns how many there are."""
 
     @abstractmethod
     def _chunks(self) -> Iterator[Chunk]:
-        """Whatever is full after what was fetched."""
+        """Process what was fetched; yield the chunks that are full."""
 
     @abstractmethod
     def _rest(self) -> Iterator[Chunk]:
-        """What is left at the end."""
+        """Yield what is left, as a last chunk."""
 
     @abstractmethod
     def _unassign(self, partitions: Sequence[TopicPartition]) -> None: ...
 
     @abstractmethod
     def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
-        """What Kafka has of the range's log. Raises KafkaException."""
+        """The first offset that Kafka has of the range's log, and the log's end. Raises KafkaException."""
 
     def _wanted(self) -> int:
-        """No more than is left: a fetch waits its whole timeout for messages that will not come."""
+        """At most what is left: a fetch for more waits its whole timeout for messages that will not come."""
         open_ranges = list(self._open.values())
         left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
         return max(1, min(CONSUME_RECORDS, left, int(CONSUME_BYTES / self._bytes_per_record)))
 
     def _finish(self, indexes: Iterable[int]) -> None:
-        """These ranges have ended; those that have before are passed over."""
+        """Stop reading these ranges; those that had ended before are skipped."""
         places = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
         ended = [place for place in places if self._open.pop(place, None) is not None]
         if ended:
@@ -157,7 +158,7 @@ class RangeReader(ABC):
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
-        """May be called where raising is no use: the loop raises what is kept here."""
+        """Keep the failure, which the loop raises: an exception in a callback would be lost."""
         self._last_trouble = text
         place = where or ", ".join(sorted({r.topic for r in self._ranges}))
         if code in DENIED:

@@ -1,10 +1,10 @@
-"""Offset ranges read straight into columns: librdkafka's C API, and a compiled loop over the messages that it returns.
+"""Reads offset ranges into columns: librdkafka's C API, and a compiled loop over the messages that it returns.
 
-No Python object is made for a record. A message is copied into the columns of the chunk, and destroyed at once; its
-address is then zero in `_messages`, so that each is destroyed exactly once, whatever is raised in between. What is no
-record (an end of partition, an error), and what the loop has no room or no name for, stops the loop, is dealt with
-here, and the loop goes on. librdkafka calls Python for an error of the client alone; its log lines are in a queue of
-their own, which is emptied after each batch.
+No Python object is made for a record. The loop copies a message into the columns of the chunk and destroys it at once;
+it then zeroes the address in `_messages`, so that each message is destroyed exactly once, whatever is raised in
+between. The loop stops at an event (an end of partition, an error), at a record that does not fit, and at a topic that
+it does not know; Python handles that, and the loop continues. librdkafka calls back into Python only for errors of the
+client; its log lines go to a queue of their own, which is emptied after each fetch.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""Of syslog's; what is lower is an error."""
+"""By syslog's levels; lower ones are errors."""
 _ROOM_BYTES = 2**20
-"""Room for values and for keys in a first chunk; later ones begin with what the one before needed."""
+"""Room for a first chunk's values, and for its keys; later chunks begin with what the previous one needed."""
 
 # Why the loop stops.
 _ALL_TAKEN, _CHUNK_FULL, _NO_ROOM, _NO_RECORD, _UNKNOWN_TOPIC = range(5)
 # Where the loop stands: the slots of its `at`.
 _NEXT, _COUNT, _RECORDS, _VALUES_END, _KEYS_END, _ENDED = range(6)
-# What is known of a range, and of a topic: its partitions' ranges are `lookup[first : first + partitions]`.
+# Columns of `ranges` and of `topics`; the ranges of a topic's partitions are `lookup[first : first + partitions]`.
 _POSITION, _END, _IS_OPEN = range(3)
 _RKT, _FIRST, _PARTITIONS = range(3)
 
@@ -72,12 +72,12 @@ def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is p
     destroy: int,
     timestamp: int,
 ) -> int:
-    """Copy records into columns until one cannot be, and say why.
+    """Copy records into columns. Returns why the loop stopped.
 
     `messages` are addresses of `rd_kafka_message_t`, from `at[_NEXT]` to `at[_COUNT]`; `ranges`, `topics` and `lookup`
-    say which records are wanted; `ended` gets the ranges that end here. `values` and `keys` are bytes, their starts and
-    lengths are the rows of `value_places` and `key_places`, offsets and timestamps those of `places`. `destroy` and
-    `timestamp` are the addresses of librdkafka's functions.
+    say which records are wanted; `ended` receives the ranges that end here. `values` and `keys` are bytes; the rows of
+    `value_places` and `key_places` are starts and lengths in them, those of `places` are offsets and timestamps.
+    `destroy` and `timestamp` are the addresses of librdkafka's functions.
     """
     capacity = index.shape[0]
     i, count, record = at[_NEXT], at[_COUNT], at[_RECORDS]
@@ -144,7 +144,7 @@ def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is p
 
 
 def compile_now() -> None:
-    """Compile the loop, or take it from the cache: what can fail at that fails now, with no message at hand."""
+    """Compile the loop, or load it from the cache: if that fails, it fails before any message is held."""
     empty, no_bytes = _Columns(0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
     places = (empty.values, empty.value_places, empty.keys, empty.key_places, empty.index, empty.places)
@@ -152,7 +152,7 @@ def compile_now() -> None:
 
 
 class ColumnReader(RangeReader):
-    """As any `RangeReader`. Raises LibraryUnfit if librdkafka cannot be read in this way."""
+    """Raises LibraryUnfit if librdkafka's C API cannot be used."""
 
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(ranges, **limits)
@@ -177,9 +177,9 @@ class ColumnReader(RangeReader):
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Bounded, whatever the brokers do: no group is left, and no offset committed."""
+        """Takes bounded time, whatever the brokers do: there is no group to leave, and no offset to commit."""
         client, self._client = self._client, None
-        if client is None or os.getpid() != self._pid:  # librdkafka's threads are not in a process that was forked
+        if client is None or os.getpid() != self._pid:  # a forked process has none of librdkafka's threads
             return
         for address in self._messages[self._messages != 0].tolist():
             self._library.message_destroy(address)
@@ -241,7 +241,7 @@ class ColumnReader(RangeReader):
             yield chunk
 
     def _taken(self) -> NDArray[np.int64]:
-        """Records, and bytes of values, since the beginning."""
+        """Records and bytes of values taken so far."""
         return self._before + self._at[[_RECORDS, _VALUES_END]]
 
     def _take(self) -> int:
@@ -286,7 +286,7 @@ class ColumnReader(RangeReader):
         self._on_partition(code, text, place, offset)
 
     def _learn_topic(self) -> None:
-        """Only topics that are being read are known: librdkafka may use the address of another one again."""
+        """Remember only topics that are still read: librdkafka may reuse the address of any other."""
         rkt = self._next_message().rkt
         name = self._library.topic_name(rkt).decode()
         if self._open_by_topic[name]:
@@ -300,7 +300,7 @@ class ColumnReader(RangeReader):
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
     def _on_trouble(self, _: int, code: int, text: bytes, __: int) -> None:
-        """librdkafka's callback, in this thread, while it is asked for messages."""
+        """librdkafka's callback, called in this thread while it is polled."""
         self._on_error(code, text.decode(errors="replace"))
 
     def _pass_on_log_lines(self) -> None:
@@ -315,7 +315,7 @@ class ColumnReader(RangeReader):
 
 
 class _Columns:
-    """The columns of a chunk that is being filled; headers would be one more pair of bytes and places."""
+    """The columns of a chunk that is being filled."""
 
     def __init__(self, values_bytes: int, keys_bytes: int) -> None:
         self.values = np.empty(values_bytes, np.uint8)
@@ -326,12 +326,12 @@ class _Columns:
         self.places = np.empty((2, CHUNK_RECORDS), np.int64)
 
     def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int) -> None:
-        """For one more record of this size."""
+        """Make room for one more record of this size."""
         self.values = _with_room(self.values, int(at[_VALUES_END]), value_bytes + 1)
         self.keys = _with_room(self.keys, int(at[_KEYS_END]), key_bytes + 1)
 
     def successor(self, at: NDArray[np.int64]) -> _Columns:
-        """Empty ones, with room for as much and a quarter more."""
+        """Empty columns, with room for a quarter more than these hold."""
         needed = (at[[_VALUES_END, _KEYS_END]] * 5 // 4 + _ROOM_BYTES // 16).tolist()
         return _Columns(*(min(size, CHUNK_BYTES) for size in needed))
 
@@ -354,7 +354,7 @@ def _with_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8
 
 
 def _partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Where each topic's partitions are in the lookup, from its first to its highest; and in it each one's range."""
+    """Each topic's first place in the lookup and its number of places; and the lookup: each partition's range."""
     sizes: dict[str, int] = {}
     for r in ranges:
         sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)

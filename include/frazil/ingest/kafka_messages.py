@@ -1,7 +1,7 @@
-"""Offset ranges read as confluent-kafka's message objects: for what `kafka_columns` cannot do.
+"""Reads offset ranges as confluent-kafka's message objects, where `kafka_columns` cannot be used.
 
-What is done for a record here is done for every record. Messages are therefore taken in batches, their attributes by
-`map` over the C methods, and all decisions (has a range ended? where does it stand?) are NumPy on the batch's offsets.
+A statement of Python for each record costs too much. So messages are consumed in batches, `map` calls the C methods
+that read their attributes, and NumPy decides from a batch's offsets which ranges have ended and where the others stand.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MessageReader(RangeReader):
     def _chunks(self) -> Iterator[Chunk]:
         batch, self._batch = self._batch, []
         records, size = self._pending.records, self._pending.bytes
-        # `any` asks the errors' truth: comparing a KafkaError with None breaks in confluent-kafka 2.16.
+        # `any` tests the errors' truth: comparing a KafkaError with None fails in confluent-kafka 2.16.
         if any(map(Message.error, batch)):
             self._take_in_order(batch)
         else:
@@ -71,7 +71,7 @@ class MessageReader(RangeReader):
             yield from self._rest()
 
     def _take_in_order(self, batch: list[Message]) -> None:
-        """What comes after an event is not taken before it."""
+        """Handle each event before the records that follow it."""
         begin = 0
         for place, event in enumerate(batch):
             error: Any = event.error()
@@ -99,7 +99,7 @@ class MessageReader(RangeReader):
             if not inside.all():  # fetched ahead, past the end of a range
                 batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
                 index, offsets = index[inside], offsets[inside]
-        self._positions[index] = offsets + 1  # of a range's several offsets in a batch the last is the highest
+        self._positions[index] = offsets + 1  # the last of a range's offsets in a batch is the highest
         values = list(map(Message.value, batch))
         size = sum(map(len, filter(None, values)))
         self._pending.add(batch, values, index, offsets, size)
@@ -114,7 +114,7 @@ class MessageReader(RangeReader):
 
 
 class _Pending:
-    """Batches on their way to a chunk."""
+    """Collects batches until they make a chunk."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -133,7 +133,7 @@ class _Pending:
         offsets: NDArray[np.int64],
         size: int,
     ) -> None:
-        """Take from the messages all that anyone may want, so that they are freed while they are still in cache."""
+        """Copy what is needed out of the messages, so that they are freed while they are still in the CPU's cache."""
         stamps = map(_timestamp_ms, map(Message.timestamp, messages))
         self.records += len(values)
         self.bytes += size
@@ -154,7 +154,7 @@ class _Pending:
 
 
 def _partition_lookup(ranges: Sequence[OffsetRange]) -> Any:
-    """From a message's place to its range: an array by partition for one topic, a dict for several."""
+    """The range of each topic-partition: an array by partition for one topic, a dict for several."""
     if len({r.topic for r in ranges}) > 1:
         return {(r.topic, r.partition): i for i, r in enumerate(ranges)}
     lookup = np.zeros(max((r.partition for r in ranges), default=0) + 1, np.int32)

@@ -1,7 +1,7 @@
-"""From a piece of work that fails to the single records that fail in it.
+"""Finds the single records that make a piece of work fail.
 
-What one record does to a chunk (a value that a transform overflows on, that a statistic cannot say, that a library
-has a bug with) is found without knowing what it is: halves are tried until the record stands alone.
+The cause need not be known (a value overflows a transform, fits no statistic, or meets a bug of a library): halves are
+tried until the record stands alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ T = TypeVar("T")
 
 
 def is_environment(error: Exception) -> bool:
-    """Whether an error is of the machine or of a service, so that no record can be to blame.
+    """Whether an error certainly comes from the machine or a service, so that no record is to blame.
 
-    One that is not known for it may be of the environment all the same: only what fails in memory, alone and again
-    can be blamed.
+    Other errors may come from there too: a record is blamed only if it fails alone, in memory, and again.
     """
     return isinstance(error, FrazilError | MemoryError) or (isinstance(error, OSError) and error.errno is not None)
 

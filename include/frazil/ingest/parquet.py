@@ -1,4 +1,4 @@
-"""One Parquet file of a table: how it is encoded, and what a manifest entry will say of it."""
+"""Writes one Parquet file of a table, and gathers what its manifest entry needs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ROW_GROUP_ROWS = 1_048_576
 PAGE_BYTES = 2**20
 PAGE_ROWS = 20_000
 DICTIONARY_BYTES = 2 * 2**20
-"""Iceberg's own defaults of the table properties that `FileLayout.of` reads."""
+"""Iceberg's own defaults for the table properties that `FileLayout.of` reads."""
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """A table as its files need it: parsed once for all files of a task."""
+    """How files of a table are written: parsed once for all files of a task."""
 
     target: Target
     schema: Schema
@@ -49,7 +49,7 @@ class FileLayout:
     properties: Mapping[str, str]
 
     def retained_bytes(self, written: int) -> int:
-        """About what an open file keeps after a row group of so many Arrow bytes: for each column its pages and tables.
+        """About how many bytes an open file keeps after a row group of `written` Arrow bytes: pages and dictionaries.
 
         Parquet's writer frees them when the next row group begins. Measured with pyarrow 26.
         """
@@ -103,7 +103,7 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 class ParquetFile:
-    """A file that grows by row groups until it is closed, or removed; without `io` it is in memory alone."""
+    """A file that grows by row groups until it is closed, or removed; without `io` it is only in memory."""
 
     def __init__(self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...]) -> None:
         self.path = path

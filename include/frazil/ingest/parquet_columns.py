@@ -1,4 +1,4 @@
-"""Whether the columns of a Parquet file fit a table, by names and types alone, and how they become the table's."""
+"""Checks by name and type whether a Parquet file's columns fit a table, and casts them."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
         column = rows[field.name]
         if declared.required and column.null_count:
             raise SpecError(f"{path}: column {field.name} has nulls, and is required. Leave those records out")
-        # Nanoseconds are cut to the table's microseconds, as those of JSON texts are.
+        # Nanoseconds are truncated to the table's microseconds, as in JSON.
         safe = not pa.types.is_timestamp(field.type)
         arrays.append(column.cast(field.type, safe=safe))
     return pa.Table.from_arrays(arrays, schema=wanted)
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one type is one of the other, nanoseconds apart."""
+    """Whether every value of `found` is a value of `wanted`, apart from nanoseconds."""
     if pa.types.is_dictionary(found):
         return fits(found.value_type, wanted)
     if pa.types.is_nested(wanted):
@@ -88,7 +88,7 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _nested_fit(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Structs have the same fields in the same order; lists and maps need not call their parts the same."""
+    """Structs need the same field names in the same order; lists and maps may name their parts differently."""
     if not any(of(found) and of(wanted) for of in _NESTED):
         return False
     ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))

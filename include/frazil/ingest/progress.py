@@ -1,4 +1,4 @@
-"""What became of each range: how many rows and dead letters, and how far event time got."""
+"""Counts what became of each range: rows, dead letters, and the newest event time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 NEVER = np.iinfo(np.int64).min
 PLACES_MOST = 10_000
 WINDOWS_MOST = 1_000
-"""Rows of more windows than these are not counted by window: no commit's summary has room for so many, and event times
-that lie anywhere would fill memory and journals."""
+"""Rows of more windows are not counted by window: a commit's summary has no room for them, and scattered event times
+would fill memory and journals."""
 
 
 class ProgressCounter:
@@ -26,7 +26,7 @@ class ProgressCounter:
         self._max_future_us = max_future_us
         self._window_us = window_us
         self.windows: Counter[int] | None = None if window_us is None else Counter()
-        """Rows by their window's start, of all that have an event time; None where they are not counted."""
+        """Rows that have an event time, by their window's start; None if they are not counted."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
@@ -43,7 +43,7 @@ class ProgressCounter:
         """Rows with the range that each came from, their event times and their records' Kafka timestamps.
 
         Event times are microseconds since the epoch, UTC, and may be null. A Kafka timestamp is the producer's own
-        clock on most topics, so it is believed up to this host's; one below 0 is missing.
+        clock on most topics, so this host's time limits it; one below 0 is missing.
         """
         if len(range_index) == 0:
             return
@@ -57,7 +57,7 @@ class ProgressCounter:
         if ahead.any():
             self._future += np.bincount(range_index[ahead], minlength=len(self._ranges))
             times = np.where(ahead, NEVER, times)
-        # Kafka hands records over in runs of one partition: a maximum per run is a few operations, not one a record.
+        # Kafka delivers records in runs of one partition: one maximum per run costs less than one per record.
         runs = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
         highest = np.maximum.reduceat(times, runs)
         np.maximum.at(self._max_event_time, range_index[runs], highest)
@@ -82,7 +82,7 @@ class ProgressCounter:
 
 
 def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Rows by window's start. A chunk mostly lies in few windows: counting by place costs a tenth of sorting."""
+    """Rows by window start. Most chunks lie in few windows: counting by place costs a tenth of sorting."""
     if len(times) == 0:
         return {}
     numbers = times // window_us

@@ -1,4 +1,4 @@
-"""Offset ranges of which several are of one topic-partition, read in as few turns as that takes."""
+"""Reads several offset ranges of one topic-partition, in as few turns as possible."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from frazil.offsets.spans import TopicPartition
 
 
 class TurnReader:
-    """Reads `[start, end)` of each range once, as a `RangeReader` does, which reads one of a topic-partition at a time.
+    """Reads `[start, end)` of each range once; a `RangeReader` reads one range of a topic-partition at a time.
 
-    What a backfill lacks between dead letters is many small ranges: read by one task they become one file, not as many.
+    Between dead letters, a backfill reads many small ranges: one task reads them all into one file.
     """
 
     notice: str | None = None
@@ -44,7 +44,7 @@ class TurnReader:
 
 
 def turns(ranges: Sequence[OffsetRange]) -> list[list[int]]:
-    """The ranges' indexes in turns that hold one of each topic-partition at most. Pure."""
+    """The ranges' indexes in turns, each with at most one range of a topic-partition. Pure."""
     seen: dict[TopicPartition, int] = defaultdict(int)
     found: list[list[int]] = []
     for index, r in enumerate(ranges):

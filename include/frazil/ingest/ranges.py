@@ -1,4 +1,4 @@
-"""Which rows hold a moment that no reader can tell: Iceberg's and Python's calendars are the years 1 to 9999."""
+"""Finds dates and times that readers cannot represent: Iceberg's and Python's calendars have the years 1 to 9999."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Beyond(NamedTuple):
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """What a person is told; `sent` is the value as the record has it, where that is known."""
+        """The error text; `sent` is the value as the record has it, if that is known."""
         name = ".".join(self.path)
         return said(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
 
 def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
-    """Rows with a timestamp or date outside the years 1 to 9999 in UTC, nested ones included, and which it is."""
+    """Rows with a timestamp or date outside the years 1 to 9999 in UTC, even nested, with the first of each row."""
     found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
@@ -44,7 +44,7 @@ def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
 
 
 def said(name: str, value: int, unit: str) -> str:
-    """What a person is told of such a value."""
+    """The error text for such a value."""
     return f"{name}: {value} {unit} since 1970 is {_OUTSIDE}"
 
 
@@ -61,7 +61,7 @@ def _limits(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def _beyond(array: pa.Array) -> bool:
-    """Whether any value is out of range, hidden ones included: a look that is cheap, and nearly always enough."""
+    """Whether any value is out of range, hidden ones included: cheap, and nearly always enough."""
     if limits := _limits(array.type):
         ends = pc.min_max(_numbers(array)).as_py()
         return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))
@@ -103,7 +103,7 @@ def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
 
 
 def _enclosing(array: pa.Array) -> NDArray[np.int64]:
-    """For each value of a list's or a map's child array, the entry that it is in; -1 where no entry shows it."""
+    """For each value of a list's or a map's child array, the entry that it is in; -1 if no entry has it."""
     found = np.full(len(_parts(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():

@@ -1,4 +1,4 @@
-"""Which reader reads ranges of Kafka: the one place where that is chosen."""
+"""Chooses the reader of Kafka's ranges."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from frazil.kafka.librdkafka import LibraryUnfit, librdkafka
 log = logging.getLogger(__name__)
 
 FORCED = "FRAZIL_KAFKA_READER"
-"""An environment variable of executors; `messages` reads records as message objects, in case the other way fails."""
+"""An environment variable of executors: with `messages`, records are read as message objects."""
 EACH_RECORD = "records of Kafka are read one by one, which costs more CPU"
 
 
 def kafka_reader(properties: Mapping[str, str], ranges: Sequence[OffsetRange]) -> RangeReader | TurnReader:
-    """A reader of these ranges, of which several may be of one topic-partition. Raises SpecError."""
+    """A reader of these ranges; a topic-partition may have several. Raises SpecError."""
     reason = why_messages(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:

@@ -1,7 +1,7 @@
-"""Records that lie in files, read as if Kafka had sent them: each has its coordinates as columns beside its own.
+"""Reads records from files as if Kafka had sent them: each has its coordinates as further columns.
 
 JSON lines go through the stream's own decoder, so that what it rejects becomes a dead letter. Parquet has types
-already: a file whose columns do not fit the table is refused as a whole, for its rows have no bytes to keep.
+already: a file whose columns do not fit the table is refused as a whole, because its rows have no bytes to keep.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _COORDINATES = Schema(
 
 @dataclass(frozen=True, slots=True)
 class RowChunk(Chunk):
-    """Records that are rows already, of the columns that their own bytes would fill; they have no values."""
+    """Records that are rows already, with the columns that decoding would fill; they have no values."""
 
     rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class FileRecords:
     """Some records of one file, in its order."""
 
     coordinates: pa.Table
@@ -64,9 +64,9 @@ def is_record_file(path: str) -> bool:
 
 
 def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
-    """The coordinates of a file's records, a piece at a time; `schema` is what a record's own bytes fill.
+    """The coordinates of a file's records, a piece at a time; `schema` has the columns that decoding fills.
 
-    Raises SpecError where the file, or a column or line of it, is of no use: what this passes can be staged.
+    Raises SpecError for a file, column or line that cannot be used: a file that passes can be staged.
     """
     with _named(path):
         if PurePosixPath(path).suffix in PARQUET:
@@ -79,7 +79,7 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 
 
 class FileReader:
-    """Reads what files hold of ranges, of which several may be of one topic-partition. Iterate it once."""
+    """Reads from files the records of ranges; a topic-partition may have several. Iterate it once."""
 
     notice: str | None = None
 
@@ -108,7 +108,7 @@ class FileReader:
                     if (kept := np.flatnonzero(found >= 0)).size:
                         yield _chunk(records, kept, found[kept])
 
-    def _read(self, path: str) -> Iterator[Records]:
+    def _read(self, path: str) -> Iterator[FileRecords]:
         if PurePosixPath(path).suffix not in PARQUET:
             return _json_lines(path, self._io)
         offset = ds.field("kafka_offset")
@@ -135,7 +135,7 @@ def _place(found: tuple[str, int, int, int, int]) -> tuple[str, int]:
     return found[:2]
 
 
-def _chunk(records: Records, kept: NDArray[np.int64], range_index: NDArray[np.int32]) -> Chunk:
+def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[np.int32]) -> Chunk:
     table = records.coordinates.take(kept)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
@@ -147,8 +147,8 @@ def _chunk(records: Records, kept: NDArray[np.int64], range_index: NDArray[np.in
 
 def _parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
-) -> Iterator[Records]:
-    """`wanted` are the columns that are read beside the coordinates, all of the schema's unless given."""
+) -> Iterator[FileRecords]:
+    """`wanted` are the columns to read beside the coordinates; by default, all of the schema."""
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]
@@ -157,10 +157,10 @@ def _parquet(
         for batch in fragment.to_batches(columns=columns, filter=within, batch_size=CHUNK_RECORDS):
             rows = pa.Table.from_batches([batch])
             table = cast_columns(path, rows, _COORDINATES)
-            yield Records(table, rows=cast_columns(path, rows, schema.select(*names)))
+            yield FileRecords(table, rows=cast_columns(path, rows, schema.select(*names)))
 
 
-def _json_lines(path: str, io: FileIO) -> Iterator[Records]:
+def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
     read, number = decoder("json", _COORDINATES, {}), 1
     for block in _lines(path, io):
         numbers = [i for i, line in enumerate(block) if line.strip()]
@@ -173,12 +173,12 @@ def _json_lines(path: str, io: FileIO) -> Iterator[Records]:
                 f"({first.error}): a line is a JSON object with {', '.join(IDENTITY)}. Mend the line, or leave it out"
             )
         if lines:
-            yield Records(decoded.rows, lines=lines)
+            yield FileRecords(decoded.rows, lines=lines)
         number += len(block)
 
 
 def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
-    """Whole lines, as many as a block ends in."""
+    """Whole lines, in one list for each block that is read."""
     rest = b""
     with io.new_input(path).open() as source:
         while block := source.read(CHUNK_BYTES):

@@ -1,7 +1,7 @@
-"""Required values inside optional ones: where the outer is missing, Parquet's writer must not see nulls in the inner.
+"""Hides nulls in required fields from Parquet's writer where the enclosing value is null itself.
 
-Arrow keeps a null for the field of a struct that is null itself; where that field is required, the Parquet writer
-refuses the column, though the format knows such a row well: it stores nothing for it.
+Arrow's fields of a null struct are null too. If such a field is required, the Parquet writer refuses the column,
+although the format stores nothing there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import pyarrow as pa
 
 
 def revealed(rows: pa.Table) -> pa.Table:
-    """The same rows, without nulls in required fields of what is null itself.
+    """The same rows, without nulls in required fields of values that are null themselves.
 
-    Raises ArrowInvalid where a required value is null though all that encloses it is there.
+    Raises ArrowInvalid if a required value is null and all that encloses it is there.
     """
     if not any(_has_required(field.type) for field in rows.schema):
         return rows
@@ -28,7 +28,7 @@ def revealed(rows: pa.Table) -> pa.Table:
 
 
 def plain_row(schema: pa.Schema) -> pa.Table:
-    """One row of nulls, and where a value is required, of zeros and of what is empty."""
+    """One row of nulls; required values are zero or empty."""
     return pa.Table.from_arrays([_plain(field) for field in schema], schema=schema)
 
 
@@ -45,7 +45,7 @@ def _plain(field: pa.Field) -> pa.Array:
 
 
 def _has_required(kind: pa.DataType) -> bool:
-    """Whether a null of this type may hide a null that is forbidden; a map's keys are never null."""
+    """Whether a null of this type may enclose a null in a required field. A map's keys are never null."""
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or _has_required(kind.item_type)
     if not pa.types.is_nested(kind):
@@ -54,7 +54,7 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`seen` are the entries of the array that nothing missing encloses."""
+    """`seen` are the array's entries that no null encloses."""
     if not _has_required(kind):
         return array
     if array.offset:
@@ -81,7 +81,7 @@ def _part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """The array with whatever its buffers hold where it was null."""
+    """The array with nulls replaced by whatever its buffers hold there."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
     kind: Any = array.type

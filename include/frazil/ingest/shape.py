@@ -1,4 +1,4 @@
-"""From a chunk of records to rows of the table whose every value a table can hold; all others are rejections."""
+"""Turns a chunk of records into rows that the table can hold; all other records are rejections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from frazil.ingest.split import column_of
 
 
 class Shaper:
-    """What becomes of a record is a function of the record alone, whatever stands beside it."""
+    """What becomes of a record depends on no other record."""
 
     def __init__(
         self, context: StageContext, schema: Schema, ranges: Sequence[OffsetRange], *, decode: Decoder
@@ -39,7 +39,7 @@ class Shaper:
         self._units = {} if context.event_time_unit == "iso" else {context.event_time_column: context.event_time_unit}
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Rows of the table's schema. What a backfill does not want is neither row nor rejection."""
+        """Rows of the table's schema. A record that a backfill does not want is neither row nor rejection."""
         decoded = Decoded(chunk.rows, np.arange(len(chunk))) if isinstance(chunk, RowChunk) else self._decode(chunk)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
         shaped = Decoded(rows, decoded.kept, decoded.rejections)
@@ -77,9 +77,9 @@ class Shaper:
 
 
 def told(moment: Beyond, record: bytes | None, *, format_name: str, units: Mapping[str, str]) -> str:
-    """What a person is told of a moment out of range: what the record says there, if it has bytes that can be quoted.
+    """The error text for a moment out of range; it quotes the record if that has bytes.
 
-    `units` are those of the columns that arrive as numbers.
+    `units` has the unit of each column that arrives as a number.
     """
     words = None if record is None else QUOTERS[format_name](record, moment.path)
     unit = units.get(".".join(moment.path))
@@ -87,7 +87,7 @@ def told(moment: Beyond, record: bytes | None, *, format_name: str, units: Mappi
 
 
 def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, Decimal]]:
-    """Decimals that are partitioned by `truncate`, and the least of each that its type can hold truncated."""
+    """Partition fields that truncate a decimal, each with the least value whose truncation the type can hold."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
         if isinstance(kind, DecimalType) and isinstance(field.transform, TruncateTransform):
@@ -97,7 +97,7 @@ def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[Par
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
-    """The same without these rows, which are rejections."""
+    """The same, with these rows as rejections."""
     rows = np.array(sorted(wrong))
     good = np.ones(len(shaped.kept), bool)
     good[rows] = False

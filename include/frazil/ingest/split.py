@@ -1,4 +1,4 @@
-"""A table's rows by the values of its partition spec, and each part in the order of its sort order."""
+"""Splits rows by a table's partition values, and sorts them by its sort order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
 
 
 def transformed(array: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
-    """A partition or sort transform of a column: PyIceberg's own, where it needs work and knows the type."""
+    """Apply a partition or sort transform to a column."""
     if isinstance(transform, IdentityTransform):
         return array
     if isinstance(transform, VoidTransform):
@@ -46,10 +46,10 @@ def transformed(array: pa.Array, transform: Transform[Any, Any], source: Iceberg
 
 
 def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
-    """The table's rows as one part per partition value, the rows' order kept within each.
+    """The table's rows as one part per partition value; each part keeps the rows' order.
 
-    The usual chunk has one value, and passes uncopied. Otherwise each part is a copy of its own rows: a slice would
-    keep the whole chunk in memory for as long as its rarest value waits.
+    Most chunks have one value, and are not copied. Otherwise each part is a copy of its rows: a slice would keep the
+    whole chunk in memory while its rarest value waits.
     """
     if table.num_rows == 0:
         return

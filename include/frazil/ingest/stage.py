@@ -1,4 +1,4 @@
-"""One task of a batch, from Kafka or a backfill's files to Parquet that no table knows yet: what an executor does."""
+"""Stages one task of a batch on an executor: from Kafka or a backfill's files to Parquet that no table has yet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
 UNWRITABLE = "Unwritable"
-"""The error class of a record with which alone no file can be made, for whatever reason."""
+"""The error class of a record that cannot be written even alone, for whatever reason."""
 
 
 def _now_us() -> int:
@@ -45,7 +45,7 @@ def _now_us() -> int:
 
 
 class _Suspect(Exception):
-    """An error that a record may be the reason of."""
+    """An error that a record may have caused."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -61,13 +61,13 @@ def stage(
 ) -> StageResult:
     """Read the task's ranges, decode, split, sort and write them.
 
-    `attempt` counts from 0; a later one decodes in a child process, in case a record killed the earlier. Each range is
+    `attempt` counts from 0; later attempts decode in a child process, in case a record killed the first. Each range is
     in the result once, empty ones too. `on_progress` gets the records read so far, about once a second; what it raises
     is logged.
 
-    An error that is not known to be of the environment may be a record's doing. The ranges are then read once more, and
-    each chunk is tried in memory before it is written: a record that fails alone becomes a dead letter. Where none
-    does, the error comes again and is raised.
+    A record may have caused any error that does not certainly come from the environment. The ranges are then read
+    again, and each chunk is tried in memory before it is written: a record that fails alone becomes a dead letter. If
+    none does, the error recurs and is raised.
 
     Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and what the storage raises; the
     files of a stage that raises are removed as far as possible.
@@ -129,7 +129,7 @@ def _suspicion() -> Iterator[None]:
 
 
 class _Reporter:
-    """Tells how far the task is. Whoever is told may fail: the records land all the same."""
+    """Reports how far the task is. If a report fails, the task continues."""
 
     def __init__(self, on_progress: Callable[[int], None]) -> None:
         self._on_progress = on_progress
@@ -193,7 +193,7 @@ class _Stage:
         return Decoded(self._main.layout.arrow_schema.empty_table(), np.arange(0), [rejection])
 
     def check_table(self) -> None:
-        """A row of nulls and zeros can be written: what fails later is not the table's doing. Raises what it meets."""
+        """Write a row of nulls and zeros in memory: if it raises, the table is at fault, and no record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
     def _rehearsed(self, chunk: Chunk) -> Decoded:
@@ -261,7 +261,7 @@ def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decode
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Hundreds of thousands of live messages make every collection of cyclic garbage slow, and none is cyclic."""
+    """Hundreds of thousands of live messages, none of them cyclic, make every collection of garbage slow."""
     enabled = gc.isenabled()
     gc.disable()
     try:

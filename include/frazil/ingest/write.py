@@ -1,4 +1,4 @@
-"""Rows of a task on their way to files: gathered by partition value, in bounded memory, into few and large files."""
+"""Gathers a task's rows by partition value, in bounded memory, and writes them to few, large files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from frazil.ingest.split import sort, split
 BUFFER_BYTES = 256 * 2**20
 """Arrow bytes that a writer may hold in memory before the largest partition value is written out."""
 OPEN_BYTES = 512 * 2**20
-"""Bytes that a writer's open files may keep before the one is closed that was written to longest ago."""
+"""Bytes that a writer's open files may keep before the least recently written one is closed."""
 FIRST_GUESS_BYTES_PER_BYTE = 3.0
-"""Arrow bytes per Parquet byte, until the first write has shown it."""
+"""Arrow bytes per Parquet byte, until the first write shows it."""
 MERGED_BYTES = 2**20
-"""Tables of a partition value that are larger are left alone: what they cost beside their values is little then."""
+"""Larger tables of a partition value are not merged: they cost little beside their values."""
 MERGED_TABLES = 8
 COLUMN_BYTES = 512
 """About what a column of a table costs beside its values."""
@@ -34,7 +34,7 @@ PartitionKey = tuple[str | None, ...]
 
 @dataclass
 class _Gathered:
-    """One partition value: rows in memory, and the file that the earlier ones went to."""
+    """One partition value: rows in memory, and the file that earlier ones went to."""
 
     values: tuple[Any, ...]
     rows: list[pa.Table] = field(default_factory=list)
@@ -45,7 +45,7 @@ class _Gathered:
     """About what the open file keeps of its last row group: Parquet's writer frees it when the next begins."""
 
     def add(self, rows: pa.Table) -> None:
-        """Small tables of like size become one, so that very many are few: each costs kilobytes beside its values."""
+        """Merge small tables of similar size: each costs kilobytes beside its values."""
         self._append(rows)
         while (alike := self._alike()) >= MERGED_TABLES:
             merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
@@ -66,7 +66,7 @@ class _Gathered:
 
 
 def held_bytes(rows: pa.Table) -> int:
-    """What a table keeps in memory: its buffers whole, though it may show a part of them, and itself."""
+    """Bytes that a table keeps in memory: whole buffers, even where it shows only a part, and itself."""
     buffers: int = rows.get_total_buffer_size()
     return buffers + COLUMN_BYTES * len(rows.column_names)
 
@@ -102,7 +102,7 @@ class TableWriter:
     def _begin(self) -> None:
         self._gathered: dict[PartitionKey, _Gathered] = {}
         self._held = 0
-        self._open: dict[int, _Gathered] = {}  # by id, the one that was written to longest ago first
+        self._open: dict[int, _Gathered] = {}  # by id, the least recently written first
         self._retained = 0
         self._staged: list[StagedFile] = []
 
@@ -178,7 +178,7 @@ class TableWriter:
             self._close(oldest, oldest.file)
 
     def _retain(self, gathered: _Gathered, size: int) -> None:
-        """Count anew what the open file of a partition value keeps."""
+        """Update what the open file of a partition value keeps."""
         self._retained += size - gathered.retained
         gathered.retained = size
         self._open.pop(id(gathered), None)
@@ -192,5 +192,5 @@ class TableWriter:
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:
-    """`<task>-<attempt>-<uuid>.parquet`: an attempt's files are known by their name."""
+    """`<task>-<attempt>-<uuid>.parquet`: the name identifies an attempt's files."""
     return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"

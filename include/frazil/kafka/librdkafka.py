@@ -1,11 +1,10 @@
-"""librdkafka's C API through ctypes: what reads records without a Python object for each.
+"""librdkafka's C API through ctypes, which reads records without a Python object for each.
 
-The library is the one that confluent-kafka's own extension is linked with, whatever its file is called and wherever the
-wheel, conda or the system put it: symbols are looked up in the extension, and so in the libraries that it needs.
+The library is the one that confluent-kafka's own extension is linked with, wherever the wheel, conda or the system put
+it: symbols are looked up in the extension, and so in the libraries that it needs.
 
-The structs of librdkafka's public header stay what they are. Whether this library is laid out as this module reads it
-is tried once a process nevertheless: `librdkafka` makes a message, which costs a few milliseconds and needs no broker,
-and compares every field.
+The structs of librdkafka's public header are stable. Each process checks them once nevertheless: `librdkafka` makes a
+message, which takes a few milliseconds and no broker, and compares every field.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class LibraryUnfit(Exception):
 
 
 class Librdkafka:
-    """The functions, `rd_kafka_new` as `new`; each lets go of the GIL while it runs."""
+    """The functions, `rd_kafka_new` as `new`; each releases the GIL while it runs."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, int] = {}
@@ -126,10 +125,10 @@ class Librdkafka:
         raise AttributeError(name)
 
     def configured(self, properties: Mapping[str, str]) -> int:
-        """A configuration, to be given to a client or destroyed. Raises KafkaException for what it refuses."""
+        """A configuration, which the caller passes to a client or destroys. Raises KafkaException."""
         conf = int(self.conf_new())
         said = ctypes.create_string_buffer(_TEXT_BYTES)
-        # Plugins bring properties, and are loaded first.
+        # Plugins define properties, so they are loaded first.
         for key, value in sorted(properties.items(), key=lambda item: item[0] != "plugin.library.paths"):
             if self.conf_set(conf, key.encode(), value.encode(), said, _TEXT_BYTES):
                 self.conf_destroy(conf)
@@ -137,9 +136,9 @@ class Librdkafka:
         return conf
 
     def consumer(self, properties: Mapping[str, str], on_error: Any) -> int:
-        """A consumer; its errors go to `on_error`, an `ErrorCallback` that must outlive it, while it is polled.
+        """A consumer. While it is polled, its errors go to `on_error`, an `ErrorCallback` that must outlive it.
 
-        Its log lines are kept for the queue that `set_log_queue` names. Raises KafkaException.
+        Its log lines wait for the queue that `set_log_queue` names. Raises KafkaException.
         """
         conf = self.configured({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
@@ -157,7 +156,7 @@ class Librdkafka:
         return int(client)
 
     def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
-        """A list of topic, partition and offset, to be destroyed."""
+        """A list of topic, partition and offset, which the caller destroys."""
         found = [(topic.encode(), partition, offset) for topic, partition, offset in places]
         made = int(self.topic_partition_list_new(len(found)))
         for topic, partition, offset in found:
@@ -188,7 +187,7 @@ class Librdkafka:
 
 @cache
 def librdkafka() -> Librdkafka:
-    """The library of this process, tried. Raises LibraryUnfit; nothing is done before the first call."""
+    """The library of this process, checked at the first call. Raises LibraryUnfit."""
     library = Librdkafka()
     if (built := library.version()) != (known := confluent_kafka.libversion()[1]):
         raise LibraryUnfit(f"its version is {built:#x}, and confluent-kafka has {known:#x}")
@@ -197,7 +196,7 @@ def librdkafka() -> Librdkafka:
 
 
 def _try(library: Librdkafka) -> None:
-    """A message that is taken out of a producer's queue again comes back as any message does."""
+    """Check the layout of a message: one that is purged from a producer's queue comes back like any other."""
     conf = library.configured({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
     producer = library._client(_PRODUCER, conf)

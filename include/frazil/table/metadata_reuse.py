@@ -1,11 +1,11 @@
-"""Metadata that a process has read or made is neither parsed nor copied again.
+"""Saves parsing and copying metadata that this process has read or made.
 
 PyIceberg parses a table's metadata file at every load and at every commit, and ends a commit with a deep copy of all
-snapshots: two thirds of a commit's time where a table has hundreds of them. A metadata file never changes, for its name
-has a UUID, and what is parsed from it is frozen but for its lists and maps. So the last ones are kept by their
-location, and a copy has lists and maps of its own, of the same snapshots.
+snapshots: two thirds of a commit's time where a table has hundreds of them. A metadata file never changes, because its
+name has a UUID, and what is parsed from it is frozen, apart from its lists and maps. So the last ones are kept by
+location, and a copy has its own lists and maps of the same snapshots.
 
-Which metadata is current is asked at every load and decided at every commit by the catalog, as before.
+The catalog still says at every load which metadata is current, and decides every commit.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class KnownMetadata:
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Let commits by way of this catalog copy no snapshots and, in a SQL catalog, loads parse no file twice.
+    """Make commits through this catalog copy no snapshots and, in a SQL catalog, loads parse no file twice.
 
-    Of the catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server has its own ways.
+    This holds for catalogs whose client writes the metadata (SQL, Hive, Glue), not for REST.
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
-    # Where nobody has imported it, which takes a while, the catalog is of another kind.
+    # Importing it takes a while; if nobody has, the catalog is of another kind.
     sql = sys.modules.get("pyiceberg.catalog.sql")
     if sql is not None and isinstance(catalog, sql.SqlCatalog):
         _parse_once(catalog)
@@ -78,7 +78,7 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """The same metadata, whose deep copy has the same snapshots, schemas and logs in lists of its own."""
+    """A subclass whose deep copy has its own lists of the same snapshots, schemas and logs."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}

@@ -1,7 +1,7 @@
-"""What a table left in its folder: the sign that a catalog which does not have the table was lost, or exchanged.
+"""Finds what a table left in its folder: if the catalog does not have the table, the catalog was lost or exchanged.
 
-A new table in the folder of another would let each take the other's files for its own: journals, commit records and
-staged files are found by their folder alone.
+Two tables in one folder would take each other's files for their own: journals, commit records and staged files are
+found by their folder alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 METADATA = ".metadata.json"
 STATE = "_frazil"
-"""The folder of a table's location that has what is kept of its streams."""
+"""The folder in a table's location that holds the state of its streams."""
 _VERSION = re.compile(r"v?(\d+)")
 
 
@@ -50,7 +50,7 @@ class Remains:
     location: str
     newest: Metadata | None
     streams: tuple[str, ...]
-    """Those of which the folder has journals, commit records or a desired state."""
+    """Streams with journals, commit records or a desired state in the folder."""
 
     def __str__(self) -> str:
         found = []
@@ -76,7 +76,7 @@ def place_of_new(
 ) -> Place | None:
     """Where the catalog would create that table, asked without creating it.
 
-    None if a server decides and does not say: its namespace or the table has not been, or was just, created; or it
+    None if a server decides and does not say: the namespace is missing, the table was just created, or the server
     cannot stage a creation. Raises what the catalog raises.
     """
     if isinstance(catalog, MetastoreCatalog):
@@ -102,7 +102,7 @@ def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) 
     try:
         return catalog._resolve_table_location(location, namespace, name).rstrip("/")
     except NoSuchNamespaceError:
-        # As it will be once the namespace is made, which brings no properties.
+        # As it will be once the namespace is made, without properties.
         with_namespace = copy.copy(catalog)
         with_namespace.load_namespace_properties = lambda *_: {}  # type: ignore[method-assign]
         return with_namespace._resolve_table_location(location, namespace, name).rstrip("/")
@@ -131,7 +131,7 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
 
 
 def _newest(store: ObjectStore, folder: str) -> Metadata | None:
-    """By its version: of several with the same one, which failed commits leave, the file that was written last."""
+    """The file of the highest version; failed commits leave several of one, of which the last written counts."""
     files = _metadata_files(store.list_files(folder))
     return _read(store, max(files, key=lambda file: (_version(file.path), file.modified_ms))) if files else None
 

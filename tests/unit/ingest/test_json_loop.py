@@ -22,7 +22,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
-from frazil.ingest.formats.json.columns import ColumnReader
+from frazil.ingest.formats.json.columns import ChunkReader
 from frazil.ingest.formats.json.decoder import JsonDecoder
 
 SCALARS: list[tuple[t.IcebergType, list[str]]] = [
@@ -195,7 +195,7 @@ def test_room_grows_with_what_the_records_hold() -> None:
 
 def test_a_record_without_a_newline_behind_it_is_not_read_by_the_loop() -> None:
     column = BinaryColumn(np.frombuffer(b'{"c11":"x"}', np.uint8), np.array([0]), np.array([11]))
-    reader = ColumnReader(FLAT.as_struct(), FLAT.as_arrow(), {})
+    reader = ChunkReader(FLAT.as_struct(), FLAT.as_arrow(), {})
     assert reader(column)[1].tolist() == [True]
 
 

@@ -1,4 +1,4 @@
-"""The formats that records may have, by their names in `source.format`. A format is one package beside `json`."""
+"""The formats of records, by their names in `source.format`. Each is a package beside `json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.record import quoted as quoted_json
 
 DecoderMaker = Callable[[Schema, Mapping[int, str]], Decoder]
-"""Of an Iceberg schema and of units, as `decoder` takes them. Raises SpecError for a column that it cannot fill."""
+"""From an Iceberg schema and units, as `decoder` takes them. Raises SpecError for a column that it cannot fill."""
 
 
 def _json(schema: Schema, units: Mapping[int, str]) -> Decoder:
@@ -28,7 +28,7 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {"json": json_types.check_s
 """Each raises SpecError for a column that its format cannot fill."""
 
 Quoter = Callable[[bytes, Sequence[str]], str | None]
-"""Of a record that was decoded and a path of fields: the value there as it was sent, in words, or None."""
+"""From a decoded record and a path of fields: the value there as it was sent, in words, or None."""
 
 QUOTERS: Mapping[str, Quoter] = {"json": quoted_json}
 
@@ -43,7 +43,7 @@ def decoder(format_name: str, schema: Schema, units: Mapping[int, str]) -> Decod
 
 
 def check_supported(schema: Schema, format_name: str) -> None:
-    """Refuse at start what would fail at every record. Raises SpecError."""
+    """Refuse a column that no record could fill. Raises SpecError."""
     CHECKS[_known(format_name)](schema.as_struct())
 
 

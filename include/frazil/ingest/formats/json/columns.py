@@ -1,4 +1,4 @@
-"""Chunks of records to Arrow by the compiled loop: rows where it is sure, and which records it is not sure of."""
+"""Reads chunks of records into Arrow with the compiled loop: rows where it is sure, and which records are unsure."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from frazil.ingest.formats.json.nodes import (
     Numbers,
     nodes,
 )
-from frazil.ingest.formats.json.rows import ROOM, USED, gathered, read_records
+from frazil.ingest.formats.json.rows import read_records
 from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.types import Units, depth
+from frazil.ingest.formats.json.words import ROOM, USED, gathered
 
 WORDS_AT_ONCE = 4 * 2**20
-"""A chunk of wide rows is read in parts that fill about so many words of 64 bits: the room is used over and over."""
+"""Chunks of wide rows are read in parts of about this many 64-bit words, whose memory is reused."""
 LEAST_ROOM = 1024
-"""So many records are read together at least."""
+"""At least this many records are read together."""
 _MOST_KEYS = 4096
-"""A map of more is read singly."""
+"""A record with a larger map is read singly."""
 
 
-class ColumnReader:
-    """Reads records of one schema. Its memory is used again for the next chunk; what it returns has its own."""
+class ChunkReader:
+    """Reads chunks of one schema. It reuses its memory for the next chunk; what it returns has its own."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._arrow_schema = arrow_schema
@@ -53,7 +54,7 @@ class ColumnReader:
         self._allocate()
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """The rows of those that are sure, in their order, and of each value whether it is not."""
+        """The rows of the sure records, in order, and for each value whether it is unsure."""
         of_row = int(self._width[self._nodes[:, DOMAIN] == 0].sum()) + 1
         step = max(LEAST_ROOM, WORDS_AT_ONCE // of_row)
         unsure = np.ones(len(values), np.uint8)
@@ -103,7 +104,7 @@ class ColumnReader:
         self._text = np.zeros(self._domains[-1, ROOM], np.uint8)
 
     def _grow(self, domain: int) -> None:
-        """Twice the room for one domain; what is written stays."""
+        """Double the room of one domain; what is written stays."""
         table, words, valid, text = self._nodes.copy(), self._words, self._valid, self._text
         self._domains[domain, ROOM] *= 2
         self._allocate()
@@ -168,7 +169,7 @@ class ColumnReader:
 
 
 def _fixed(array: NDArray[Any]) -> NDArray[Any]:
-    """The same, as the one type that the loop is compiled for: contiguous, and not to be written."""
+    """The array as the type that the loop is compiled for: contiguous and read-only."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
@@ -179,7 +180,7 @@ def _offsets(ends: Numbers, kind: type[np.signedinteger[Any]]) -> pa.Array:
 
 
 def _spread(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
-    """Values of one length, with zeros where there is none."""
+    """Values of one length, with zeros where a value is missing."""
     spread = np.zeros((len(valid), length), np.uint8)
     spread[valid] = octets.reshape(-1, length)
     return spread

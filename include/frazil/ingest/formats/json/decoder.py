@@ -1,7 +1,7 @@
-"""JSON messages to Arrow: by a compiled loop where it is sure, and one by one where it is not.
+"""Decodes JSON messages to Arrow: by a compiled loop where that is sure, and one by one where it is not.
 
-`columns` reads a chunk and says of which records it is not sure; `record` reads one record and is the reference. Each
-record is the row or the rejection that it is alone, whatever stands beside it.
+`columns` reads a chunk and marks the records that it is not sure of; `record` reads one record and is the reference. A
+record's row or rejection depends on no other record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection, joined
-from frazil.ingest.formats.json.columns import ColumnReader
+from frazil.ingest.formats.json.columns import ChunkReader
 from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused
 from frazil.ingest.formats.json.types import check_supported
@@ -30,10 +30,10 @@ class JsonDecoder:
         check_supported(struct)
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._record = RecordReader(struct, units)
-        self._columns = ColumnReader(struct, self._arrow_schema, units)
+        self._columns = ChunkReader(struct, self._arrow_schema, units)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Each record is its value alone. Rows that were read singly are the last."""
+        """Only values matter. Rows that were read singly come last."""
         rows, unsure = self._columns(chunk.values)
         sure = Decoded(rows, np.flatnonzero(~unsure))
         if len(sure.kept) == len(chunk):
@@ -42,7 +42,7 @@ class JsonDecoder:
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
-        """These messages, by the place of each in its chunk."""
+        """Read messages one by one; `places` are theirs in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
@@ -64,7 +64,7 @@ def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    """The type without extensions, which Arrow does not build from values inside others."""
+    """The type without extension types, which Arrow cannot build inside nested values."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Keys that a JSON record gives twice: of a parser that keeps the last in silence, they are found in the text."""
+"""Finds keys that a JSON record gives twice: in its text, because the parser silently keeps the last."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Pairs(list[tuple[str, Any]]):
 class KeysGivenTwice:
     """Finds a field of the schema, or a map's key, that a record gives twice.
 
-    Records are given as text that the parser takes (no NaN, no Infinity), and as the values that it made of the fields.
+    It takes a record as text that the parser accepts (no NaN, no Infinity), and as the values that this made of it.
     """
 
     def __init__(self, schema: iceberg.StructType) -> None:
@@ -40,10 +40,10 @@ class KeysGivenTwice:
         self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner(schema))
 
     def __call__(self, text: bytes, parsed: tuple[Any, ...]) -> str | None:
-        """The path of what is given twice."""
+        """The path of a key that is given twice; None if there is none."""
         if self._flat:
-            # There are no more keys than colons behind a quotation mark: none is there twice where so many fields have
-            # a value, or where so many keys are distinct.
+            # There are at most as many keys as colons behind a quotation mark. If as many fields have a value, or as
+            # many keys are distinct, no key is given twice.
             at_most = text.translate(None, WHITE_SPACE).count(b'":')
             if at_most == len(parsed) - parsed.count(None) or at_most == len(_distinct(text)):
                 return None
@@ -55,7 +55,7 @@ class KeysGivenTwice:
         return _repeated_key(self._decode(text.decode()), self._schema)
 
     def _first_twice(self, text: bytes) -> str | None:
-        """The first name that is surely a key twice of one flat object. White space before a colon hides a key."""
+        """The first name that one flat object surely has twice as a key. White space before a colon hides a key."""
         count = text.count
         for name, key in self._keys:
             # A name's last quotation mark ends a string; where the first one is escaped, that is inside a longer key.
@@ -65,7 +65,7 @@ class KeysGivenTwice:
 
 
 def _without_escapes(text: bytes) -> bytes | None:
-    """The text with printable ASCII unescaped: a plain name is then spelled in one way. None where that is hard."""
+    """The text with printable ASCII unescaped: a plain name then has one spelling. None if that is hard."""
     start = text.find(b"\\u00") if b"\\" in text else -1
     if start < 0:
         return text
@@ -106,7 +106,7 @@ def _repeated(keys: list[str]) -> str | None:
 
 
 def _repeats_names(schema: iceberg.StructType) -> bool:
-    """Whether records repeat fields' names by right, or have names that no schema knows."""
+    """Whether records may repeat fields' names, or have names that no schema knows."""
     lists = [kind for kind in inner(schema) if isinstance(kind, iceberg.ListType)]
     structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner(kind))
     return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner(schema))

@@ -1,4 +1,4 @@
-"""Compiled: dates, times and timestamps as ISO 8601 writes them, to days and microseconds.
+"""Compiled: dates, times and timestamps of ISO 8601 to days and microseconds.
 
 Each begins behind a quotation mark, and ends before one.
 """
@@ -7,21 +7,21 @@ Each begins behind a quotation mark, and ends before one.
 
 from __future__ import annotations
 
-from frazil.ingest.formats.json.scan import NO, Bytes, is_digit, loop
+from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop
 
 NEVER = -(2**63)
-"""The moment of a text that is none."""
+"""Returned for a text that is no date."""
 _DAY = 86_400_000_000
 
 
 @loop
-def _two(b: Bytes, p: int) -> int:
+def _two(b: Octets, p: int) -> int:
     return (b[p] - 48) * 10 + (b[p + 1] - 48) if is_digit(b[p]) and is_digit(b[p + 1]) else NO
 
 
 @loop
-def days(b: Bytes, p: int) -> int:
-    """Of the ten characters from here: days since 1970 in the Gregorian calendar, years 1 to 9999."""
+def days(b: Octets, p: int) -> int:
+    """The date in the ten characters from here, as days since 1970: Gregorian calendar, years 1 to 9999."""
     if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
         return NEVER
     century, year, month, day = _two(b, p), _two(b, p + 2), _two(b, p + 5), _two(b, p + 8)
@@ -39,7 +39,7 @@ def days(b: Bytes, p: int) -> int:
 
 
 @loop
-def clock(b: Bytes, p: int) -> tuple[int, int]:
+def clock(b: Octets, p: int) -> tuple[int, int]:
     """`HH`, `HH:MM`, `HHMM`, with `:SS` or `SS`, and a fraction: where it ends, and microseconds since midnight."""
     hour, minute, second, fraction = _two(b, p), 0, 0, 0
     if hour < 0:
@@ -75,7 +75,7 @@ def clock(b: Bytes, p: int) -> tuple[int, int]:
 
 
 @loop
-def timestamp(b: Bytes, p: int) -> tuple[int, int]:
+def timestamp(b: Octets, p: int) -> tuple[int, int]:
     """Where it ends, and microseconds since 1970 in UTC; without a zone, the time is taken as UTC."""
     since = days(b, p)
     if since == NEVER:

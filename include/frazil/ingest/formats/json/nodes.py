@@ -13,7 +13,7 @@ from frazil.ingest.formats.json.types import Units
 
 (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, DECIMAL, DATE, TIME, TIMESTAMP) = range(10)
 (SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED, STRUCT, LIST, MAP) = range(10, 20)
-"""What a node is; the four units are of timestamps that arrive as numbers."""
+"""The kinds of nodes; the four units are for timestamps that arrive as numbers."""
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.StringType: STRING,
@@ -44,18 +44,20 @@ Numbers = NDArray[np.int64]
 
 # Columns of the table of nodes.
 (KIND, REQUIRED, PRECISION, SCALE, AFTER, DOMAIN, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
-"""What it is; whether it is required; a decimal's digits, or a fixed's length, and a decimal's scale; the first node
-that is not inside it; its domain; a list's or map's domain of entries; how many fields a struct has, and where they
-begin in `lists`; where its name begins in `names`, how long that is, and whether it is written without escapes."""
+"""PRECISION is a decimal's digits or a fixed's length, AFTER the first node that is not inside this one, INNER the
+domain of a list's or map's entries. FIELDS is the number of a struct's fields, which begin at CHILDREN in `lists`. The
+name begins at NAME in `names`, and is LENGTH bytes long; PLAIN says whether JSON writes it without escapes."""
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY) = range(12, 21)
-"""Where a struct's hash table begins in `lists`, its size less one, and its longest name's length. And what is written
-while records are read: the field that was first in a struct, and that followed this one, the last time; the number of
-the object that had it last; where its words and its flags begin. Where its name begins in `lists`, with the quotation
-mark behind it, as words of eight bytes."""
+"""A struct's hash table begins at SLOTS in `lists`; MASK is its size less one, LONGEST its longest name's length. At
+KEY in `lists` is the name with a closing quotation mark, as words of eight bytes.
+
+These change while records are read: OPENING, the field that came first in a struct the last time; FOLLOWING, the field
+that came after this one; SEEN, the number of the last object that had this field; BASE and FLAG, where the node's words
+and its flags begin."""
 
 
 class Nodes(NamedTuple):
-    """Node 0 is the record. A domain is what counts entries: the rows, or the elements of one list."""
+    """Node 0 is the record. A domain counts entries: the rows, or the elements of one list."""
 
     table: Numbers
     """A row for each node."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from frazil.ingest.formats.json.scan import NO, Bytes, is_digit, loop, named_end
+from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, named_end
 
 _LEAST, _MOST = -342, 308
 """Powers of ten beyond which a number of 19 digits is zero or infinite."""
@@ -45,7 +45,7 @@ _NO_NUMBER = (NO, 0.0)
 
 
 @loop
-def integer(b: Bytes, p: int) -> tuple[int, int]:
+def integer(b: Octets, p: int) -> tuple[int, int]:
     """Where a whole number of 64 bits ends, and what it is. What follows may make it another kind of number."""
     negative = b[p] == 45
     if negative:
@@ -67,7 +67,7 @@ def integer(b: Bytes, p: int) -> tuple[int, int]:
 
 
 @loop
-def exponent(b: Bytes, p: int) -> tuple[int, int]:
+def exponent(b: Octets, p: int) -> tuple[int, int]:
     """Behind the `e`: where the exponent ends, and what it is; a far one is about 10^9."""
     negative = b[p] == 45
     if negative or b[p] == 43:
@@ -83,7 +83,7 @@ def exponent(b: Bytes, p: int) -> tuple[int, int]:
 
 
 @loop
-def double(b: Bytes, p: int) -> tuple[int, float]:
+def double(b: Octets, p: int) -> tuple[int, float]:
     """Where a number ends, and the nearest double. Not sure of what is infinite or subnormal."""
     negative = b[p] == 45
     if negative:
@@ -186,7 +186,7 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 
 @loop
-def decimal(b: Bytes, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
+def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
     """Where a number ends, and its digits at this scale as two's complement, high and low word.
 
     In a `text`, what Python's decimals may look like is a number too. Not sure of what does not fit.
@@ -238,7 +238,7 @@ def decimal(b: Bytes, p: int, precision: int, scale: int, text: bool) -> tuple[i
 
 
 @loop
-def seconds(b: Bytes, p: int) -> tuple[int, int]:
+def seconds(b: Octets, p: int) -> tuple[int, int]:
     """Where a number of seconds ends, and the microseconds that it is; finer digits are cut off (toward zero)."""
     negative = b[p] == 45
     if negative:

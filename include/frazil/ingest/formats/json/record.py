@@ -1,10 +1,10 @@
 """One JSON record at a time: the row that it makes, or why it makes none.
 
-This is the reference. Whatever the compiled loop is not sure of comes here, and only from here come error classes and
-texts, so that a record's fate, value, class and text are functions of its bytes and the schema alone.
+This is the reference: it reads whatever the compiled loop is not sure of, and alone makes error classes and texts. So a
+record's fate, value, class and text depend only on its bytes and the schema.
 
-A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field that the schema names may
-be there once; all others are ignored, but for their syntax.
+A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field of the schema may be there
+once; all others are ignored, apart from their syntax.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Number(str):
 
 
 class _Said(NamedTuple):
-    """A refusal by the parser: the text before the value, the steps to it, what it is called if not found, the rest."""
+    """A refusal by the parser: the text before the value, the steps to it, its name if it is not found, the rest."""
 
     error_class: str
     before: str
@@ -90,11 +90,11 @@ class RecordReader:
         self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
 
     def __call__(self, value: bytes | None) -> Row | Refused:
-        """What a message is."""
+        """The message's row, or why it makes none."""
         return self.each([value])[0]
 
     def each(self, values: Sequence[bytes | None]) -> list[Row | Refused]:
-        """What each message is."""
+        """Each message's row, or why it makes none."""
         texts = [*map(_stripped, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, Refused) else self._read(text, next(special)) for text in texts]
@@ -103,7 +103,7 @@ class RecordReader:
         try:
             return self._outcome(text, special)
         except RecursionError:
-            # Python counts the parser's depth and the caller's frames together. A thread begins with none of these.
+            # Python counts the parser's depth and the caller's frames together. A new thread begins without any.
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(self._outcome, text, special).result()
 
@@ -146,7 +146,7 @@ class RecordReader:
         """What the parser says of a value, in our words."""
         if (said := self._said.get(message)) is None:
             said = self._understood(message)
-            if "[" not in message:  # else it holds an index, and there is no end of them
+            if "[" not in message:  # else it has an index, and there are endlessly many
                 self._said[message] = said
         if said.error_class == "MissingRequired":
             return Refused(said.error_class, said.before)
@@ -171,7 +171,7 @@ class RecordReader:
         return _Said(TYPE_MISMATCH, f"{name}: {needed}{what_for} is needed, this is ", keys, got)
 
     def _followed(self, path: str) -> tuple[iceberg.IcebergType, str | None, list[str | int]]:
-        """A parser's path, such as `.a.b[3].c`, through the schema: the type that it ends at, its unit, and its steps.
+        """A parser's path, such as `.a.b[3].c`, followed through the schema: the type at its end, the unit, the steps.
 
         An entry of a map has no key there (`[...]`): its step is -1.
         """
@@ -223,13 +223,13 @@ def _given_twice(path: str) -> Refused:
 
 @lru_cache(maxsize=4096)
 def _part_decoder(name: str) -> Callable[[bytes], Any]:
-    """A parser that looks at one field alone."""
+    """A parser of one field alone."""
     part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
     return msgspec.json.Decoder(part).decode
 
 
 class _Parser:
-    """Bytes to a row by one typed parse and the conversions that its types cannot do."""
+    """Turns bytes into a row: one typed parse, and the conversions that its types cannot do."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, *, raw_floats: bool) -> None:
         self._decode = msgspec.json.Decoder(_struct_type(schema, units, raw_floats)).decode
@@ -247,7 +247,7 @@ class _Parser:
         return msgspec.structs.astuple(self._decode(text))
 
     def begun(self, parsed: Parsed) -> Row:
-        """Converts what is refused before a field that is given twice is. Raises Wrong."""
+        """Converts the values whose errors come before that of a field given twice. Raises Wrong."""
         return _converted([*parsed], self._first)
 
     def finished(self, row: Row) -> Row:

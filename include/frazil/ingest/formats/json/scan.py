@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from frazil.ingest.compiled import compiled, load64
 from frazil.ingest.formats.json.text import MAX_DEPTH
 
-Bytes = NDArray[np.uint8]
+Octets = NDArray[np.uint8]
 
 loop = partial(compiled, allocates=False)
 
@@ -45,7 +45,7 @@ ESCAPES = _short
 
 
 @loop
-def white(b: Bytes, p: int, end: int) -> int:
+def white(b: Octets, p: int, end: int) -> int:
     """The next position that is no white space."""
     while b[p] <= 32 and p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
@@ -58,7 +58,7 @@ def is_digit(c: int) -> bool:
 
 
 @loop
-def literal_end(b: Bytes, p: int) -> int:
+def literal_end(b: Octets, p: int) -> int:
     """Where `true`, `false` or `null` ends."""
     c = b[p]
     if c == 116:
@@ -71,7 +71,7 @@ def literal_end(b: Bytes, p: int) -> int:
 
 
 @loop
-def named_end(b: Bytes, p: int) -> int:
+def named_end(b: Octets, p: int) -> int:
     """Where `NaN`, `Inf` or `Infinity` ends."""
     if b[p] == 78:
         return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
@@ -82,7 +82,7 @@ def named_end(b: Bytes, p: int) -> int:
 
 
 @loop
-def number_end(b: Bytes, p: int) -> int:
+def number_end(b: Octets, p: int) -> int:
     if b[p] == 45:
         p += 1
     if b[p] == 78 or b[p] == 73:
@@ -112,7 +112,7 @@ def number_end(b: Bytes, p: int) -> int:
 
 
 @loop
-def hex4(b: Bytes, p: int) -> int:
+def hex4(b: Octets, p: int) -> int:
     value = 0
     for q in range(p, p + 4):
         digit = HEX[b[q]]
@@ -123,7 +123,7 @@ def hex4(b: Bytes, p: int) -> int:
 
 
 @loop
-def utf8_length(b: Bytes, p: int) -> int:
+def utf8_length(b: Octets, p: int) -> int:
     """Of the character beyond ASCII that begins here; 0 where none does (Unicode standard, table 3-7)."""
     first, second = b[p], b[p + 1]
     if 0xC2 <= first <= 0xDF:
@@ -148,7 +148,7 @@ def _all_ordinary(eight: int) -> bool:
 
 
 @loop
-def string_end(b: Bytes, p: int) -> tuple[int, bool]:
+def string_end(b: Octets, p: int) -> tuple[int, bool]:
     """The closing quotation mark of a string whose content begins here, and whether there are escapes in it."""
     escaped = False
     last = len(b) - 8
@@ -186,7 +186,7 @@ def string_end(b: Bytes, p: int) -> tuple[int, bool]:
 
 
 @loop
-def unescape(b: Bytes, p: int, end: int, to: Bytes, at: int) -> int:
+def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
     """Write the content `[p, end)` of a string that `string_end` found sound, as UTF-8. Returns where it ends.
 
     It is never longer than it was.
@@ -230,7 +230,7 @@ def unescape(b: Bytes, p: int, end: int, to: Bytes, at: int) -> int:
 
 
 @loop
-def _key_end(b: Bytes, p: int, end: int) -> int:
+def _key_end(b: Octets, p: int, end: int) -> int:
     """Behind a key and its colon: where the value begins."""
     if b[p] != 34:
         return NO
@@ -242,7 +242,7 @@ def _key_end(b: Bytes, p: int, end: int) -> int:
 
 
 @loop
-def value_end(b: Bytes, p: int, end: int, depth: int, opened: Bytes) -> int:
+def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
     """Where a value of any kind ends that begins here. `depth` counts what encloses it; `opened` is room to work in."""
     enclosing = depth
     while True:

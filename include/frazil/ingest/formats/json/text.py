@@ -1,4 +1,4 @@
-"""The bytes of single JSON messages: what is refused before any parser sees it, and what stands in for NaN there."""
+"""The bytes of single JSON messages: what is refused before parsing, and what stands in for NaN."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""One that does not end goes to the end of the text: else each quote in it would be tried as a beginning."""
+"""A string without an end reaches to the end of the text: else each quote in it would be tried as a beginning."""
 MAX_DEPTH = 500
-"""Deeper objects and arrays are refused, ignored ones too: parsers that recurse have an end somewhere."""
+"""Deeper objects and arrays are refused, even in ignored fields: parsers that recurse have a limit somewhere."""
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
-STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
+_STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
 _FAR = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 def stripped(value: bytes | None) -> bytes:
-    """One message without the white space around it: an object of UTF-8, to all appearance. Raises Refused."""
+    """The message without the white space around it, if it looks like an object in UTF-8. Raises Refused."""
     if value is None:
         raise Refused("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
@@ -56,7 +56,7 @@ def stripped(value: bytes | None) -> bytes:
 
 
 def _instead_of_an_object(text: bytes) -> str:
-    """What a value is that does not start with { and end with }, as far as its bytes tell, and what to do."""
+    """What a value seems to be that does not start with { and end with }, and what to do."""
     if text.startswith(_BYTE_ORDER_MARK):
         return "the value begins with a byte order mark: write UTF-8 without one"
     for magic, name in _COMPRESSIONS.items():
@@ -87,7 +87,7 @@ def too_deep(text: bytes) -> bool:
 
 
 def malformed(text: bytes, message: str) -> str:
-    """What is wrong with text that is no JSON: the parser's message, or what that should have said."""
+    """What is wrong with text that is no JSON: the parser's message, or a better one."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
@@ -99,7 +99,7 @@ def malformed(text: bytes, message: str) -> str:
 
 
 def may_be_special(texts: Sequence[bytes]) -> list[bool]:
-    """Which texts may hold NaN, an infinity, or a number with an exponent of three digits from 300 on, or of more."""
+    """Which texts may hold NaN, an infinity, or a number with an exponent of 300 or more."""
     found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_FAR}")
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
@@ -119,9 +119,9 @@ def without_specials(text: bytes) -> bytes:
 
 
 def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """The text, with what is between its strings changed where it holds one or the other."""
+    """The text, changed between its strings wherever `one` or `other` is there."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
-    parts = text.split(b'"') if plain else STRINGS.split(text)
+    parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]
     return (b'"' if plain else b"").join(parts)
 

@@ -1,4 +1,4 @@
-"""Single JSON values that stand for a type which JSON has not: decimals, times, UUIDs, bytes.
+"""Converts single JSON values to types that JSON lacks: decimals, times, UUIDs, bytes.
 
 Each function takes a value as it was parsed and returns what Arrow builds the column from, or raises `Wrong`.
 """
@@ -25,7 +25,7 @@ INT64 = range(-(2**63), 2**63)
 NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
 """What stands in for NaN, Infinity and -Infinity, which strict JSON does not have (`formats.json.text`)."""
 
-# Of each pattern here a text is matched in one way at most: what is sent may be long, and made to be slow.
+# Each pattern matches a text in at most one way: a text may be long, and made to be slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _CLOCK = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
@@ -38,7 +38,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class Wrong(Exception):
-    """What is wrong with a value; `path` leads to it from the value that is looked at (empty: that value itself)."""
+    """What is wrong with a value; `path` leads to it from the value that is converted (empty: that value itself)."""
 
     def __init__(self, text: str, path: str = "") -> None:
         self.text, self.path = text, path
@@ -49,7 +49,7 @@ class Wrong(Exception):
 
 
 def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
-    """The conversion of one type's parsed values; None where they are what Arrow needs already."""
+    """The conversion of one type's parsed values; None if Arrow takes them as they are."""
     match kind:
         case iceberg.DoubleType():
             return raw_double if raw_floats else None
@@ -73,7 +73,7 @@ def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Ca
 
 
 def named(value: Any) -> str:
-    """A parsed value as a person is told of it."""
+    """A parsed value in words, for a message."""
     match value:
         case None:
             return "null"
@@ -142,24 +142,18 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
 
 
 def _as_sent(text: bytes) -> str:
-    """The number as the record has it, for NaN and infinities stand in for others here."""
+    """The number as the record has it: other numbers stand in for NaN and the infinities here."""
     special = NOT_A_NUMBER.get(text.strip())
     if special is None:
         return text[:64].decode()
     return "NaN" if math.isnan(special) else "Infinity" if special > 0 else "-Infinity"
 
 
-def usual_number(kind: iceberg.IcebergType) -> re.Pattern[bytes] | None:
-    """Numbers as most are written that surely fit the type; None where no pattern says so."""
-    match kind:
-        case iceberg.DecimalType(precision=precision, scale=scale) if precision > scale > 0:
-            return re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
-    return None
-
-
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Numbers that fit as they are written, zeros at the end apart: nothing is rounded."""
-    usual = usual_number(iceberg.DecimalType(precision, scale))
+    """Numbers that fit exactly, apart from zeros at the end: nothing is rounded."""
+    usual = None
+    if precision > scale > 0:  # as most numbers are written
+        usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
 
     def converted(raw: msgspec.Raw) -> Decimal:
         if usual is not None and usual.fullmatch(text := bytes(raw)):
@@ -268,7 +262,7 @@ def _seconds_of(text: str) -> int | None:
 
 
 def _micros(text: str, kind: object, *clock: str | None) -> int:
-    """Microseconds of hour, minute, second and fraction, of which the last may be missing."""
+    """Microseconds of hour, minute, second and fraction; the last ones may be missing."""
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:

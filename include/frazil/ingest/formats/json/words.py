@@ -1,0 +1,219 @@
+"""Compiled: single values to the words of columns, and strings from there to Arrow's buffers.
+
+A value of node k at entry e is at `words[base[k] + width * e]`, where e counts the entries of the node's domain:
+
+- a number, date, time or boolean: one word, a double's as its bits
+- a string, or bytes: where they begin, and their length; a beginning of -1 - x is x in `text`, not in the records
+- a decimal or UUID: two words in Arrow's order
+- a list or map: where its elements end, in the elements' domain
+
+`valid[flag[k] + e]` says whether it is there.
+"""
+
+# ruff: noqa: PLR0911, PLR0913, PLR0917 - compiled code follows the grammar, and each call and container costs
+
+from __future__ import annotations
+
+import numpy as np
+
+from frazil.ingest.formats.json.moments import NEVER, clock, days
+from frazil.ingest.formats.json.nodes import BOOLEAN, DATE, DECIMAL, MILLISECONDS, NANOSECONDS, SECONDS, Numbers
+from frazil.ingest.formats.json.numbers import decimal, integer, seconds
+from frazil.ingest.formats.json.scan import HEX, NO, Octets, literal_end, loop, unescape
+
+_base64 = np.full(256, -1, np.int64)
+for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
+    _base64[_letter] = _value
+BASE64 = _base64
+"""What a letter of base64 stands for; -1 if nothing."""
+_FEW = 16
+"""Up to this many keys of a map are compared in pairs; more go into a hash table."""
+
+# Columns of the table of domains; the row behind the last domain is for the bytes in `text`.
+USED, ROOM, BEFORE = range(3)
+"""Entries so far, the most that fit, and those that were there before the current record."""
+
+
+@loop
+def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
+    """Where a boolean, date, time or number since the epoch ends, and what it is."""
+    if kind == BOOLEAN:
+        return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
+    if kind == SECONDS:
+        text = b[p] == 34
+        p, value = seconds(b, p + text)
+        if p < 0 or not text:
+            return p, value
+        return p + 1 if b[p] == 34 else NO, value
+    if kind >= MILLISECONDS:
+        p, value = integer(b, p)
+        if kind == MILLISECONDS:
+            return p if -(2**63) // 1000 < value < 2**63 // 1000 else NO, value * 1000
+        if kind == NANOSECONDS:
+            return p if value != NEVER else NO, value // 1000 if value >= 0 else -(-value // 1000)
+        return p, value
+    if b[p] != 34:
+        return NO, 0
+    if kind == DATE:
+        value = days(b, p + 1)
+        return p + 12 if value != NEVER and b[p + 11] == 34 else NO, value
+    p, value = clock(b, p + 1)
+    return p + 1 if p >= 0 and b[p] == 34 else NO, value
+
+
+@loop
+def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
+    """Write the words of a decimal or a UUID. Returns where it ends."""
+    text = b[p] == 34
+    if kind == DECIMAL:
+        p, high, low = decimal(b, p + text, precision, scale, text)
+        words[at] = np.int64(low)
+        words[at + 1] = np.int64(high)
+        if p < 0 or not text:
+            return p
+        return p + 1 if b[p] == 34 else NO
+    return _uuid(b, p + 1, at, words) if text else NO
+
+
+@loop
+def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
+    """32 hexadecimal digits with hyphens anywhere; the first byte is the lowest of the first word."""
+    digits = 0
+    words[at] = 0
+    words[at + 1] = 0
+    while b[p] != 34:
+        if b[p] != 45:
+            digit = HEX[b[p]]
+            if digit < 0 or digits == 32:
+                return NO
+            words[at + digits // 16] |= digit << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
+            digits += 1
+        p += 1
+    return p + 1 if digits == 32 else NO
+
+
+@loop
+def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers) -> bool:
+    """Write into these words where a string is; one with escapes goes to `text`. False if that is full."""
+    if not escaped:
+        words[at] = p
+        words[at + 1] = end - p
+        return True
+    last = len(domains) - 1
+    used = domains[last, USED]
+    if used + end - p > domains[last, ROOM]:
+        return False
+    after = unescape(b, p, end, text, used)
+    words[at] = -1 - used
+    words[at + 1] = after - used
+    domains[last, USED] = after
+    return True
+
+
+@loop
+def keep_base64(
+    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
+) -> bool:
+    """As `keep`, for base64, whose bytes go to `text`; a length of -1 means that it is not base64.
+
+    Some libraries escape slash or plus.
+    """
+    last = len(domains) - 1
+    used = domains[last, USED]
+    if used + end - p > domains[last, ROOM]:
+        return False
+    if escaped:
+        length = _octets(text, used, unescape(b, p, end, text, used), text, used)
+    else:
+        length = _octets(b, p, end, text, used)
+    words[at] = -1 - used
+    words[at + 1] = length
+    domains[last, USED] = used + max(length, 0)
+    return True
+
+
+@loop
+def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
+    """Write the bytes of padded base64 from `at`, which may overlap it. Returns how many; -1 if it is not base64."""
+    if (end - p) % 4:
+        return -1
+    first = at
+    while p < end:
+        padding = 0
+        if p + 4 == end:
+            padding = 2 if b[p + 2] == 61 and b[p + 3] == 61 else 1 if b[p + 3] == 61 else 0
+        one, two = BASE64[b[p]], BASE64[b[p + 1]]
+        three = 0 if padding == 2 else BASE64[b[p + 2]]
+        four = 0 if padding else BASE64[b[p + 3]]
+        if one < 0 or two < 0 or three < 0 or four < 0:
+            return -1
+        bits = one << 18 | two << 12 | three << 6 | four
+        to[at] = bits >> 16
+        if padding < 2:
+            to[at + 1] = bits >> 8 & 0xFF
+        if padding == 0:
+            to[at + 2] = bits & 0xFF
+        at += 3 - padding
+        p += 4
+    return at - first
+
+
+@loop
+def repeats(b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers) -> bool:
+    """Whether a map with these entries may have a key twice."""
+    if end - first <= _FEW:
+        for i in range(first, end):
+            for j in range(first, i):
+                if _same(b, text, base + 2 * i, base + 2 * j, words):
+                    return True
+        return False
+    size = 1
+    while size < 2 * (end - first):
+        size *= 2
+    if size > len(slots):
+        return True
+    slots[:size] = -1
+    for i in range(first, end):
+        start, length = words[base + 2 * i], words[base + 2 * i + 1]
+        value = length
+        for q in range(length):
+            octet = b[start + q] if start >= 0 else text[q - start - 1]
+            value = (value * 31 + octet) & 0xFFFFFFFF
+        slot = value & (size - 1)
+        while slots[slot] >= 0:
+            if _same(b, text, base + 2 * i, base + 2 * slots[slot], words):
+                return True
+            slot = (slot + 1) & (size - 1)
+        slots[slot] = i
+    return False
+
+
+@loop
+def _same(b: Octets, text: Octets, one: int, other: int, words: Numbers) -> bool:
+    length = words[one + 1]
+    if length != words[other + 1]:
+        return False
+    s, t = words[one], words[other]
+    for q in range(length):
+        x = b[s + q] if s >= 0 else text[q - s - 1]
+        y = b[t + q] if t >= 0 else text[q - t - 1]
+        if x != y:
+            return False
+    return True
+
+
+@loop
+def gathered(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
+    """Copy strings, given as (start, length) pairs, one behind the other; write their offsets."""
+    at = 0
+    for i in range(len(offsets) - 1):
+        start, length = spans[2 * i], spans[2 * i + 1]
+        if start >= 0:
+            for q in range(length):
+                to[at + q] = b[start + q]
+        else:
+            start = -1 - start
+            for q in range(length):
+                to[at + q] = text[start + q]
+        at += length
+        offsets[i + 1] = at
