@@ -89,13 +89,16 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """The note that a stream leaves, as a table property."""
+    """The note that a stream leaves, as a table property, with the topics of an earlier note of its cluster."""
     marker = _readable(properties, stream)
+    before = _note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
+    cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
+    known = before.get("topic-ids", {}) if before.get("cluster-id") == cluster_id else {}
     note = {
         "format": FORMAT_VERSION,
         "epoch": max(marker.at.epoch if marker else 0, forgotten_epoch(properties, stream)),
-        "cluster-id": marker.source.cluster_id if marker else None,
-        "topic-ids": dict(marker.source.topic_ids) if marker else {},
+        "cluster-id": cluster_id,
+        "topic-ids": {**known, **(marker.source.topic_ids if marker else {})},
     }
     return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}
 

@@ -2,9 +2,10 @@
 
 Numba compiles a function when it is first called, which takes a second or more. The code is kept in a folder that all
 worker processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the
-user's own in the system's temporary folder. The digest covers Numba's version and all sources of `frazil.ingest`,
-because one module's compiled code contains functions of others. If neither folder can be written, each process compiles
-in memory, and logs one warning.
+user's own in the system's temporary folder. The digest covers Numba's version and all sources that compiled code has
+anything of, because one module's compiled code contains functions and constants of others. It is taken when this module
+is imported: a process that runs on after an upgrade must not keep its old code as that of the new sources. If neither
+folder can be written, each process compiles in memory, and logs one warning.
 """
 
 # ruff: noqa: ARG001 - an intrinsic declares its arguments, and generates code for what they are when it is called
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OLD_S = 30 * 86_400
+SOURCES = ("frazil.ingest", "frazil.kafka")
+"""Packages whose functions and constants are in compiled code: of `frazil.kafka`, how a message is laid out."""
 _saving = threading.Lock()
 _warned = False
 
@@ -126,10 +129,9 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 @cache
 def code_folder() -> Path | None:
     """The folder of compiled code, created if it is missing; None if no folder can be used."""
-    digest = _digest()
     tried = []
     for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
-        folder = base / digest
+        folder = base / _DIGEST
         try:
             if not folder.exists():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -162,8 +164,9 @@ def _check_own(folder: Path) -> None:
 
 def _digest() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in _sources(resources.files("frazil.ingest")):
-        digest.update(source)
+    for package in SOURCES:
+        for source in _sources(resources.files(package)):
+            digest.update(source)
     return digest.hexdigest()[:16]
 
 
@@ -173,6 +176,9 @@ def _sources(folder: Traversable) -> Iterator[bytes]:
             yield from _sources(entry)
         elif entry.name.endswith(".py"):
             yield entry.read_bytes()
+
+
+_DIGEST = _digest()
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.commit.adoption import continued, readers_of
-from frazil.commit.marker import BatchKey
+from frazil.commit.adoption import continued, forgotten, forgotten_reader, readers_of
+from frazil.commit.marker import BatchKey, first_marker
 from frazil.commit.marker_change import adopt, forget
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
 from frazil.kafka.identity import SourceIdentity
@@ -311,3 +311,16 @@ def test_what_was_forgotten_begins_by_itself_where_no_row_is_left(world, tmp_pat
     world.load().delete()
 
     assert world.take_over().epoch == 2
+
+
+def test_a_stream_that_is_forgotten_twice_has_still_read_what_it_read_before_the_first_time():
+    first, second = SourceIdentity("cluster", {"a": "id-a"}), SourceIdentity("cluster", {"b": "id-b"})
+    properties: dict[str, str] = {}
+    for epoch, source in ((3, first), (7, second)):
+        marker = first_marker("events", epoch=epoch, offsets={(t, 0): 0 for t in source.topic_ids}, source=source)
+        properties |= forgotten({**properties, marker.property_name: marker.to_property()}, "events")
+
+    assert forgotten_reader(properties, first, stream="another") == "events"
+    assert forgotten_reader(properties, second, stream="another") == "events"
+    unreadable = forgotten({**properties, marker.property_name: "edited by hand"}, "events")
+    assert unreadable == {name: text for name, text in properties.items() if "forgotten" in name}

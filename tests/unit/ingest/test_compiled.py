@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,26 @@ def test_a_cache_that_is_damaged_is_mended(cache: Path, caplog: pytest.LogCaptur
         damaged.write_bytes(b"\x80")
     assert (hits(), hits()) == (0, 1)
     assert not caplog.records
+
+
+def test_a_process_that_runs_on_after_an_upgrade_keeps_no_code_for_the_new_sources(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = compiled_module.code_folder()
+    assert before is not None
+    assert before.is_relative_to(cache)
+    compiled_module.code_folder.cache_clear()
+    monkeypatch.setattr(compiled_module, "_sources", lambda _: iter([b"what was installed since"]))
+
+    assert compiled_module.code_folder() == before
+
+
+@pytest.mark.parametrize("package", ["frazil.ingest", "frazil.kafka"])
+def test_the_folder_is_another_one_for_other_sources(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = compiled_module._sources
+    changed = resources.files(package)
+    monkeypatch.setattr(
+        compiled_module, "_sources", lambda folder: [*sources(folder), *([b"changed"] if folder == changed else [])]
+    )
+
+    assert compiled_module._digest() != compiled_module._DIGEST
