@@ -22,8 +22,9 @@ from importlib.machinery import PathFinder
 
 MODULE = __name__
 STAGE = "frazil.stream.stage_rows"
-COLUMNS = "frazil.ingest.kafka_columns"
-"""A stage imports it late, because a process may be unable to."""
+LATE = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
+"""Imported late by a stage, because a process may be unable to, or not need them. A worker that an old daemon forks
+after an upgrade must not import what is installed by then beside what the daemon has."""
 _ARCHIVE = re.compile(r"/(pyspark|py4j-[^/]*-src)\.zip$")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -38,7 +39,8 @@ def preload() -> None:
         try:
             import_module("pyspark.worker")
             import_module(STAGE)
-            import_module(COLUMNS)
+            for module in LATE:
+                import_module(module)
             import_module("frazil.ingest.compiled").start_compiler()
         except Exception:
             traceback.print_exc()

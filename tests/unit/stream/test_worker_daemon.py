@@ -30,6 +30,7 @@ print(json.dumps({
     "worker": "pyspark.worker" in sys.modules,
     "kafka": "confluent_kafka" in sys.modules,
     "loops": "frazil.ingest.kafka_columns" in sys.modules,
+    "json": "frazil.ingest.formats.json.rows" in sys.modules,
 }))
 """
 
@@ -47,7 +48,15 @@ def looked(program: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.skipif(not psutil.LINUX, reason="threads and files are counted in /proc")
 def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_be_forked():
     found = json.loads(looked(LOOK).stdout)
-    assert found == {"threads": 1, "files": 0, "stage": True, "worker": True, "kafka": True, "loops": True}
+    assert found == {
+        "threads": 1,
+        "files": 0,
+        "stage": True,
+        "worker": True,
+        "kafka": True,
+        "loops": True,
+        "json": True,
+    }
 
 
 def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goes():
