@@ -7,7 +7,7 @@ are six of these hours. All is measured just before it runs, when the hour is at
 
 A query counts rows and averages a price by symbol over one hour of event time: a complete hour chosen at random
 (seeded, the same ones for each table), and the hour that is still written. Each begins at the catalog, with no
-metadata in memory, and is asked of a copy too that Spark wrote anew a moment before: one manifest, one snapshot. Tables
+metadata in memory, and is asked of a copy too that Spark has just rewritten: one manifest, one snapshot. Tables
 take turns, so that what else runs on the machine burdens all alike. DuckDB reads the files that PyIceberg plans.
 
 Writes docs/explanation/maintenance-day.svg, and prints the same as a table.

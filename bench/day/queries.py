@@ -94,7 +94,7 @@ class Readers:
 
 
 def compacted_copy(readers: Readers, source: str, name: str) -> None:
-    """The source's rows written anew: few files, one manifest, one snapshot."""
+    """The source's rows, rewritten: few files, one manifest, one snapshot."""
     readers.spark.sql(f"DROP TABLE IF EXISTS {_in_spark(readers.catalog, name)} PURGE")
     readers.spark.sql(
         f"CREATE TABLE {_in_spark(readers.catalog, name)} USING iceberg PARTITIONED BY (hours(ts)) "

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 from frazil.spark import jars as own
-from frazil.spark.ivy import Coordinates, retrieve
+from frazil.spark.ivy import MavenCoordinates, retrieve
 
 FLINK = "2.1.1"
 ICEBERG_OF_FLINK = "1.11.0"
@@ -56,7 +56,7 @@ def of_peer(name: str) -> list[Path]:
     coordinates, transitive = _SETS[name]
     folder = _folder(name)
     if not (folder / "complete").exists():
-        wanted = [Coordinates.parse(text) for text in coordinates]
+        wanted = [MavenCoordinates.parse(text) for text in coordinates]
         retrieve(wanted, to=folder, cache=_folder("ivy"), transitive=transitive)
         (folder / "complete").touch()
     return sorted(folder.rglob("*.jar"))

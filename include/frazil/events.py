@@ -94,9 +94,9 @@ class StallEnded:
 
 @dataclass(frozen=True, slots=True)
 class NoticeGiven:
-    """Something that people should know of a writer that runs well, such as a slower way that it fell back to.
+    """Something that people should know about a writer that runs well, such as a fallback to slower code.
 
-    It holds until the process ends. Whoever emits it does so once.
+    It holds until the process ends, and is emitted once.
     """
 
     sentence: str

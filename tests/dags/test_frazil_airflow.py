@@ -14,7 +14,7 @@ import pytest
 
 from frazil.airflow.writers.log_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN_HOUR, WriterLines
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.supervisor import Step
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
@@ -117,7 +117,7 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
 def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
-    step = Step(Decision(Action.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11"), None, None, (), None)
+    step = Step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11"), None, None, (), None)
     slept: list[float] = []
 
     async def supervisor() -> SimpleNamespace:
@@ -140,7 +140,7 @@ def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: 
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
     stall = Stall(StallKind.OFFSETS, 0, "t-0", "t-0 holds the offsets back: 5 records are unread")
-    decision = Decision(Action.KEEP, Cause.ADVANCING, "pid 7, up 3 min")
+    decision = Decision(WriterAction.KEEP, Cause.ADVANCING, "pid 7, up 3 min")
     for found in (None, stall, dataclasses.replace(stall, reason="t-1 does"), None, None):
         trigger._tell(Step(decision, None, None, (), found))
     begun, ended = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]

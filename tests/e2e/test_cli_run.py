@@ -81,7 +81,7 @@ def test_a_writer_in_the_foreground_keeps_others_out_until_ctrl_c_lets_its_batch
 def check_what_is_shown(stream: Any, lines: list[str]) -> None:
     """No log of any engine: where it goes, a line a batch, what the person asked for, and what became of it."""
     log = run_folder(stream.name) / "writer.log"
-    first, *batches, last = [line for line in lines if not line.startswith("The batch at hand commits")]
+    first, *batches, last = [line for line in lines if not line.startswith("The current batch commits")]
     assert len(batches) == len(lines) - 3
     assert first == f"{stream.name}: {stream.topic} to test.{stream.name}; log: {log}"
     assert batches[0].startswith("batch 1-1: 1,000 rows, 1 dead letter in 2 files, ")

@@ -176,7 +176,7 @@ def test_marked_failed_stops_and_stays_stopped_until_it_is_resumed(stream: Any) 
     pid = marked.pid
     marked.airflow.mark_task(marked.dag_id, run["dag_run_id"], "write", "failed")
     eventually(lambda: marked.observe().process is ProcessState.ENDED)
-    assert [e.code for e in marked.observe().exits] == [0], "the batch at hand was committed"
+    assert [e.code for e in marked.observe().exits] == [0], "the current batch was committed"
     holding = eventually(lambda: (runs := marked.runs()) and len(runs) == 2 and runs[1])
     log = eventually(lambda: (text := marked.log(holding)) and "hold (paused)" in text and text)
     assert "marked failed" in log

@@ -12,7 +12,7 @@ import pytest
 from frazil.dev.process import free_port
 from frazil.errors import EnvironmentUnusable
 from frazil.spark import jars
-from frazil.spark.ivy import Coordinates
+from frazil.spark.ivy import MavenCoordinates
 
 CONTENT = {"org.one:first:1.0": b"the first jar", "org.two:second:2.0": b"the second jar"}
 
@@ -38,7 +38,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mirrored(root: Path, text: str) -> Path:
-    c = Coordinates.parse(text)
+    c = MavenCoordinates.parse(text)
     return root / c.organisation.replace(".", "/") / c.name / c.version / f"{c.name}-{c.version}.jar"
 
 

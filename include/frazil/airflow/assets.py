@@ -6,7 +6,7 @@ from airflow.sdk import Asset
 
 AGAIN = "frazil.again."
 HEALTH = Asset("frazil.health")
-"""Receives an event with each look at the tables' health, and keeps what one look tells the next."""
+"""Receives an event with each measurement of the tables' health, and keeps what the next one needs."""
 
 
 def partition_asset(table: str) -> Asset:

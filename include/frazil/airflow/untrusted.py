@@ -32,7 +32,7 @@ Told = frozenset[tuple[str, int]]
 """Signals, by partition key and number."""
 
 
-class Event(Protocol):
+class InletEvent(Protocol):
     """An event of an asset, as a task sees it."""
 
     @property
@@ -42,7 +42,7 @@ class Event(Protocol):
     def partition_key(self) -> str | None: ...
 
 
-def told_of(events: Iterable[Event], asset: str) -> Told:
+def told_of(events: Iterable[InletEvent], asset: str) -> Told:
     """The signals that an asset's events report, by partition key and number.
 
     The partition key of frazil's own events matches the facts in their extra. An event made by hand reports no
@@ -67,7 +67,7 @@ def told_pairs(value: Any) -> Told:
     return frozenset((key, number) for key, number in numbered if number is not None)
 
 
-def _told(event: Event) -> int | None:
+def _told(event: InletEvent) -> int | None:
     extra = event.extra
     if not isinstance(extra, Mapping) or "from_rest_api" in extra:
         return None

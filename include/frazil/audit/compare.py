@@ -77,7 +77,7 @@ class Evidence:
         return _by_topic_id((*self.ranges, *self.elsewhere))
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     DUPLICATES = "duplicates"
     """An offset is in the table, or in the dead-letter table, more than once."""
     MISSING = "missing"
@@ -99,12 +99,12 @@ class Kind(StrEnum):
 
     @property
     def is_wrong(self) -> bool:
-        return self not in {Kind.UNCHECKED, Kind.SKIPPED, Kind.CHANGED}
+        return self not in {FindingKind.UNCHECKED, FindingKind.SKIPPED, FindingKind.CHANGED}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    kind: Kind
+    kind: FindingKind
     count: int
     """How many offsets, or rows, it is about."""
     sentence: str
@@ -154,7 +154,7 @@ def _duplicates(e: Evidence) -> Iterable[Finding]:
         ("dead-letter table", e.dead_letters, _copies(e.dead_letters, e)),
     ):
         yield _finding(
-            e, Kind.DUPLICATES, count,
+            e, FindingKind.DUPLICATES, count,
             f"{counted(count, 'row')} too many in the {table}, at offsets {_named(tally.repeated)}",
         )  # fmt: skip
 
@@ -166,14 +166,14 @@ def _both(e: Evidence) -> Iterable[Finding]:
     sentence = (
         f"{counted(len(both), 'offset', 'is row and dead letter|are rows and dead letters')} at once: {_named(both)}"
     )
-    yield _finding(e, Kind.ROW_AND_DEAD_LETTER, len(both), sentence)
+    yield _finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
 def _missing(e: Evidence) -> Iterable[Finding]:
     lost = missing(e)
     records, are = counted(len(lost), "record"), "is" if len(lost) == 1 else "are"
     sentence = f"{records} that Kafka has of what was committed {are} in no table: {_named(lost)}"
-    yield _finding(e, Kind.MISSING, len(lost), sentence)
+    yield _finding(e, FindingKind.MISSING, len(lost), sentence)
 
 
 def _log_cut(e: Evidence) -> Iterable[Finding]:
@@ -182,7 +182,7 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
     cut = e.kafka.cut
     others = len(e.kafka.offsets & between(cut, e.marker) - _whole(e.rewritten))
     yield _finding(
-        e, Kind.LOG_CUT, max(others, 1),
+        e, FindingKind.LOG_CUT, max(others, 1),
         f"Kafka's log was cut at offset {cut:,}, below what was committed: "
         f"{counted(others, 'record')} that it has since {'is' if others == 1 else 'are'} in no table, and the table's "
         "rows from there on have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
@@ -196,7 +196,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     before = e.rows.seen & between(0, begin)
     yield _finding(
         e,
-        Kind.UNCHECKED,
+        FindingKind.UNCHECKED,
         len(before),
         f"{counted(len(before), 'row', 'lies|lie')} before the first commit record, at offset {begin:,}",
     )
@@ -204,7 +204,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     sentence = (
         f"{counted(len(unclaimed), 'row')} that no commit covers (the marker is {e.marker:,}): {_named(unclaimed)}"
     )
-    yield _finding(e, Kind.UNCLAIMED, len(unclaimed), sentence)
+    yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
 def _miscounted(e: Evidence) -> Iterable[Finding]:
@@ -226,7 +226,7 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
             has = [f"has {counted(more, name)} that no commit record counts"] if more else []
             where = f"first between offsets {first.start:,} and {first.end - 1:,}"
             sentence = f"the table {' and '.join(lacks + has)}, {where}"
-            yield _finding(e, Kind.MISCOUNTED, fewer + more, sentence)
+            yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
 def _limits(e: Evidence) -> Iterable[Finding]:
@@ -234,7 +234,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     generations = e.generations
     if len(generations) > 1:
         yield _finding(
-            e, Kind.UNCHECKED, len(generations),
+            e, FindingKind.UNCHECKED, len(generations),
             f"{len(generations)} topics bore this name: their offsets overlap, and are not counted against the records",
         )  # fmt: skip
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
@@ -245,13 +245,13 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         skipped = sum(last - first + 1 for first, last in holes)
         yield _finding(
             e,
-            Kind.SKIPPED,
+            FindingKind.SKIPPED,
             skipped,
             f"{counted(skipped, 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
         )
     again = _whole(e.rewritten)
     yield _finding(
-        e, Kind.UNCHECKED, len(again),
+        e, FindingKind.UNCHECKED, len(again),
         f"{counted(len(again), 'offset', 'was|were')} given to a second record after Kafka's log was cut, and may be "
         f"there twice: "
         f"{_named(again)}",
@@ -259,7 +259,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     if e.kafka is not None:
         gone = len(_claimed(current) & between(0, e.kafka.first))
         yield _finding(
-            e, Kind.UNCHECKED, gone,
+            e, FindingKind.UNCHECKED, gone,
             f"{counted(gone, 'offset', 'is|are')} no longer in Kafka, before {e.kafka.first:,}: checked against the "
             "records alone",
         )  # fmt: skip
@@ -273,7 +273,7 @@ def _copies(tally: OffsetTally, e: Evidence) -> int:
     return len(tally.repeated - _whole(e.rewritten)) if e.rewritten else tally.copies
 
 
-def _finding(e: Evidence, kind: Kind, count: int, sentence: str) -> Finding:
+def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
     return Finding(kind, count, sentence, f"{e.topic}-{e.partition}")
 
 
@@ -332,16 +332,16 @@ def compare_counts(
     """
     found = [
         Finding(
-            Kind.UNCHECKED, 1,
+            FindingKind.UNCHECKED, 1,
             "the stream keeps no Kafka coordinates (coordinates: false): it cannot be audited by offset, only by count",
             stream,
         )
     ]  # fmt: skip
     if other_streams:
         sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
-        found.append(Finding(Kind.UNCHECKED, other_streams, sentence, stream))
+        found.append(Finding(FindingKind.UNCHECKED, other_streams, sentence, stream))
     elif rows != claimed + adopted:
         before = f", beside {adopted:,} that were adopted" if adopted else ""
         sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
-        found.append(Finding(Kind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
+        found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

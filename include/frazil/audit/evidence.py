@@ -9,9 +9,7 @@ from frazil.audit.claims import Claims
 from frazil.audit.compare import CommittedRange, Evidence, InKafka
 from frazil.commit.marker import Marker
 from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally
-
-Tallies = Mapping[TopicPartition, OffsetTally]
+from frazil.offsets.tally import OffsetTally, Tallies
 
 
 def gather(  # noqa: PLR0913 - what is known, and of what

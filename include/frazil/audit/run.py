@@ -12,8 +12,8 @@ from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.compare import (
     Evidence,
     Finding,
+    FindingKind,
     InKafka,
-    Kind,
     compare,
     compare_counts,
     duplicates,
@@ -166,7 +166,7 @@ def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
         return ()
     stream = marker.stream
     sentence = f"the table was rolled back behind the marker; `frazil reset {stream} --to table` re-reads what is gone"
-    return (Finding(Kind.ROLLED_BACK, 1, sentence, stream),)
+    return (Finding(FindingKind.ROLLED_BACK, 1, sentence, stream),)
 
 
 def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
@@ -176,14 +176,16 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
         key = key_of(path)
         forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
-        found.append(Finding(Kind.UNCHECKED if forgotten else Kind.RECORD_GONE, 1, sentence, marker.stream))
+        found.append(
+            Finding(FindingKind.UNCHECKED if forgotten else FindingKind.RECORD_GONE, 1, sentence, marker.stream)
+        )
     return tuple(found)
 
 
 def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
     """What the stream was told to skip: a note, not an error."""
     sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
-    return tuple(Finding(Kind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
+    return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
 def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Finding, ...]:
@@ -205,7 +207,7 @@ def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Findi
         f"{last.snapshot_id} of {utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}. That reopens no "
         "window that was signalled before: its signal names an earlier snapshot until a row is appended to the window"
     )
-    return (Finding(Kind.CHANGED, len(found), sentence, stream),)
+    return (Finding(FindingKind.CHANGED, len(found), sentence, stream),)
 
 
 def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
@@ -215,7 +217,7 @@ def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
         sentence = (
             f"the stream keeps no Kafka coordinates: it can only be counted as a whole, by `frazil audit {stream}`"
         )
-        return (Finding(Kind.UNCHECKED, 1, sentence, stream),)
+        return (Finding(FindingKind.UNCHECKED, 1, sentence, stream),)
     others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
     heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))
     return compare_counts(

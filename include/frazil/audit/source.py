@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import CommittedRange, Finding, InKafka, Kind
+from frazil.audit.compare import CommittedRange, Finding, FindingKind, InKafka
 from frazil.commit.marker import Marker
 from frazil.commit.opened import open_kafka
 from frazil.kafka.admin import KafkaOffsets
@@ -31,7 +31,7 @@ def ask_kafka(
         current: dict[TopicPartition, list[CommittedRange]] = {}
         for tp in sorted(claimed.ranges):
             if sentence := _another(tp[0], known, now, spec):
-                notes.append(Finding(Kind.UNCHECKED, 1, sentence, f"{tp[0]}-{tp[1]}"))
+                notes.append(Finding(FindingKind.UNCHECKED, 1, sentence, f"{tp[0]}-{tp[1]}"))
                 continue
             current[tp] = [r for r in claimed.ranges[tp] if r.topic_id == known.topic_ids.get(tp[0])]
             begin = min((r.start for r in current[tp]), default=0)

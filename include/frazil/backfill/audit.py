@@ -10,9 +10,7 @@ from pyroaring import BitMap64
 from frazil.audit.compare import CommittedRange
 from frazil.commit.journal import Journal
 from frazil.offsets.spans import Spans, TopicPartition, between, merged
-from frazil.offsets.tally import OffsetTally
-
-Tallies = Mapping[TopicPartition, OffsetTally]
+from frazil.offsets.tally import Tallies
 
 
 def held(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from frazil.backfill.run import Backfill, Plan
+from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.marker import BatchKey
 from frazil.commit.target import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult
@@ -41,7 +41,7 @@ class Estimate:
     source_bytes: int
 
 
-def estimate(backfill: Backfill, plan: Plan) -> Estimate:
+def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     """Count what is missing, and estimate the rest from a sample. Changes nothing."""
     results = list(_sampled(backfill, plan)) if plan.spans else []
     read = backfill.source.at_most(merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress))
@@ -95,7 +95,7 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
     return [missing, size, touched]
 
 
-def _sampled(backfill: Backfill, plan: Plan) -> Iterator[StageResult]:
+def _sampled(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
     with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
         context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
         where = Path(folder).as_uri()

@@ -152,7 +152,7 @@ class FileSource:
     def _changed(self) -> str:
         return (
             f"the files under {self.location} are not those that this backfill was planned for: one was added, changed "
-            "or removed. Put them back, or abandon the backfill and ask for it anew"
+            "or removed. Put them back, or abandon the backfill and request it again"
         )
 
 

@@ -14,10 +14,10 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import STREAM_NAME
 from frazil.spec.values import Model
 
-Moment = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
+UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 """In UTC, so that one moment has one text."""
 Offset = Annotated[int, Field(ge=0)]
-Offsets = dict[str, dict[int, Offset]]
+OffsetsByTopic = dict[str, dict[int, Offset]]
 """`{topic: {partition: offset}}`; a topic-partition that is not listed has no bound."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -27,14 +27,14 @@ class BackfillRequest(Model):
     """Bounds are `[from, to)`. Without any, everything that Kafka has and the table lacks is requested."""
 
     stream: str = Field(pattern=STREAM_NAME)
-    from_time: Moment | None = None
+    from_time: UtcMoment | None = None
     """Kafka's timestamps of the records; its time index turns them into offsets."""
-    to_time: Moment | None = None
-    from_offsets: Offsets | None = None
-    to_offsets: Offsets | None = None
-    from_event_time: Moment | None = None
+    to_time: UtcMoment | None = None
+    from_offsets: OffsetsByTopic | None = None
+    to_offsets: OffsetsByTopic | None = None
+    from_event_time: UtcMoment | None = None
     """Rows with other event times are left out, and so are records that cannot be decoded: they have none."""
-    to_event_time: Moment | None = None
+    to_event_time: UtcMoment | None = None
     files: str | None = None
     """A folder or file, by absolute path or URI, to read instead of Kafka; its records carry Kafka's coordinates."""
     listing: str | None = None

@@ -1,6 +1,6 @@
 """A backfill from request to publication: find what is missing, stage it chunk by chunk on a branch, audit, publish.
 
-A backfill that is interrupted and run again goes on: every run looks up anew what is missing, and counts what an
+A backfill that is interrupted and run again goes on: every run looks again for what is missing, and counts what an
 interrupted run staged as held. It never waits for the live stream's writer, and never makes it wait.
 """
 
@@ -20,12 +20,12 @@ from pyiceberg.table import Table
 
 from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit
-from frazil.backfill.audit import Staged, Tallies, spans_of
+from frazil.backfill.audit import Staged, spans_of
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
 from frazil.backfill.files import FileSource
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.source import KafkaSource, Source
+from frazil.backfill.source import KafkaSource, RecordSource
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record
 from frazil.commit.lane_records import chunks as staged_chunks
@@ -38,6 +38,7 @@ from frazil.ingest.contract import StageContext
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Spans, between
+from frazil.offsets.tally import Tallies
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
@@ -54,7 +55,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BackfillPlan:
     """What a backfill reads."""
 
     spans: Spans
@@ -69,7 +70,7 @@ class Backfill:
 
     request: BackfillRequest
     opened: OpenStream
-    source: Source
+    source: RecordSource
 
     @property
     def spec(self) -> StreamSpec:
@@ -80,7 +81,7 @@ class Backfill:
         found = read_lane(self.opened.tables.main.refresh().metadata.properties, self.spec.name)
         return found if found and found.digest == self.request.digest else None
 
-    def plan(self, lane: Lane | None = None) -> Plan:
+    def plan(self, lane: Lane | None = None) -> BackfillPlan:
         """Look up what is missing, less what `lane` has staged if it is under way. Changes nothing.
 
         Raises SpecError if the table cannot tell what it holds, or a file cannot be used; AdoptionRequired,
@@ -104,7 +105,7 @@ class Backfill:
                 f"what table {self.spec.table.identifier} lacks of stream {self.spec.name!r} is in more than "
                 f"{SPANS_MOST:,} pieces: ask for less, or delete the rows of that range first"
             )
-        return Plan(left, self.source.at_most(wanted), identity)
+        return BackfillPlan(left, self.source.at_most(wanted), identity)
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
         """What a chunk is staged with. None of its dead letters are in their table yet: their offsets would be held."""
@@ -123,7 +124,7 @@ class Backfill:
         if lane is None:
             return None
         if lane.state is LaneState.ABANDONED:
-            raise FrazilError(f"backfill {lane.id} was abandoned: run it again to start anew")
+            raise FrazilError(f"backfill {lane.id} was abandoned: run it again to start over")
         if lane.state is LaneState.STAGING:
             raise FrazilError(
                 f"backfill {lane.id} is not staged yet ({counted(lane.chunks, 'chunk')}): run it again to finish it"

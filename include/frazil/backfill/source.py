@@ -26,7 +26,7 @@ PLACES = 8
 AT_A_PLACE = 250
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """What a backfill reads, Kafka or files, by Kafka coordinates."""
 
     @property

@@ -6,7 +6,7 @@ import json
 import logging
 
 from frazil.backfill.commit import LaneCommitter, clear_ended
-from frazil.backfill.run import ATTEMPTS, Backfill, Plan
+from frazil.backfill.run import ATTEMPTS, Backfill, BackfillPlan
 from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane
 from frazil.commit.lane_records import lane_folder
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def run(backfill: Backfill, engine: Engine) -> Lane | None:
-    """Stage, audit, publish; begin anew where the stream was moved meanwhile. None where nothing is missing."""
+    """Stage, audit, publish; begin again where the stream was moved meanwhile. None where nothing is missing."""
     for attempt in range(ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine) else None
@@ -54,7 +54,7 @@ def stage(backfill: Backfill, engine: Engine) -> Lane | None:
         raise
 
 
-def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: Plan) -> None:
+def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: BackfillPlan) -> None:
     cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
     planned = committer.lane.chunks + len(cut)
     for spans in cut:
@@ -62,7 +62,7 @@ def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: 
         log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
 
 
-def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: Spans, plan: Plan) -> Journal:
+def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: Spans, plan: BackfillPlan) -> Journal:
     """Stage one chunk; its source is asked once more whether it is still what was planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)

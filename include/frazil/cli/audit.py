@@ -12,7 +12,7 @@ from frazil.audit.run import Audit, audit_stream
 from frazil.audit.source import ask_kafka
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json, echo_table
-from frazil.cli.positions import Moment
+from frazil.cli.positions import MomentText
 from frazil.commit.opened import open_stream
 from frazil.commit.period import Period, last, period
 from frazil.spec.load import find_stream
@@ -44,8 +44,8 @@ class Length(click.ParamType[timedelta]):
     "the topic does.",
 )
 @click.option("--last", "length", type=Length(), help="Only what was committed in this time up to now: 1h, 30m, 7d.")
-@click.option("--from", "begin", type=Moment(), help="Only what was committed since: ISO 8601 with a zone.")
-@click.option("--to", "end", type=Moment(), help="With --from: and before. Now, unless given.")
+@click.option("--from", "begin", type=MomentText(), help="Only what was committed since: ISO 8601 with a zone.")
+@click.option("--to", "end", type=MomentText(), help="With --from: and before. Now, unless given.")
 def audit(  # noqa: PLR0913 - a command's options
     stream: str,
     streams_folder: Path,

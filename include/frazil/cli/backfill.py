@@ -16,15 +16,15 @@ from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import ask, echo_fields, echo_json
-from frazil.cli.positions import Moment, OffsetsText
+from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.marker import nested
 from frazil.commit.opened import OpenStream, open_stream
+from frazil.commit.reset import Offsets
 from frazil.kafka.admin import PERSON_WAITS_S
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.reset_target import Offsets
 
 
 class Bound(click.ParamType[datetime | Offsets]):
@@ -33,7 +33,7 @@ class Bound(click.ParamType[datetime | Offsets]):
     name = "time-or-offsets"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:
-        kind = OffsetsText() if str(value).lstrip().startswith("{") else Moment()
+        kind = OffsetsText() if str(value).lstrip().startswith("{") else MomentText()
         found: datetime | Offsets = kind.convert(value, param, ctx)
         return found
 
@@ -44,8 +44,8 @@ class Bound(click.ParamType[datetime | Offsets]):
 @json_option
 @click.option("--from", "begin", type=Bound(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON.")
 @click.option("--to", "end", type=Bound(), help="And before; the live stream's position, unless given.")
-@click.option("--event-from", type=Moment(), help="Only rows of this event time or later.")
-@click.option("--event-to", type=Moment(), help="Only rows of an event time before.")
+@click.option("--event-from", type=MomentText(), help="Only rows of this event time or later.")
+@click.option("--event-to", type=MomentText(), help="Only rows of an event time before.")
 @click.option("--files", help="Read a folder or file, by path or URI, instead of Kafka.")
 @click.option("--branch", is_flag=True, help="Leave what was staged and audited on its branch.")
 @click.option("--chunk-records", type=int, help="About how many records are committed to the branch at once.")

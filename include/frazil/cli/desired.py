@@ -33,7 +33,7 @@ def _arguments(command: Callable[..., None]) -> Callable[..., Any]:
 def pause(stream: str, streams_folder: Path, reason: str) -> None:
     """Stop the writer of STREAM, and keep it stopped.
 
-    The batch at hand commits first. Nothing is lost: the stream goes on where it stands when it is resumed. The
+    The current batch commits first. Nothing is lost: the stream goes on where it stands when it is resumed. The
     supervisor (Airflow) obeys within a few seconds, on whichever host it runs; a writer in the foreground
     (`frazil run`) is not stopped.
 
@@ -44,7 +44,7 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke goes on, and can be stopped
     desired = open_desired(spec)
     desired.pause(by=getpass.getuser(), reason=reason)
-    stops = _foreground(stream) or "its writer stops after the batch at hand"
+    stops = _foreground(stream) or "its writer stops after the current batch"
     click.echo(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
     _say_where(spec, desired)
     if problem:
@@ -75,7 +75,7 @@ def resume(stream: str, streams_folder: Path, reason: str) -> None:
 def restart(stream: str, streams_folder: Path, reason: str) -> None:
     """Replace the writer of STREAM by a new one.
 
-    The batch at hand commits first. A stream that is paused, or was given up, is resumed.
+    The current batch commits first. A stream that is paused, or was given up, is resumed.
 
     \b
     Example:
@@ -88,7 +88,7 @@ def restart(stream: str, streams_folder: Path, reason: str) -> None:
     click.echo(
         f"{stream} is not restarted: {how}."
         if how
-        else f"{stream} gets a new writer: its supervisor (Airflow) starts it once the batch at hand has committed."
+        else f"{stream} gets a new writer: its supervisor (Airflow) starts it once the current batch has committed."
     )
     _say_where(spec, desired)
 

@@ -66,7 +66,7 @@ class Voice(logging.Handler):
             os.write(self._fd, _frame(kind, line))
         except BlockingIOError:
             return False
-        except OSError:  # whoever listened is gone, and the writer goes on to its end
+        except OSError:  # nobody reads any more, and the writer goes on to its end
             return True
         return True
 

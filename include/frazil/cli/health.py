@@ -20,7 +20,7 @@ from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.stream_rules import StreamState, stream_readings
 from frazil.maintenance.stream_state import observe_stream
-from frazil.maintenance.tables import Kind, MaintainedTable, find_maintained, maintained_tables
+from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, maintained_tables
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
@@ -35,7 +35,7 @@ class TableReport:
     """One table as it was found; `health` is null where it does not exist yet, or where `problem` says why."""
 
     table: str
-    kind: Kind
+    kind: TableKind
     health: TableHealth | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
     beyond: tuple[Reading, ...] = ()

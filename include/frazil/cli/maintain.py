@@ -21,7 +21,7 @@ from frazil.errors import SpecError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
-from frazil.maintenance.plans import MaintenancePlanner, Plan
+from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark import jars
 from frazil.spec.load import sound_streams
@@ -79,7 +79,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
     _run(found, actions, as_json=as_json)
 
 
-def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Plan]:
+def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
     """In the order in which a run does them. Raises SpecError where there is no such table."""
     planner = MaintenancePlanner(load_catalog(found.catalog), found, clock.now_ms())
     try:
@@ -126,7 +126,7 @@ def local_spark() -> dict[str, str]:
     }
 
 
-def _show(plans: Mapping[Action, Plan], settings: Maintenance) -> None:
+def _show(plans: Mapping[Action, MaintenancePlan], settings: Maintenance) -> None:
     for action, plan in plans.items():
         click.echo(f"{action}: {plan.sentence}")
         if isinstance(plan, CompactionPlan):

@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import streams_option
 from frazil.cli.output import ask, echo_table
-from frazil.cli.positions import Moment, OffsetsText
+from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.marker import nested, of_same_topics, property_name
@@ -40,7 +40,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts."
     help="Where to go on: at the marker or the first offset Kafka still has; at the beginning or end of Kafka; "
     "at a broker's time; at given offsets; or where the table itself stands after a rollback.",
 )
-@click.option("--at", type=Moment(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
+@click.option("--at", type=MomentText(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(
     "--offsets",
     type=OffsetsText(),

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from frazil.commit.marker import flat
-from frazil.status.reset_target import Offsets
+from frazil.commit.reset import Offsets
 
 
-class Moment(click.ParamType[datetime]):
+class MomentText(click.ParamType[datetime]):
     """A time that means the same on every machine."""
 
     name = "time"

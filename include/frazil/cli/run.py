@@ -2,7 +2,7 @@
 
 The writer is a child in a session of its own. A terminal sends Ctrl-C to every process of its foreground group, and
 Spark's Python workers would die of it in the middle of a batch; so this process takes the signal, asks the writer to
-end after the batch at hand, shows what it says (`frazil.cli.foreground`), and hands on its exit code.
+end after the current batch, shows what it says (`frazil.cli.foreground`), and hands on its exit code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORDS_MOST = 300
 def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     """Write STREAM into its table, in the foreground.
 
-    Ctrl-C lets the batch at hand commit and exits with 0; a second Ctrl-C ends the writer at once, and the next start
+    Ctrl-C lets the current batch commit and exits with 0; a second Ctrl-C ends the writer at once, and the next start
     goes on where the table stands. A line a batch is shown; the log, with Spark's, is writer.log in the stream's run
     folder. Exits as the writer does (see docs/reference/cli.md), and with 9 where another writer of the stream runs on
     this host; `frazil status` tells it afterwards.
@@ -145,11 +145,11 @@ class Follower:
             self.ended_by = "a person ended it at once, by a second Ctrl-C"
             end_group(self._writer, within_s=0)
         else:
-            self.terminal.say("The batch at hand commits, then the writer ends. Ctrl-C again ends it at once.")
+            self.terminal.say("The current batch commits, then the writer ends. Ctrl-C again ends it at once.")
             self._ask()
 
     def _ask(self) -> None:
-        """Ask the writer to end after the batch at hand."""
+        """Ask the writer to end after the current batch."""
         self._asked = True
         if (writer := self._writer) is not None:
             with suppress(ProcessLookupError):
@@ -197,7 +197,7 @@ def _end_with_parent(lifeline: int) -> None:
     killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and miss a parent that is gone already.)
     """
     os.read(lifeline, 1)
-    log.warning("the process of `frazil run` was killed: the batch at hand commits, then the writer ends")
+    log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
     os.kill(os.getpid(), signal.SIGTERM)
 
 

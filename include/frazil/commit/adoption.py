@@ -1,8 +1,8 @@
 """What a stream finds in a table that others wrote to: rows of no stream, and other streams that read its topics.
 
-A stream that was forgotten leaves a note in the table, the property `frazil.forgotten.<name>`: its last epoch, which is
-never used again, and the topics it has read: its rows are still there, and whoever reads those topics from the
-beginning writes them a second time.
+A stream that was forgotten leaves a note in the table, the property `frazil.forgotten.<name>`. It holds the last epoch,
+which is never used again, and the topics that were read: their rows are still in the table, and a stream that reads
+those topics from the beginning would write them a second time.
 """
 
 from __future__ import annotations

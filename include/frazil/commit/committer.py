@@ -152,7 +152,7 @@ class Committer:
             if verdict is Verdict.STALE:
                 raise StaleBatch(
                     f"dead letters landed since batch {journal.key} of stream {journal.stream!r} was staged: its own "
-                    "may be among them; it is staged anew"
+                    "may be among them; it is staged again"
                 )
             if verdict is Verdict.COMMITTED or not files:
                 return Done(marker)
@@ -303,9 +303,11 @@ def _check_stageable(
     if verdict is Verdict.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
-        raise StaleBatch(f"{where} starts elsewhere than the marker stands (batch, marker): {off}; it is staged anew")
+        raise StaleBatch(f"{where} starts elsewhere than the marker stands (batch, marker): {off}; it is staged again")
     if not files_fit(table.metadata, files):
-        raise StaleBatch(f"{where} was staged for a schema or partition spec that the table gave up; it is staged anew")
+        raise StaleBatch(
+            f"{where} was staged for a schema or partition spec that the table gave up; it is staged again"
+        )
 
 
 def _position(marker: Marker) -> dict[str, str]:

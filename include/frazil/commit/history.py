@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
-"""Keys in summaries for skipped ranges and published backfills, of which no record has the time."""
+"""Keys in summaries for skipped ranges and published backfills, whose time no record has."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:

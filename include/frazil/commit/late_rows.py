@@ -1,4 +1,4 @@
-"""Counts rows that came to windows after their signal, whoever wrote them.
+"""Counts rows that came to windows after their signal, from any writer.
 
 A signal counts its window's rows at one snapshot, and the table's cursor says up to which commit signals have counted.
 Whatever a later commit adds to a signalled window is late: a straggler, another stream's record, a backfill, a record

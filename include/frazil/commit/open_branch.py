@@ -126,7 +126,9 @@ def check_aligned(
             + ", or declare commit.align: none"
         )
     if any(file.spec_id not in fine for file in files):
-        raise StaleBatch(f"a batch for table {table} was staged before the table had its partitions; it is staged anew")
+        raise StaleBatch(
+            f"a batch for table {table} was staged before the table had its partitions; it is staged again"
+        )
 
 
 def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:

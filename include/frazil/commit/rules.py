@@ -88,7 +88,7 @@ def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: s
         raise TopicRecreated(
             f"stream {stream!r} was read from Kafka cluster {known.cluster_id}, and source.bootstrap-servers now "
             f"leads to {found.cluster_id}: its offsets mean nothing there. Put the address back, or run "
-            f"`frazil reset {stream} --to earliest` to begin anew with this cluster"
+            f"`frazil reset {stream} --to earliest` to begin again with this cluster"
         )
     for topic, topic_id in known.topic_ids.items():
         now = found.topic_ids.get(topic, topic_id)

@@ -7,5 +7,5 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str) -> Launcher:
-    """The launcher of one writer application, whoever launched it."""
+    """The launcher of one writer application, even if another process launched it."""
     return LocalLauncher(application)

@@ -22,8 +22,8 @@ LAUNCH_TIMEOUT_S = 60
 class LocalLauncher(Launcher):
     """The launcher of one writer application on this host.
 
-    A small parent process (`frazil.host.parent`) in its own session starts the writer, so the writer outlives whoever
-    launched it. The pids and start times in the lock file say whether it runs; no list of children does.
+    A small parent process (`frazil.host.parent`) in its own session starts the writer, so the writer outlives its
+    launcher. The pids and start times in the lock file say whether it runs; no list of children does.
     """
 
     def __init__(self, application: str, *, folder: Path | None = None) -> None:

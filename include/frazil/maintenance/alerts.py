@@ -1,14 +1,14 @@
 """When an alert fires and when it resolves: a value must be beyond its threshold for a while, and well below it to end.
 
-Pure. Between two measurements, a small JSON value (`AlertStates`) is kept, so that it survives whoever measures. For
+Pure. A small JSON value (`AlertStates`) is kept from one measurement to the next, in whatever process that is. For
 each rule the first match wins:
 
   1. the rule no longer applies (alerts were switched off, the stream or the table is gone): it resolves;
   2. the value is unknown: nothing changes;
   3. it is active: it stays until the value is at most 80 % of the threshold;
-  4. the value is not beyond the threshold: the hold starts anew;
+  4. the value is not beyond the threshold: the hold starts again;
   5. it has not been seen beyond for longer than the hold, and for longer than three of the usual gaps between
-     measurements: the hold starts anew, because what happened in between is unknown;
+     measurements: the hold starts again, because what happened in between is unknown;
   6. the value has been beyond for the hold: it fires.
 """
 

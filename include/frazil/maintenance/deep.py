@@ -26,7 +26,7 @@ from pyiceberg.types import IntegerType, NestedField, StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.maintenance.health import PartitionFiles, p10
-from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.maintenance.tables import MaintainedTable, TableKind
 
 SMALL_RATIO = 0.75
 """A share of the target size: Iceberg's default for `min-file-size-bytes`; `rewrite_data_files` takes smaller files."""
@@ -108,11 +108,11 @@ def _count(io: FileIO, manifest: ManifestFile, small_below: int) -> dict[_Key, _
 def _time_column(maintained: MaintainedTable) -> str:
     """The event-time column: a partition by it ends when its time ends."""
     match maintained.kind:
-        case Kind.MAIN:
+        case TableKind.MAIN:
             return maintained.streams[0].event_time.column
-        case Kind.DEAD_LETTERS:
+        case TableKind.DEAD_LETTERS:
             return "rejected_at"
-        case Kind.SIGNALS:
+        case TableKind.SIGNALS:
             return "start"
 
 

@@ -16,7 +16,7 @@ from frazil.maintenance.manifests import plan_manifests
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
 from frazil.spec.units import counted
 
-LOOK_AGAIN = timedelta(days=1)
+FULL_CHECK_EVERY = timedelta(days=1)
 """How often actions are due anyway, for what this check cannot see and what a run left: in a UTC day's first run."""
 
 
@@ -43,18 +43,18 @@ class Due:
 def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
     """Which actions are due, from a shallow measurement."""
     again = _again(health, settings)
-    looks = {
+    checks = {
         Action.COMPACTION: _compaction(health, settings.compaction, again=again),
         Action.MANIFESTS: _manifests(health, settings.manifests, again=again),
         Action.EXPIRY: _expiry(health, settings.expiry),
     }
     off = Due(False, "it is switched off")
-    return {action: look if enabled(settings, action) else off for action, look in looks.items()}
+    return {action: check if enabled(settings, action) else off for action, check in checks.items()}
 
 
 def _again(health: TableHealth, settings: Maintenance) -> bool:
-    """Whether this is the first run within `LOOK_AGAIN`; needs no memory."""
-    return timedelta(milliseconds=health.at_ms) % LOOK_AGAIN < settings.every
+    """Whether this is the first run within `FULL_CHECK_EVERY`; needs no memory."""
+    return timedelta(milliseconds=health.at_ms) % FULL_CHECK_EVERY < settings.every
 
 
 def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:
@@ -63,7 +63,7 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
     if health.data_files < settings.min_files and not health.delete_files:
         return Due(False, f"{counted(health.data_files, 'file', 'is|are')} few enough")
     if again:
-        return Due(True, "it is looked at in whole once a day")
+        return Due(True, "it is checked in full once a day")
     files, size = health.files_since_compaction, health.bytes_since_compaction
     came = "came since the last compaction, or since the history begins"
     if not files and health.last_compaction_at_ms is None:  # a history that tells nothing

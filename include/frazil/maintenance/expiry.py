@@ -26,7 +26,7 @@ from frazil.commit.marked_update import OPEN_SNAPSHOT
 from frazil.commit.marker import Marker, open_branch, read_markers
 from frazil.commit.rules import check_ancestry, check_open_branch
 from frazil.errors import MarkerUnreadable, RolledBack
-from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import Cursor
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Expiry
@@ -68,7 +68,7 @@ class ExpiryPlan:
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
     """Read the signals of a table that has any. Raises `MarkerUnreadable`, and what the catalog raises."""
-    if maintained.kind is not Kind.MAIN or all(spec.window is None for spec in maintained.streams):
+    if maintained.kind is not TableKind.MAIN or all(spec.window is None for spec in maintained.streams):
         return Pins()
     signals = TableSignals.load(catalog, maintained.identifier)
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)

@@ -28,7 +28,7 @@ from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
-from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
@@ -67,7 +67,7 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
     compacted_at_ms, files_since, bytes_since = _since_compaction(metadata)
     main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
-    watched = maintained.streams if maintained.kind is Kind.MAIN else ()
+    watched = maintained.streams if maintained.kind is TableKind.MAIN else ()
     return TableHealth(
         table=maintained.name,
         at_ms=now_ms,
@@ -134,7 +134,7 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
     """What the newest batches added to this table; missing commit records are skipped."""
-    if maintained.kind is Kind.SIGNALS:
+    if maintained.kind is TableKind.SIGNALS:
         return None
     batches = [files for spec in maintained.streams for files in _batches(table, spec.name, maintained.kind)]
     sizes = [f.bytes for files in batches for f in files]
@@ -149,10 +149,10 @@ def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
     )
 
 
-def _batches(table: Table, stream: str, kind: Kind) -> list[tuple[StagedFile, ...]]:
+def _batches(table: Table, stream: str, kind: TableKind) -> list[tuple[StagedFile, ...]]:
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
     newest = [journals.read(path) for _, path in islice(commit_records(table.metadata, stream), RECORDS_MOST)]
-    target: Target = "main" if kind is Kind.MAIN else "dead-letters"
+    target: Target = "main" if kind is TableKind.MAIN else "dead-letters"
     return [record.staged_for(target) for record in newest if record is not None]
 
 

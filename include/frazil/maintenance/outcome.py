@@ -14,7 +14,7 @@ class Ending(StrEnum):
     SKIPPED = "skipped"
     """There was nothing worth doing, or it is switched off."""
     GAVE_UP = "gave up"
-    """Another commit won; the next run looks again."""
+    """Another commit won; the next run tries again."""
     REFUSED = "refused"
     """It would not be safe, or the table forbids it: a person has to look."""
     FAILED = "failed"

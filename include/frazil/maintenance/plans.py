@@ -17,13 +17,13 @@ from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
 from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
 from frazil.maintenance.measure import measure
-from frazil.maintenance.tables import Kind, MaintainedTable
+from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_to
 from frazil.signals.completion import feeds_of
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
 
-Plan = CompactionPlan | ManifestPlan | ExpiryPlan
+MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
 """For times of this host's clock, a partition is over one hour after its end."""
@@ -33,13 +33,13 @@ UNKNOWN_SLACK_US = 86_400_000_000
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans for one table. Its methods load the table anew; they raise NoSuchTableError and what the catalog raises."""
+    """Plans for one table. Each method loads the table; it raises NoSuchTableError and what the catalog raises."""
 
     catalog: Catalog
     maintained: MaintainedTable
     now_ms: int
 
-    def plan(self, action: Action) -> Plan:
+    def plan(self, action: Action) -> MaintenancePlan:
         match action:
             case Action.COMPACTION:
                 return self.compaction()[1]
@@ -81,7 +81,7 @@ class MaintenancePlanner:
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
     """Partitions that end by then are no longer written to, except by late rows. Only the cost depends on this."""
-    if maintained.kind is not Kind.MAIN:
+    if maintained.kind is not TableKind.MAIN:
         return now_ms * 1_000 - CLOCK_SLACK_US
     known = complete_to(feeds_of(table, maintained.streams))
     return now_ms * 1_000 - UNKNOWN_SLACK_US if known is None else known

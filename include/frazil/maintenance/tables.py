@@ -18,7 +18,7 @@ SIGNALS = "frazil.signals"
 """`frazil.signals.signal_table.IDENTIFIER`, which loads PyIceberg."""
 
 
-class Kind(StrEnum):
+class TableKind(StrEnum):
     MAIN = "main"
     DEAD_LETTERS = "dead letters"
     SIGNALS = "signals"
@@ -32,7 +32,7 @@ class MaintainedTable:
     """The identifier; with its catalog before it where another catalog has a table of that name too."""
     identifier: str
     catalog: str | None
-    kind: Kind
+    kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
     """That write it, by name; of the signals, those whose windows are signalled."""
@@ -43,18 +43,18 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
     Streams of one table declare the same (`frazil.spec.conflicts`): the first one's settings are the table's.
     """
-    writers: dict[tuple[str | None, str, Kind], list[StreamSpec]] = {}
+    writers: dict[tuple[str | None, str, TableKind], list[StreamSpec]] = {}
     for spec in sorted(specs, key=lambda s: s.name):
         catalog = spec.table.catalog
-        writers.setdefault((catalog, spec.table.identifier, Kind.MAIN), []).append(spec)
-        writers.setdefault((catalog, spec.dead_letter_table, Kind.DEAD_LETTERS), []).append(spec)
+        writers.setdefault((catalog, spec.table.identifier, TableKind.MAIN), []).append(spec)
+        writers.setdefault((catalog, spec.dead_letter_table, TableKind.DEAD_LETTERS), []).append(spec)
         if spec.window is not None:
-            writers.setdefault((catalog, SIGNALS, Kind.SIGNALS), []).append(spec)
+            writers.setdefault((catalog, SIGNALS, TableKind.SIGNALS), []).append(spec)
     times = Counter(identifier for _, identifier, _ in writers)
     made = []
     for (catalog, identifier, kind), streams in writers.items():
         name = identifier if times[identifier] == 1 else f"{catalog or 'default'}.{identifier}"
-        settings = Maintenance() if kind is Kind.SIGNALS else streams[0].maintenance
+        settings = Maintenance() if kind is TableKind.SIGNALS else streams[0].maintenance
         made.append(MaintainedTable(name, identifier, catalog, kind, settings, tuple(streams)))
     return tuple(sorted(made, key=lambda t: t.name))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
+
+from frazil.offsets.spans import TopicPartition
 
 SINGLES_A_RUN = 8
 
@@ -36,6 +38,9 @@ class OffsetTally:
     def copies(self) -> int:
         """How many more rows than distinct offsets there are."""
         return self.rows - len(self.seen)
+
+
+Tallies = Mapping[TopicPartition, OffsetTally]
 
 
 def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """`frazil.signals`: which windows of which tables are complete; one row per window and revision, one table per catalog.
 
-Its append is the compare-and-swap that makes a signal happen once. The cursor of a table is a property of this one and
-moves in the same update as the rows are appended; whoever finds it moved appends nothing. Airflow's events follow from
+Its append is the compare-and-swap that makes a signal happen once. A table's cursor is a property of this one and moves
+in the same update as the rows are appended; a writer that finds it moved appends nothing. Airflow's events follow from
 the rows.
 """
 

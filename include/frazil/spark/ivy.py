@@ -25,7 +25,7 @@ _NO_ANSWER = re.compile(r"Server access error|UnknownHostException|ConnectExcept
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Coordinates:
+class MavenCoordinates:
     """One published module: `organisation:name:version`."""
 
     organisation: str
@@ -33,7 +33,7 @@ class Coordinates:
     version: str
 
     @classmethod
-    def parse(cls, text: str) -> Coordinates:
+    def parse(cls, text: str) -> MavenCoordinates:
         organisation, name, version = text.split(":")
         return cls(organisation, name, version)
 
@@ -46,21 +46,21 @@ class Coordinates:
         return Path(self.organisation, self.name, self.version, f"{self.name}-{self.version}.jar")
 
     @classmethod
-    def of_path(cls, path: Path) -> Coordinates:
+    def of_path(cls, path: Path) -> MavenCoordinates:
         """The coordinates of a jar that stands in such a folder."""
         organisation, name, version = path.parts[-4:-1]
         return cls(organisation, name, version)
 
 
 def retrieve(
-    wanted: Sequence[Coordinates],
+    wanted: Sequence[MavenCoordinates],
     *,
     to: Path,
     cache: Path,
     transitive: bool = False,
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put the wanted jars into the folder `to`, each at its `Coordinates.path`.
+    """Put the wanted jars into the folder `to`, each at its `MavenCoordinates.path`.
 
     What an interrupted call had finished is taken from `cache`. With `transitive`, so are the jars that they need
     at run time. `watch` is called about three times a second meanwhile, to show progress.
@@ -108,11 +108,11 @@ def _ivy_jar() -> Path:
     spec = find_spec("pyspark")
     jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not jars:
-        raise EnvironmentUnusable("pyspark is installed without its Ivy jar: install it anew.")
+        raise EnvironmentUnusable("pyspark is installed without its Ivy jar: install it again.")
     return jars[0]
 
 
-def _descriptor(wanted: Sequence[Coordinates], *, transitive: bool) -> str:
+def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
     dependencies = "".join(
         f"\n    <dependency org={quoteattr(c.organisation)} name={quoteattr(c.name)} rev={quoteattr(c.version)}"
         f' conf="default->default" transitive="{str(transitive).lower()}"/>'

@@ -1,7 +1,7 @@
 """The JVM jars frazil runs on: pinned with their SHA-256 in `jars.lock`, fetched by coordinates, cached per user.
 
     $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (all sets by default), print all paths
-    $ python -m frazil.spark.jars lock           resolve ROOTS anew and rewrite the lock file (maintainers)
+    $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`, shared by all checkouts.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from frazil import home
 from frazil.errors import EnvironmentUnusable, FrazilError
-from frazil.spark.ivy import Coordinates, retrieve
+from frazil.spark.ivy import MavenCoordinates, retrieve
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 
@@ -52,14 +52,14 @@ ROOTS = {
 class LockedJar:
     """One line of the lock file."""
 
-    coordinates: Coordinates
+    coordinates: MavenCoordinates
     bytes: int
     sha256: str
 
     @classmethod
     def parse(cls, line: str) -> LockedJar:
         coordinates, size, sha256 = line.split()
-        return cls(Coordinates.parse(coordinates), int(size), sha256)
+        return cls(MavenCoordinates.parse(coordinates), int(size), sha256)
 
     def __str__(self) -> str:
         return f"{self.coordinates} {self.bytes} {self.sha256}"
@@ -201,7 +201,7 @@ def lock(lock_file: Path = LOCK_FILE) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in ROOTS.items():
             folder = Path(temporary) / name
-            wanted = [Coordinates.parse(text) for text in roots.coordinates]
+            wanted = [MavenCoordinates.parse(text) for text in roots.coordinates]
             retrieve(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
             jars = sorted(_pin(path) for path in folder.rglob("*.jar"))
             written += ["", f"[{name}]", "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
@@ -209,7 +209,7 @@ def lock(lock_file: Path = LOCK_FILE) -> None:
 
 
 def _pin(path: Path) -> LockedJar:
-    return LockedJar(Coordinates.of_path(path), path.stat().st_size, _sha256(path))
+    return LockedJar(MavenCoordinates.of_path(path), path.stat().st_size, _sha256(path))
 
 
 def main(arguments: Sequence[str]) -> int:

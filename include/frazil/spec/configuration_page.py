@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from frazil.spec.model import Column, StreamSpec
 from frazil.spec.rules import SET_BY_FRAZIL
 from frazil.spec.units import format_bytes, format_duration
-from frazil.spec.values import SIZE, Written
+from frazil.spec.values import SIZE, YamlForm
 
 _INTRODUCTION = """\
 # Configuration reference
@@ -81,7 +81,7 @@ def _model(field: FieldInfo) -> type[BaseModel] | None:
 
 def _type(field: FieldInfo) -> str:
     inside = (item for part in get_args(field.annotation) for item in getattr(part, "__metadata__", ()))
-    written = next((item for item in (*field.metadata, *inside) if isinstance(item, Written)), None)
+    written = next((item for item in (*field.metadata, *inside) if isinstance(item, YamlForm)), None)
     return written.words if written else _words(field.annotation)
 
 

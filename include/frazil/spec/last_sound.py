@@ -39,12 +39,12 @@ ENDING_MS = 900_000
 """How long a removed file stays known after that, for its DAG to end what still runs."""
 
 
-class Declared(Protocol):
+class Named(Protocol):
     @property
     def name(self) -> str: ...
 
 
-T = TypeVar("T", bound=Declared)
+T = TypeVar("T", bound=Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class FileKind(Generic[T]):
 
 
 STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
-_kept: dict[Path, tuple[Declared, Signature]] = {}
+_kept: dict[Path, tuple[Named, Signature]] = {}
 """What each record file holds while its signature stays the same: a folder is read every few seconds."""
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from frazil.spec import layout, rules
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.types import parse_type
-from frazil.spec.values import Bytes, Duration, Model, Moment, PositiveDuration, Properties, Start, Written
+from frazil.spec.values import Bytes, Duration, Model, Moment, PositiveDuration, Properties, Start, YamlForm
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
@@ -34,7 +34,7 @@ class Source(Model):
     """Where records come from."""
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
-    topics: Annotated[tuple[str, ...], Written("topic, or list of topics")] = Field(
+    topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
         min_length=1, description="What the stream reads; the records of all topics land in one table."
     )
     format: Literal["json"] = Field(default="json", description="How a record's value is encoded.")
@@ -192,7 +192,7 @@ class StreamSpec(Model):
     name: str = Field(pattern=STREAM_NAME, description="Lower case letters, digits, `-` and `_`; never reused.")
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
-    columns: Annotated[tuple[Column, ...], Written("mapping of columns")] = Field(
+    columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
         alias="schema",
         min_length=1,
         description="`column: type`, `column: type not null`, or `column: {type, required, doc}`.",

@@ -63,7 +63,7 @@ def _texts(value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class YamlForm:
     """How a value is written in YAML, in words, for the configuration reference."""
 
     words: str
@@ -86,28 +86,28 @@ Duration = Annotated[
     BeforeValidator(parse_duration),
     _DURATION_TEXT,
     _DURATION_JSON,
-    Written("duration: `60s`, `1h30m`"),
+    YamlForm("duration: `60s`, `1h30m`"),
 ]
 PositiveDuration = Annotated[
     timedelta,
     BeforeValidator(_positive_duration),
     _DURATION_TEXT,
     _DURATION_JSON,
-    Written("duration above 0: `250ms`, `60s`"),
+    YamlForm("duration above 0: `250ms`, `60s`"),
 ]
-SIZE = Written("size: `128MiB`, `1GB`, or bytes")
+SIZE = YamlForm("size: `128MiB`, `1GB`, or bytes")
 Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE]
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
     BeforeValidator(_start),
-    Written("`earliest`, `latest`, or a time with a zone"),
+    YamlForm("`earliest`, `latest`, or a time with a zone"),
 ]
-Moment = Annotated[datetime, BeforeValidator(_moment), Written("time with a zone: `2013-12-30T00:00:00Z`")]
+Moment = Annotated[datetime, BeforeValidator(_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
 Properties = Annotated[
     dict[str, str],
     BeforeValidator(_texts),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
-    Written("mapping of properties"),
+    YamlForm("mapping of properties"),
 ]
 
 

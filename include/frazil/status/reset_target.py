@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from frazil.commit.marker import Marker, of_same_topics, of_topics
-from frazil.commit.reset import Available, Move, Standing, before_cuts, clamped
+from frazil.commit.reset import Available, Move, Offsets, Standing, before_cuts, clamped
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.log_watch import find_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
-
-Offsets = Mapping[TopicPartition, int]
 
 
 class NotInKafka(ValueError):

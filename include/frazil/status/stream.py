@@ -143,7 +143,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
 
 def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """How many records wait beyond the marker; None, and a reason, if Kafka does not answer at once."""
-    from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
+    from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few calls need
     from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
     from frazil.kafka.truncation import check_not_cut  # noqa: PLC0415
     from frazil.stream.planner import check_no_gap  # noqa: PLC0415

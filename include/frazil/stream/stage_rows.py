@@ -22,7 +22,7 @@ ANSWER_SCHEMA = "answer string"
 
 
 @dataclass(frozen=True)
-class Refused:
+class VersionRefusal:
     """Stands for a `StageRows` of another version: answers each task with an error, which ends the writer."""
 
     sentence: str
@@ -34,7 +34,7 @@ class Refused:
         return json.dumps({"error_type": VersionChanged.__name__, "error": self.sentence})
 
 
-def shipped(work: Mapping[str, Any]) -> StageRows | Refused:
+def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
     """What a driver ships, where it arrives. Keep its name, and `version` and `context.stream` in what it gets: drivers
     of earlier versions call it.
     """
@@ -45,7 +45,9 @@ def shipped(work: Mapping[str, Any]) -> StageRows | Refused:
     except (KeyError, TypeError) as error:
         why = f"other code of version {__version__} than is installed by now ({error})"
     stream = work["context"]["stream"]
-    return Refused(f"the writer of stream {stream!r} runs {why}: it ends, and the next start takes what is installed")
+    return VersionRefusal(
+        f"the writer of stream {stream!r} runs {why}: it ends, and the next start takes what is installed"
+    )
 
 
 def _answered(batches: Iterable[pa.RecordBatch], answer: Callable[[str], str]) -> Iterator[pa.RecordBatch]:

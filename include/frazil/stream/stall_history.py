@@ -125,14 +125,14 @@ def remember(before: History | None, sample: Sample, *, limits: Limits) -> Histo
     read_up_since_ms = _read_up_since_ms(before, sample, moved=bool(moved))
     quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.still_ms
     starts = sample.planned_at_ms is None and _still_starts(before)
-    anew = quiet or starts or sample.watermark_us != before.watermark_us
+    fresh = quiet or starts or sample.watermark_us != before.watermark_us
     return History(
         began_at_ms=before.began_at_ms,
         sampled_at_ms=sample.at_ms,
         offsets=sample.offsets,
         watermark_us=sample.watermark_us,
-        watermark_since_ms=sample.at_ms if anew else before.watermark_since_ms,
-        advances=0 if anew else before.advances + bool(moved),
+        watermark_since_ms=sample.at_ms if fresh else before.watermark_since_ms,
+        advances=0 if fresh else before.advances + bool(moved),
         read_up_since_ms=read_up_since_ms,
         moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
         waits={tp: _wait(before.waits.get(tp), tp, sample) for tp in sample.unread},

@@ -38,7 +38,7 @@ from frazil.errors import (
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import counted
-from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.liveness import hung, progress, stopping
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
 from frazil.supervise.policy import Policy
@@ -68,13 +68,13 @@ def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
 def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision:
     where = progress(observed.heartbeat, launch, now_ms=now_ms)
     if observed.process is ProcessState.FOREGROUND:
-        return Decision(Action.KEEP, Cause.FOREGROUND, f"a person runs it in the foreground: {where}")
+        return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a person runs it in the foreground: {where}")
     if (asked := observed.stop_request) is not None:
         return stopping(observed, launch, asked, now_ms=now_ms, policy=policy)
     return (
         _wanted_otherwise(observed, launch, now_ms=now_ms, policy=policy)
         or hung(observed, launch, now_ms=now_ms, policy=policy)
-        or Decision(Action.KEEP, Cause.ADVANCING, where)
+        or Decision(WriterAction.KEEP, Cause.ADVANCING, where)
     )
 
 
@@ -83,15 +83,15 @@ def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago"
-        return Decision(Action.STOP, Cause.REMOVED, reason)
+        return Decision(WriterAction.STOP, Cause.REMOVED, reason)
     if isinstance(desired, Desired):
         if desired.mode is DesiredMode.PAUSED:
-            return Decision(Action.STOP, Cause.PAUSED, _said("paused", desired, now_ms=now_ms))
+            return Decision(WriterAction.STOP, Cause.PAUSED, _said("paused", desired, now_ms=now_ms))
         if desired.restart_generation > launch.generation:
-            return Decision(Action.RESTART, Cause.ASKED, _said("restart asked for", desired, now_ms=now_ms))
+            return Decision(WriterAction.RESTART, Cause.ASKED, _said("restart asked for", desired, now_ms=now_ms))
     if isinstance(declared, Declared) and declared.fingerprint != launch.spec_fingerprint:
         reason = f"the spec is {declared.fingerprint}, the writer was launched with {launch.spec_fingerprint}"
-        return Decision(Action.RESTART, Cause.SPEC_CHANGED, reason)
+        return Decision(WriterAction.RESTART, Cause.SPEC_CHANGED, reason)
     return None
 
 
@@ -102,17 +102,17 @@ def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision 
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers run"
         believed_ms = declared.since_ms + policy.removal_grace_ms
         if now_ms < believed_ms:
-            return Decision(Action.HOLD, Cause.REMOVED, reason, believed_ms)
-        return Decision(Action.END, Cause.REMOVED, reason)
+            return Decision(WriterAction.HOLD, Cause.REMOVED, reason, believed_ms)
+        return Decision(WriterAction.END, Cause.REMOVED, reason)
     if isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED:
         reason = _said("paused", desired, now_ms=now_ms) + "; `frazil resume` starts it"
-        return Decision(Action.HOLD, Cause.PAUSED, reason)
+        return Decision(WriterAction.HOLD, Cause.PAUSED, reason)
     if isinstance(declared, Unreadable):
         reason = f"0 writers run, and none can be started before the spec is mended: {declared.problem}"
         return _give_up(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
     if isinstance(desired, Unreadable):
         reason = f"0 writers run, and none is started while the desired state is unreadable: {desired.problem}"
-        return Decision(Action.HOLD, Cause.STATE_UNREADABLE, reason)
+        return Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, reason)
     return None
 
 
@@ -121,12 +121,12 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
     exit_ = observed.exit
     if exit_ is None:
         last = "the one in the foreground ended" if observed.launch else "none was launched before"
-        return Decision(Action.START, Cause.FIRST_START, f"0 writers run; {last}")
+        return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers run; {last}")
     if (act := _act_since(observed, exit_)) is not None:
-        return Decision(Action.START, Cause.ASKED, f"{act} since it ended with {_code(exit_)}")
+        return Decision(WriterAction.START, Cause.ASKED, f"{act} since it ended with {_code(exit_)}")
     if _was_asked(exit_) and exit_.code not in NO_RESTART:
         reason = f"it ended with {_code(exit_)} on request ({exit_.stopped_for}), and is wanted again"
-        return Decision(Action.START, Cause.STOPPED, reason)
+        return Decision(WriterAction.START, Cause.STOPPED, reason)
     if (again := _may_be_over(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
         return again
     if exit_.code in NO_RESTART:
@@ -157,8 +157,8 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
     due_ms = exit_.ended_at_ms + wait_ms
     # A clock that was set back must not stretch the wait.
     if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(Action.HOLD, cause, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms)
-    return Decision(Action.START, cause, reason)
+        return Decision(WriterAction.HOLD, cause, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms)
+    return Decision(WriterAction.START, cause, reason)
 
 
 def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
@@ -170,7 +170,7 @@ def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: 
             f"it ended with {_code(exit_)} ({error_name(exit_.code or 0)}) {ago(now_ms - exit_.ended_at_ms)} ago, and "
             f"supervision returned to this host {ago(now_ms - observed.returned_at_ms)} ago: the cause may be gone"
         )
-        return Decision(Action.START, Cause.RETURNED, reason)
+        return Decision(WriterAction.START, Cause.RETURNED, reason)
     if exit_.code == AccessDenied.exit_code and _worked(observed, exit_):
         return _denied(observed, exit_, now_ms=now_ms, policy=policy)
     return None
@@ -195,8 +195,10 @@ def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Polic
         f"same credentials before; its last words: {exit_.error or 'none'}"
     )
     if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(Action.HOLD, Cause.DENIED, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms)
-    return Decision(Action.START, Cause.DENIED, reason)
+        return Decision(
+            WriterAction.HOLD, Cause.DENIED, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms
+        )
+    return Decision(WriterAction.START, Cause.DENIED, reason)
 
 
 def _worked(observed: Observed, exit_: ExitRecord) -> bool:
@@ -249,9 +251,12 @@ def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> 
     """Give up once; from then on hold, and say how to go on."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
-        return Decision(Action.GIVE_UP, cause, reason, subject=subject)
+        return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)
     return Decision(
-        Action.HOLD, cause, f"given up: {reason}; when that is mended, start it with `frazil resume`", subject=subject
+        WriterAction.HOLD,
+        cause,
+        f"given up: {reason}; when that is mended, start it with `frazil resume`",
+        subject=subject,
     )
 
 

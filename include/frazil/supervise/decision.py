@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Action(StrEnum):
+class WriterAction(StrEnum):
     KEEP = "keep"
     """A writer runs, as it should."""
     START = "start"
@@ -49,7 +49,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    action: Action
+    action: WriterAction
     cause: Cause
     reason: str
     """A sentence for the log, with the numbers behind the decision."""

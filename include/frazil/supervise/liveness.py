@@ -6,7 +6,7 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
 from frazil.spec.units import counted
-from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Observed
 from frazil.supervise.policy import Policy
 from frazil.timetext import ago
@@ -54,7 +54,7 @@ def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> 
         if silent_ms > policy.heartbeat_limit_ms:
             limit = ago(policy.heartbeat_limit_ms)
             return Decision(
-                Action.RESTART,
+                WriterAction.RESTART,
                 Cause.SILENT,
                 f"{_pid(launch)} is alive, but has sent no heartbeat for {ago(silent_ms)} (limit {limit})",
             )
@@ -66,7 +66,7 @@ def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> 
     if still_ms <= limit_ms:
         return None
     reason = f"{_pid(launch)} made no progress for {ago(still_ms)} while {phase} (limit {ago(limit_ms)})"
-    return Decision(Action.RESTART, Cause.HUNG, reason)
+    return Decision(WriterAction.RESTART, Cause.HUNG, reason)
 
 
 def stopping(observed: Observed, launch: Launch, asked: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
@@ -82,13 +82,13 @@ def stopping(observed: Observed, launch: Launch, asked: StopRequest, *, now_ms: 
     since = ago(now_ms - asked.requested_at_ms)
     if still_ms > limit_ms or silent_ms > policy.heartbeat_limit_ms:
         return Decision(
-            Action.KILL,
+            WriterAction.KILL,
             Cause.STOPPING,
             f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}) and made no progress for "
             f"{ago(max(still_ms, silent_ms))} while {phase} (limit {ago(limit_ms)})",
         )
     return Decision(
-        Action.KEEP,
+        WriterAction.KEEP,
         Cause.STOPPING,
         f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}): its current batch, {phase}, may commit",
     )

@@ -27,7 +27,7 @@ from frazil.host.records import Launch, StopRequest, read_notes, read_watch, wri
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
-from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.declared import Declaration
 from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
 from frazil.supervise.policy import Policy
@@ -190,11 +190,11 @@ class Supervisor:
     def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
         """Carry out a decision; returns what went wrong, if anything."""
         launch = observed.launch
-        if decision.action is Action.START:
+        if decision.action is WriterAction.START:
             return self._launch(observed)
-        if decision.action in {Action.STOP, Action.RESTART} and launch is not None:
+        if decision.action in {WriterAction.STOP, WriterAction.RESTART} and launch is not None:
             self._ask_to_stop(launch, decision.cause, decision.reason, now_ms=now_ms)
-        elif decision.action is Action.KILL:
+        elif decision.action is WriterAction.KILL:
             self._launcher.stop(force=True)
         return None
 

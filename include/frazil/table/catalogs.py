@@ -104,7 +104,7 @@ def load_catalog(name: str | None) -> Catalog:
 
 
 def existing_catalog(name: str | None) -> Catalog:
-    """As `load_catalog`, for who only looks: a SQLite file that does not exist is an empty catalog, and is not made.
+    """As `load_catalog`, for reading alone: a SQLite file that does not exist is an empty catalog, and is not made.
 
     Where its folder does not exist either, and is not ours to make, the catalog cannot be used.
     """

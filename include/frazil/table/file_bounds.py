@@ -22,7 +22,7 @@ class FileBounds:
     """Tells whether a file may hold a row of the ranges.
 
     A file is skipped only if its bounds prove that it has no such row; a file without bounds is read. So every copy of
-    a record of the ranges is found, whoever wrote it and when. Bounds span all topic-partitions of a file: if
+    a record of the ranges is found, no matter who wrote it, and when. Bounds span all topic-partitions of a file: if
     partitions' offsets are far apart, a file of old rows may be read in vain, which costs only time.
     """
 

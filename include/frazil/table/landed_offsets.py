@@ -25,7 +25,7 @@ from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_to
 FILES_AT_ONCE = 2
 """Files read in parallel: one is fetched while another is sorted. Each takes about 25 bytes per row meanwhile."""
 
-Offsets = NDArray[np.int64]
+OffsetArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
     return dict(found)
 
 
-def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, Offsets]]:
+def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, OffsetArray]]:
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
@@ -85,10 +85,10 @@ def _files(table: Table, scan: DataScan, wanted: Wanted) -> Iterator[FileScanTas
 
 
 def _side_by_side(
-    read: Callable[[FileScanTask], list[tuple[TopicPartition, Offsets]]], tasks: Iterable[FileScanTask]
-) -> Iterator[list[tuple[TopicPartition, Offsets]]]:
+    read: Callable[[FileScanTask], list[tuple[TopicPartition, OffsetArray]]], tasks: Iterable[FileScanTask]
+) -> Iterator[list[tuple[TopicPartition, OffsetArray]]]:
     """Keep only a few files in memory; PyIceberg's own reader would begin all of them at once."""
-    running: deque[Future[list[tuple[TopicPartition, Offsets]]]] = deque()
+    running: deque[Future[list[tuple[TopicPartition, OffsetArray]]]] = deque()
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         for task in tasks:
             running.append(pool.submit(read, task))
@@ -98,7 +98,7 @@ def _side_by_side(
             yield running.popleft().result()
 
 
-def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> list[tuple[TopicPartition, Offsets]]:
+def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> list[tuple[TopicPartition, OffsetArray]]:
     """The sorted offsets of one file, by topic-partition."""
     # Rows are selected here, because PyArrow's filter would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
@@ -126,7 +126,7 @@ def _of_stream(batch: pa.RecordBatch, stream: str, *, unnamed: bool) -> pa.Recor
     return batch.filter(pc.fill_null(pc.equal(batch.column("stream"), stream), unnamed))
 
 
-def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Offsets]]:
+def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
     """Coordinates without nulls as sorted offsets of each topic-partition.
 
     Sorted by one number per row, which is much faster in NumPy than by several keys.
@@ -158,7 +158,7 @@ def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
-def _inside(offsets: Offsets, tp: TopicPartition, within: Within | None) -> Iterator[Offsets]:
+def _inside(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
     """The sorted offsets that lie in the ranges."""
     if within is None:
         yield offsets

@@ -64,7 +64,7 @@ class Remains:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TableFolder:
     """Where a catalog would put a new table."""
 
     location: str
@@ -73,7 +73,7 @@ class Place:
 
 def place_of_new(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
-) -> Place | None:
+) -> TableFolder | None:
     """Where the catalog would create that table, asked without creating it.
 
     None if a server decides and does not say: the namespace is missing, the table was just created, or the server
@@ -81,7 +81,7 @@ def place_of_new(
     """
     if isinstance(catalog, MetastoreCatalog):
         found = _resolved(catalog, identifier, location)
-        return Place(found, open_store(found, catalog.properties))
+        return TableFolder(found, open_store(found, catalog.properties))
     try:
         staged = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
     except (NoSuchNamespaceError, TableAlreadyExistsError):
@@ -93,7 +93,7 @@ def place_of_new(
         return None
     # Nothing is created before it is committed, which it never is.
     table = staged._table
-    return Place(table.location().rstrip("/"), open_store(table.location(), table.io.properties))
+    return TableFolder(table.location().rstrip("/"), open_store(table.location(), table.io.properties))
 
 
 def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) -> str:
@@ -108,7 +108,7 @@ def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) 
         return with_namespace._resolve_table_location(location, namespace, name).rstrip("/")
 
 
-def remains_of(place: Place) -> Remains | None:
+def remains_of(place: TableFolder) -> Remains | None:
     """What is left of a table that has been written to; None for a free place, which costs one listing.
 
     Metadata without a snapshot does not count: a creation that was cut short leaves such a file.

@@ -166,7 +166,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     found = _remains(catalog, declared)
     try:
         if found is not None:
-            # It may have been made, and written to, since the look for it.
+            # It may have been made, and written to, since it was searched.
             return catalog.load_table(declared.identifier)
         return catalog.create_table(
             declared.identifier,
@@ -355,7 +355,7 @@ def load_stream_table(spec: StreamSpec) -> Table | None:
 def lost_table(spec: StreamSpec) -> str | None:
     """Why a stream's table that is not in its catalog is no new one, as a sentence; None where it may be made.
 
-    For a look: it asks nothing of a server that knows no such namespace. Raises what catalog and storage raise.
+    For reading alone: it asks nothing of a server that knows no such namespace. Raises what catalog and storage raise.
     """
     catalog = existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):

@@ -8,7 +8,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from frazil.audit.compare import CommittedRange, Evidence, Finding, InKafka, Kind, compare, compare_counts, missing
+from frazil.audit.compare import (
+    CommittedRange,
+    Evidence,
+    Finding,
+    FindingKind,
+    InKafka,
+    compare,
+    compare_counts,
+    missing,
+)
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans
 
@@ -50,7 +59,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(kafka, rejected, (0, *sorted(inner | {end})))
 
 
-def wrong(found: tuple[Finding, ...]) -> list[tuple[Kind, int]]:
+def wrong(found: tuple[Finding, ...]) -> list[tuple[FindingKind, int]]:
     return [(f.kind, f.count) for f in found if f.kind.is_wrong]
 
 
@@ -65,7 +74,7 @@ def test_rows_that_are_there_twice_are_duplicates_and_nothing_else(world: World,
     landed = sorted(world.kafka - world.rejected)
     assume(landed)
     again = data.draw(st.lists(st.sampled_from(landed), min_size=1))
-    assert wrong(compare(world.evidence(rows=landed + again))) == [(Kind.DUPLICATES, len(again))]
+    assert wrong(compare(world.evidence(rows=landed + again))) == [(FindingKind.DUPLICATES, len(again))]
 
 
 @given(worlds(), st.data())
@@ -74,9 +83,9 @@ def test_rows_that_are_gone_are_missing_by_kafka_and_miscounted_by_the_records(w
     assume(landed)
     gone = data.draw(st.sets(st.sampled_from(landed), min_size=1))
     harmed = world.evidence(rows=[o for o in landed if o not in gone])
-    assert wrong(compare(harmed)) == [(Kind.MISSING, len(gone))]
+    assert wrong(compare(harmed)) == [(FindingKind.MISSING, len(gone))]
     assert set(missing(harmed)) == gone
-    assert wrong(compare(replace(harmed, kafka=None))) == [(Kind.MISCOUNTED, len(gone))]
+    assert wrong(compare(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
 
 
 @given(worlds(), st.data())
@@ -84,8 +93,8 @@ def test_dead_letters_that_are_gone_are_missing(world: World, data: st.DataObjec
     assume(world.rejected)
     gone = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
     harmed = world.evidence(letters=sorted(world.rejected - gone))
-    assert (Kind.MISSING, len(gone)) in wrong(compare(harmed))
-    assert wrong(compare(replace(harmed, kafka=None))) == [(Kind.MISCOUNTED, len(gone))]
+    assert (FindingKind.MISSING, len(gone)) in wrong(compare(harmed))
+    assert wrong(compare(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
 
 
 @given(worlds(), st.data())
@@ -93,13 +102,13 @@ def test_a_record_that_is_both_row_and_dead_letter_is_said(world: World, data: s
     assume(world.rejected)
     both = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
     harmed = world.evidence(rows=sorted((world.kafka - world.rejected) | both))
-    assert (Kind.ROW_AND_DEAD_LETTER, len(both)) in wrong(compare(harmed))
+    assert (FindingKind.ROW_AND_DEAD_LETTER, len(both)) in wrong(compare(harmed))
 
 
 @given(worlds(), st.sets(st.integers(0, 20), min_size=1))
 def test_rows_past_the_marker_are_claimed_by_nobody(world: World, beyond: set[int]):
     landed = sorted(world.kafka - world.rejected) + [world.bounds[-1] + n for n in sorted(beyond)]
-    assert wrong(compare(world.evidence(rows=landed))) == [(Kind.UNCLAIMED, len(beyond))]
+    assert wrong(compare(world.evidence(rows=landed))) == [(FindingKind.UNCLAIMED, len(beyond))]
 
 
 def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
@@ -114,8 +123,8 @@ def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
         kafka=InKafka(0, between(0, 30)),
     )
     (note,) = compare(skipping)
-    assert (note.kind, note.count, "10 to 19" in note.sentence) == (Kind.SKIPPED, 10, True)
-    assert wrong(compare(replace(skipping, rows=OffsetTally(range(30))))) == [(Kind.UNCLAIMED, 10)]
+    assert (note.kind, note.count, "10 to 19" in note.sentence) == (FindingKind.SKIPPED, 10, True)
+    assert wrong(compare(replace(skipping, rows=OffsetTally(range(30))))) == [(FindingKind.UNCLAIMED, 10)]
 
 
 def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
@@ -130,9 +139,9 @@ def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
         kafka=InKafka(60, between(60, 100)),
     )
     (note,) = compare(evidence)
-    assert (note.kind, note.count) == (Kind.UNCHECKED, 60)
+    assert (note.kind, note.count) == (FindingKind.UNCHECKED, 60)
     lacking = replace(evidence, rows=OffsetTally([*range(50), *range(55, 100)]))
-    assert wrong(compare(lacking)) == [(Kind.MISCOUNTED, 5)]
+    assert wrong(compare(lacking)) == [(FindingKind.MISCOUNTED, 5)]
 
 
 def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
@@ -141,7 +150,9 @@ def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
         "t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally(), InKafka(0, between(0, 3))
     )
     assert wrong(compare(evidence)) == []
-    assert wrong(compare(replace(evidence, rows=OffsetTally([*range(5), *range(3), 4])))) == [(Kind.DUPLICATES, 1)]
+    assert wrong(compare(replace(evidence, rows=OffsetTally([*range(5), *range(3), 4])))) == [
+        (FindingKind.DUPLICATES, 1)
+    ]
 
 
 def test_rows_of_before_the_first_commit_record_are_a_note():
@@ -149,7 +160,7 @@ def test_rows_of_before_the_first_commit_record_are_a_note():
         "t", 0, 20, TOPIC_ID, (CommittedRange(10, 20, 10, 0, TOPIC_ID),), OffsetTally(range(5, 20)), OffsetTally()
     )
     (note,) = compare(evidence)
-    assert (note.kind, note.count) == (Kind.UNCHECKED, 5)
+    assert (note.kind, note.count) == (FindingKind.UNCHECKED, 5)
 
 
 def test_ranges_that_were_read_twice_are_not_counted():
@@ -179,7 +190,7 @@ def test_spans_name_every_offset_once_and_no_other(offsets: set[int]):
 
 def test_without_coordinates_counts_are_compared_only_where_nobody_else_writes():
     assert wrong(compare_counts(rows=10, claimed=10, other_streams=0, stream="s")) == []
-    assert wrong(compare_counts(rows=12, claimed=10, other_streams=0, stream="s")) == [(Kind.MISCOUNTED, 2)]
+    assert wrong(compare_counts(rows=12, claimed=10, other_streams=0, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
     assert wrong(compare_counts(rows=12, claimed=10, other_streams=1, stream="s")) == []
 
 
@@ -189,15 +200,15 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
     evidence = world.evidence()
     harmed = replace(evidence, kafka=InKafka(0, evidence.kafka.offsets, cut))
     others = sum(o >= cut for o in world.kafka)
-    assert wrong(compare(harmed)) == [(Kind.LOG_CUT, max(others, 1))]
+    assert wrong(compare(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
 
 
 def test_rows_that_were_adopted_are_counted_beside_the_commit_records():
-    def findings(rows: int) -> list[tuple[Kind, int]]:
+    def findings(rows: int) -> list[tuple[FindingKind, int]]:
         return wrong(compare_counts(rows=rows, claimed=7, other_streams=0, stream="s", adopted=1000))
 
     assert findings(1007) == []
-    assert findings(1005) == [(Kind.MISCOUNTED, 2)]
+    assert findings(1005) == [(FindingKind.MISCOUNTED, 2)]
 
 
 @given(worlds(), st.data())
@@ -208,7 +219,7 @@ def test_offsets_that_kafka_gave_twice_may_be_there_twice_and_are_said(world: Wo
     again = CommittedRange(cut, end, sum(o >= cut for o in landed), sum(o >= cut for o in world.rejected), TOPIC_ID)
     found = compare(replace(evidence, ranges=(*evidence.ranges, again), rewritten=((cut, end),)))
     assert wrong(found) == []
-    assert [(f.kind, f.count) for f in found] == [(Kind.UNCHECKED, end - cut)]
+    assert [(f.kind, f.count) for f in found] == [(FindingKind.UNCHECKED, end - cut)]
 
 
 @given(worlds(), st.data())
@@ -219,4 +230,6 @@ def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka
     letters = [o for o in sorted(world.rejected) if o < held]
     evidence = replace(world.evidence(rows=rows, letters=letters), given_up=((held, end),))
     for kafka in (evidence.kafka, None):
-        assert [(f.kind, f.count) for f in compare(replace(evidence, kafka=kafka))] == [(Kind.SKIPPED, end - held)]
+        assert [(f.kind, f.count) for f in compare(replace(evidence, kafka=kafka))] == [
+            (FindingKind.SKIPPED, end - held)
+        ]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli.output import ask
-from frazil.cli.positions import Moment, OffsetsText
+from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.reset import Available, Standing, moves
 from frazil.errors import MarkerUnreadable, RolledBack
@@ -102,9 +102,9 @@ def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):
 
 
 def test_a_time_without_a_zone_is_refused():
-    assert Moment().convert("2013-12-30T00:00:00Z", None, None) == datetime(2013, 12, 30, tzinfo=UTC)
+    assert MomentText().convert("2013-12-30T00:00:00Z", None, None) == datetime(2013, 12, 30, tzinfo=UTC)
     with pytest.raises(click.BadParameter, match="has no zone"):
-        Moment().convert("2013-12-30T00:00:00", None, None)
+        MomentText().convert("2013-12-30T00:00:00", None, None)
 
 
 def test_without_a_terminal_and_without_yes_nothing_is_done():

@@ -113,7 +113,7 @@ def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
     began(tmp_path)
     process.send_signal(signal.SIGINT)
     assert process.stdout
-    assert "The batch at hand commits" in process.stdout.readline()
+    assert "The current batch commits" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     status = ended(process)
     assert (status.exit_code, status.error) == (137, "a person ended it at once, by a second Ctrl-C")
@@ -135,7 +135,7 @@ def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(
     assert (tmp_path / "ended in order").exists()
     assert status.ended_at_ms is not None
     log = (run_folder("ticks") / "writer.log").read_text()
-    assert "the process of `frazil run` was killed: the batch at hand commits, then the writer ends" in log
+    assert "the process of `frazil run` was killed: the current batch commits, then the writer ends" in log
 
 
 def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: Start, tmp_path: Path):

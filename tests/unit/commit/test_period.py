@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from frazil.audit.compare import CommittedRange, Evidence, Finding, Kind, compare, duplicates, merged_ranges
+from frazil.audit.compare import CommittedRange, Evidence, Finding, FindingKind, compare, duplicates, merged_ranges
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
@@ -140,7 +140,7 @@ def others_of(ranges: list[CommittedRange], index: int) -> list[CommittedRange]:
 
 
 def count(found: tuple[Finding, ...]) -> int:
-    return sum(f.count for f in found if f.kind is Kind.MISCOUNTED)
+    return sum(f.count for f in found if f.kind is FindingKind.MISCOUNTED)
 
 
 @given(histories())
@@ -307,12 +307,12 @@ def test_compaction_changes_no_answer(made: MadeStream):
 def test_what_others_overwrite_is_a_note_in_the_hour_of_their_commit(made: MadeStream):
     table = made.tables.main.refresh()
     before = {hour: audit_stream(made.tables, window=hour).findings for hour in (FIRST, SECOND, THIRD)}
-    assert not any(found.kind is Kind.CHANGED for findings in before.values() for found in findings)
+    assert not any(found.kind is FindingKind.CHANGED for findings in before.values() for found in findings)
     table.overwrite(table.scan().to_arrow())
     last = table.metadata.snapshots[-2:]
     at_ms = last[0].timestamp_ms
     hour = Period(at_ms, at_ms + HOUR_MS)
-    (note,) = (found for found in audit_stream(made.tables).findings if found.kind is Kind.CHANGED)
+    (note,) = (found for found in audit_stream(made.tables).findings if found.kind is FindingKind.CHANGED)
     assert (note.count, note.kind.is_wrong) == (1, False)
     assert "deleted 1200 and added 0. That reopens no" in note.sentence
     assert note in audit_stream(made.tables, window=hour).findings
@@ -380,7 +380,7 @@ def test_rows_of_a_topic_that_had_the_name_before_are_no_duplicates(made: MadeSt
     found = audit_stream(made.tables, window=Period(THIRD.to_ms, THIRD.to_ms + HOUR_MS))
     assert found.clean
     assert [p.duplicates for p in found.partitions] == [0, 0]
-    assert {f.kind for f in found.findings} == {Kind.UNCHECKED}
+    assert {f.kind for f in found.findings} == {FindingKind.UNCHECKED}
     assert "2 topics bore this name" in found.findings[0].sentence
 
 

@@ -1,6 +1,6 @@
 """A writer that reads no Kafka, but keeps every promise that a writer makes to its supervisor.
 
-It beats into its run folder, commits a batch every 0.2 s, ends with 0 on SIGTERM once the batch at hand is committed,
+It beats into its run folder, commits a batch every 0.2 s, ends with 0 on SIGTERM once the current batch is committed,
 and does what `<FRAZIL_HOME>/orders-<name>.json` says: `{"exit": 11, "error": "..."}` ends it, `{"hang": true}` stops
 all advance, `{"crash-at-start": true}` ends it before its first batch, `{"batch-seconds": 5}` makes its batches long,
 `{"stall": "t-0"}` makes it say that this topic-partition holds it back.
@@ -62,7 +62,7 @@ def main() -> int:
             beat(Phase.ENDED, batch, advanced=now_ms(), error=error)
             return int(code)
         if stop.is_set():
-            print("the batch at hand is committed; ending", flush=True)
+            print("the current batch is committed; ending", flush=True)
             beat(Phase.ENDED, batch, advanced=now_ms())
             return 0
         if orders.get("hang"):

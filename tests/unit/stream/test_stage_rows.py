@@ -19,7 +19,7 @@ from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, Target
 from frazil.stream import stage_rows
 from frazil.stream.engine import read_answers
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stage_rows import Refused, StageRows
+from frazil.stream.stage_rows import StageRows, VersionRefusal
 from frazil.supervise.decide import RESTARTABLE
 
 TARGET = TargetTable("{}", "{}", "{}", {"a": "b"}, "/data/1/1", 1, io={"s3.region": "x"})
@@ -54,7 +54,7 @@ def test_it_arrives_as_it_was_and_nothing_of_ours_is_pickled_but_one_name(dumps:
 
 def refusal(data: bytes) -> str:
     found = pickle.loads(data)
-    assert isinstance(found, Refused)
+    assert isinstance(found, VersionRefusal)
     answers = [answer for batch in found(PLANS) for answer in batch.column("answer").to_pylist()]
     assert len(answers) == 2
     assert answers[0] == found.answer(json.dumps({}))

@@ -28,7 +28,7 @@ from frazil.host.records import (
     read_exits,
 )
 from frazil.supervise.decide import MAY_BE_OVER, RESTARTABLE, TABLE_WAYS_OUT, decide
-from frazil.supervise.decision import Action, Cause, Decision
+from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
 from frazil.supervise.policy import ADVANCE_LIMITS_MS, Policy
 
@@ -91,116 +91,116 @@ def asked(cause: Cause, *, ago: int) -> Notes:
     return Notes(stop=StopRequest("L9", NOW - ago, cause, "because"))
 
 
-TABLE: list[tuple[str, Observed, Action, Cause]] = [
+TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     # while a process lives
-    ("advances", alive(beat()), Action.KEEP, Cause.ADVANCING),
-    ("waits with nothing to do, for a week", alive(beat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), Action.KEEP, Cause.ADVANCING),
-    ("waits, and the lag is unknown", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=None)), Action.KEEP, Cause.ADVANCING),
-    ("waits with lag for too long", alive(beat(Phase.WAITING, advanced_ago=7 * MINUTE)), Action.RESTART, Cause.HUNG),
-    ("a long backlog that advances", alive(beat(Phase.STAGING, advanced_ago=4 * MINUTE)), Action.KEEP, Cause.ADVANCING),
-    ("a batch that stands still", alive(beat(Phase.STAGING, advanced_ago=6 * MINUTE)), Action.RESTART, Cause.HUNG),
-    ("a slow commit", alive(beat(Phase.COMMITTING, advanced_ago=9 * MINUTE)), Action.KEEP, Cause.ADVANCING),
-    ("a start that takes its time", alive(None, launch=launch(launched_at_ms=NOW - 4 * MINUTE)), Action.KEEP, Cause.ADVANCING),
-    ("a start that never beats", alive(None), Action.RESTART, Cause.HUNG),
-    ("an end that does not end", alive(beat(Phase.ENDED, advanced_ago=2 * MINUTE)), Action.RESTART, Cause.HUNG),
-    ("a stale heartbeat", alive(beat(written_ago=61_000)), Action.RESTART, Cause.SILENT),
-    ("a stale heartbeat after the machine slept", alive(beat(written_ago=8 * 60 * MINUTE, advanced_ago=8 * 60 * MINUTE), watched_since_ms=NOW), Action.KEEP, Cause.ADVANCING),
-    ("a heartbeat from the future", alive(beat(written_ago=-5 * MINUTE, advanced_ago=-5 * MINUTE)), Action.KEEP, Cause.ADVANCING),
-    ("in the foreground, and paused", alive(beat(), state=ProcessState.FOREGROUND, desired=PAUSED), Action.KEEP, Cause.FOREGROUND),
-    ("paused", alive(beat(), desired=PAUSED), Action.STOP, Cause.PAUSED),
-    ("removed", alive(beat(), declared=Removed(NOW - 11_000)), Action.STOP, Cause.REMOVED),
-    ("missing for a moment", alive(beat(), declared=Removed(NOW - 9_000)), Action.KEEP, Cause.ADVANCING),
-    ("restart asked for", alive(beat(), desired=Desired(generation=5, restart_generation=5)), Action.RESTART, Cause.ASKED),
-    ("paused and resumed before anybody looked", alive(beat(), desired=Desired(generation=6)), Action.KEEP, Cause.ADVANCING),
-    ("launched by the restart that was asked for", alive(beat(), desired=Desired(generation=4, restart_generation=4)), Action.KEEP, Cause.ADVANCING),
-    ("the spec changed", alive(beat(), declared=Declared("f2")), Action.RESTART, Cause.SPEC_CHANGED),
-    ("the spec is broken", alive(beat(), declared=Unreadable("x.yaml: no")), Action.KEEP, Cause.ADVANCING),
-    ("the catalog is away", alive(beat(), desired=Unreadable("no catalog")), Action.KEEP, Cause.ADVANCING),
-    ("asked to stop, the batch advances", alive(beat(), notes=asked(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), Action.KEEP, Cause.STOPPING),
-    ("asked to stop, the batch stands still", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), Action.KILL, Cause.STOPPING),
-    ("asked to stop while it waits", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=asked(Cause.PAUSED, ago=MINUTE)), Action.KEEP, Cause.STOPPING),
-    ("asked to stop, and silent", alive(beat(written_ago=61_000), notes=asked(Cause.PAUSED, ago=61_000)), Action.KILL, Cause.STOPPING),
-    ("hung, asked to stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=29_000)), Action.KEEP, Cause.STOPPING),
-    ("hung, and does not stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=31_000)), Action.KILL, Cause.STOPPING),
-    ("the stop was asked of an earlier launch", alive(beat(), notes=Notes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), Action.KEEP, Cause.ADVANCING),
+    ("advances", alive(beat()), WriterAction.KEEP, Cause.ADVANCING),
+    ("waits with nothing to do, for a week", alive(beat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), WriterAction.KEEP, Cause.ADVANCING),
+    ("waits, and the lag is unknown", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=None)), WriterAction.KEEP, Cause.ADVANCING),
+    ("waits with lag for too long", alive(beat(Phase.WAITING, advanced_ago=7 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
+    ("a long backlog that advances", alive(beat(Phase.STAGING, advanced_ago=4 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
+    ("a batch that stands still", alive(beat(Phase.STAGING, advanced_ago=6 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
+    ("a slow commit", alive(beat(Phase.COMMITTING, advanced_ago=9 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
+    ("a start that takes its time", alive(None, launch=launch(launched_at_ms=NOW - 4 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
+    ("a start that never beats", alive(None), WriterAction.RESTART, Cause.HUNG),
+    ("an end that does not end", alive(beat(Phase.ENDED, advanced_ago=2 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
+    ("a stale heartbeat", alive(beat(written_ago=61_000)), WriterAction.RESTART, Cause.SILENT),
+    ("a stale heartbeat after the machine slept", alive(beat(written_ago=8 * 60 * MINUTE, advanced_ago=8 * 60 * MINUTE), watched_since_ms=NOW), WriterAction.KEEP, Cause.ADVANCING),
+    ("a heartbeat from the future", alive(beat(written_ago=-5 * MINUTE, advanced_ago=-5 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
+    ("in the foreground, and paused", alive(beat(), state=ProcessState.FOREGROUND, desired=PAUSED), WriterAction.KEEP, Cause.FOREGROUND),
+    ("paused", alive(beat(), desired=PAUSED), WriterAction.STOP, Cause.PAUSED),
+    ("removed", alive(beat(), declared=Removed(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
+    ("missing for a moment", alive(beat(), declared=Removed(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
+    ("restart asked for", alive(beat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.ASKED),
+    ("paused and resumed before anybody looked", alive(beat(), desired=Desired(generation=6)), WriterAction.KEEP, Cause.ADVANCING),
+    ("launched by the restart that was asked for", alive(beat(), desired=Desired(generation=4, restart_generation=4)), WriterAction.KEEP, Cause.ADVANCING),
+    ("the spec changed", alive(beat(), declared=Declared("f2")), WriterAction.RESTART, Cause.SPEC_CHANGED),
+    ("the spec is broken", alive(beat(), declared=Unreadable("x.yaml: no")), WriterAction.KEEP, Cause.ADVANCING),
+    ("the catalog is away", alive(beat(), desired=Unreadable("no catalog")), WriterAction.KEEP, Cause.ADVANCING),
+    ("asked to stop, the batch advances", alive(beat(), notes=asked(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), WriterAction.KEEP, Cause.STOPPING),
+    ("asked to stop, the batch stands still", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), WriterAction.KILL, Cause.STOPPING),
+    ("asked to stop while it waits", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=asked(Cause.PAUSED, ago=MINUTE)), WriterAction.KEEP, Cause.STOPPING),
+    ("asked to stop, and silent", alive(beat(written_ago=61_000), notes=asked(Cause.PAUSED, ago=61_000)), WriterAction.KILL, Cause.STOPPING),
+    ("hung, asked to stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=29_000)), WriterAction.KEEP, Cause.STOPPING),
+    ("hung, and does not stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=31_000)), WriterAction.KILL, Cause.STOPPING),
+    ("the stop was asked of an earlier launch", alive(beat(), notes=Notes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), WriterAction.KEEP, Cause.ADVANCING),
     # while none lives
-    ("never launched", never(), Action.START, Cause.FIRST_START),
-    ("never launched, paused", never(desired=PAUSED), Action.HOLD, Cause.PAUSED),
-    ("never launched, removed", never(declared=Removed(NOW - MINUTE)), Action.END, Cause.REMOVED),
-    ("never launched, missing for a moment", never(declared=Removed(NOW - 1)), Action.HOLD, Cause.REMOVED),
-    ("never launched, the spec is broken", never(declared=Unreadable("x.yaml: no")), Action.GIVE_UP, Cause.SPEC_UNREADABLE),
-    ("the spec is broken still", never(declared=Unreadable("x.yaml: no"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), Action.HOLD, Cause.SPEC_UNREADABLE),
-    ("the spec is broken otherwise", never(declared=Unreadable("x.yaml: yes"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), Action.GIVE_UP, Cause.SPEC_UNREADABLE),
-    ("the catalog is away", never(desired=Unreadable("no catalog")), Action.HOLD, Cause.STATE_UNREADABLE),
-    ("the foreground writer ended", ended(), Action.START, Cause.FIRST_START),
-    ("stopped for a changed spec", ended(exit_(0, stopped_for="spec changed")), Action.START, Cause.STOPPED),
-    ("stopped by force for a restart", ended(exit_(137, stopped_for="asked for")), Action.START, Cause.STOPPED),
-    ("paused, and ended", ended(exit_(0, stopped_for="paused"), desired=PAUSED), Action.HOLD, Cause.PAUSED),
-    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), Action.START, Cause.ASKED),
-    ("a first crash", ended(exit_(1, ago=1_000)), Action.START, Cause.CRASHED),
-    ("a first crash, this moment", ended(exit_(1)), Action.HOLD, Cause.CRASHED),
-    ("a crash that nobody saw", ended(exit_(None, ago=1_000)), Action.START, Cause.CRASHED),
-    ("killed", ended(exit_(137, ago=1_000, committed=True)), Action.START, Cause.CRASHED),
-    ("hung, and killed", ended(exit_(137, ago=1_000, stopped_for="hung")), Action.START, Cause.CRASHED),
-    ("ended by itself", ended(exit_(0, ago=1_000)), Action.START, Cause.ENDED),
-    ("four crashes", ended(*crashes(4)), Action.HOLD, Cause.CRASHED),
-    ("five crashes", ended(*crashes(5)), Action.GIVE_UP, Cause.CRASH_LOOP),
-    ("the foreground writer crashed", ended(exit_(1, spec_fingerprint="")), Action.START, Cause.FIRST_START),
-    ("four crashes, one in the foreground, a fifth", ended(*crashes(5)[:4], exit_(11, launch_id="mine", spec_fingerprint="", generation=0), *crashes(5)[4:]), Action.GIVE_UP, Cause.CRASH_LOOP),
-    ("five crashes, said before", ended(*crashes(5), notes=GIVEN_UP), Action.HOLD, Cause.CRASH_LOOP),
-    ("five crashes, the oldest long ago", ended(*crashes(5, apart=20 * MINUTE)), Action.HOLD, Cause.CRASHED),
-    ("five crashes with a commit each", ended(*crashes(5, committed=True)), Action.HOLD, Cause.CRASHED),
-    ("five hung writers", ended(*crashes(5, code=137, stopped_for="hung")), Action.GIVE_UP, Cause.CRASH_LOOP),
-    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), Action.START, Cause.ASKED),
-    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), Action.START, Cause.ASKED),
-    ("brokers away for hours", ended(*crashes(40, code=22)), Action.HOLD, Cause.UNAVAILABLE),
-    ("brokers away, the minute is over", ended(exit_(22, ago=MINUTE)), Action.START, Cause.UNAVAILABLE),
-    ("the clock was set back", ended(exit_(1, ago=-60 * MINUTE)), Action.START, Cause.CRASHED),
-    ("offsets are gone", ended(exit_(11)), Action.GIVE_UP, Cause.NEEDS_PERSON),
-    ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), Action.HOLD, Cause.NEEDS_PERSON),
-    ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), Action.START, Cause.ASKED),
-    ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), Action.HOLD, Cause.NEEDS_PERSON),
-    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), Action.START, Cause.ASKED),
-    ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), Action.HOLD, Cause.NEEDS_PERSON),
-    ("fenced three days ago, and supervision is back", ended(exit_(13, ago=3 * DAY, committed=True), away_since_ms=NOW - 4 * DAY, returned_at_ms=NOW), Action.START, Cause.RETURNED),
-    ("fenced under our eyes, given up, and back after days elsewhere", ended(exit_(13, ago=3 * DAY), notes=GIVEN_UP, away_since_ms=NOW - 3 * DAY + MINUTE, returned_at_ms=NOW), Action.START, Cause.RETURNED),
-    ("fenced under our eyes, and Airflow was restarted", ended(exit_(13, ago=10 * MINUTE), notes=GIVEN_UP, away_since_ms=NOW - 4 * MINUTE, returned_at_ms=NOW), Action.HOLD, Cause.NEEDS_PERSON),
-    ("fenced again since supervision is back", ended(exit_(13, ago=MINUTE), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW - 2 * MINUTE), Action.GIVE_UP, Cause.NEEDS_PERSON),
-    ("refused three days ago, and supervision is back", ended(exit_(16, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), Action.START, Cause.RETURNED),
-    ("gone offsets of three days ago stay a person's", ended(exit_(11, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), Action.GIVE_UP, Cause.NEEDS_PERSON),
-    ("refused after a commit, this moment", ended(exit_(16, committed=True)), Action.HOLD, Cause.DENIED),
-    ("refused after a commit, a minute ago", ended(exit_(16, committed=True, ago=MINUTE)), Action.START, Cause.DENIED),
-    ("refused four times since the last commit", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True), *crashes(4, code=16)), Action.HOLD, Cause.DENIED),
-    ("refused, and committed with other credentials only", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True, generation=3), exit_(16)), Action.GIVE_UP, Cause.NEEDS_PERSON),
-    ("refused from the first start on", ended(exit_(16)), Action.GIVE_UP, Cause.NEEDS_PERSON),
-    ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="asked for")), Action.GIVE_UP, Cause.NEEDS_PERSON),
+    ("never launched", never(), WriterAction.START, Cause.FIRST_START),
+    ("never launched, paused", never(desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
+    ("never launched, removed", never(declared=Removed(NOW - MINUTE)), WriterAction.END, Cause.REMOVED),
+    ("never launched, missing for a moment", never(declared=Removed(NOW - 1)), WriterAction.HOLD, Cause.REMOVED),
+    ("never launched, the spec is broken", never(declared=Unreadable("x.yaml: no")), WriterAction.GIVE_UP, Cause.SPEC_UNREADABLE),
+    ("the spec is broken still", never(declared=Unreadable("x.yaml: no"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), WriterAction.HOLD, Cause.SPEC_UNREADABLE),
+    ("the spec is broken otherwise", never(declared=Unreadable("x.yaml: yes"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), WriterAction.GIVE_UP, Cause.SPEC_UNREADABLE),
+    ("the catalog is away", never(desired=Unreadable("no catalog")), WriterAction.HOLD, Cause.STATE_UNREADABLE),
+    ("the foreground writer ended", ended(), WriterAction.START, Cause.FIRST_START),
+    ("stopped for a changed spec", ended(exit_(0, stopped_for="spec changed")), WriterAction.START, Cause.STOPPED),
+    ("stopped by force for a restart", ended(exit_(137, stopped_for="asked for")), WriterAction.START, Cause.STOPPED),
+    ("paused, and ended", ended(exit_(0, stopped_for="paused"), desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
+    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), WriterAction.START, Cause.ASKED),
+    ("a first crash", ended(exit_(1, ago=1_000)), WriterAction.START, Cause.CRASHED),
+    ("a first crash, this moment", ended(exit_(1)), WriterAction.HOLD, Cause.CRASHED),
+    ("a crash that nobody saw", ended(exit_(None, ago=1_000)), WriterAction.START, Cause.CRASHED),
+    ("killed", ended(exit_(137, ago=1_000, committed=True)), WriterAction.START, Cause.CRASHED),
+    ("hung, and killed", ended(exit_(137, ago=1_000, stopped_for="hung")), WriterAction.START, Cause.CRASHED),
+    ("ended by itself", ended(exit_(0, ago=1_000)), WriterAction.START, Cause.ENDED),
+    ("four crashes", ended(*crashes(4)), WriterAction.HOLD, Cause.CRASHED),
+    ("five crashes", ended(*crashes(5)), WriterAction.GIVE_UP, Cause.CRASH_LOOP),
+    ("the foreground writer crashed", ended(exit_(1, spec_fingerprint="")), WriterAction.START, Cause.FIRST_START),
+    ("four crashes, one in the foreground, a fifth", ended(*crashes(5)[:4], exit_(11, launch_id="mine", spec_fingerprint="", generation=0), *crashes(5)[4:]), WriterAction.GIVE_UP, Cause.CRASH_LOOP),
+    ("five crashes, said before", ended(*crashes(5), notes=GIVEN_UP), WriterAction.HOLD, Cause.CRASH_LOOP),
+    ("five crashes, the oldest long ago", ended(*crashes(5, apart=20 * MINUTE)), WriterAction.HOLD, Cause.CRASHED),
+    ("five crashes with a commit each", ended(*crashes(5, committed=True)), WriterAction.HOLD, Cause.CRASHED),
+    ("five hung writers", ended(*crashes(5, code=137, stopped_for="hung")), WriterAction.GIVE_UP, Cause.CRASH_LOOP),
+    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), WriterAction.START, Cause.ASKED),
+    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), WriterAction.START, Cause.ASKED),
+    ("brokers away for hours", ended(*crashes(40, code=22)), WriterAction.HOLD, Cause.UNAVAILABLE),
+    ("brokers away, the minute is over", ended(exit_(22, ago=MINUTE)), WriterAction.START, Cause.UNAVAILABLE),
+    ("the clock was set back", ended(exit_(1, ago=-60 * MINUTE)), WriterAction.START, Cause.CRASHED),
+    ("offsets are gone", ended(exit_(11)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), WriterAction.HOLD, Cause.NEEDS_PERSON),
+    ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.START, Cause.ASKED),
+    ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), WriterAction.HOLD, Cause.NEEDS_PERSON),
+    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), WriterAction.START, Cause.ASKED),
+    ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.HOLD, Cause.NEEDS_PERSON),
+    ("fenced three days ago, and supervision is back", ended(exit_(13, ago=3 * DAY, committed=True), away_since_ms=NOW - 4 * DAY, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
+    ("fenced under our eyes, given up, and back after days elsewhere", ended(exit_(13, ago=3 * DAY), notes=GIVEN_UP, away_since_ms=NOW - 3 * DAY + MINUTE, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
+    ("fenced under our eyes, and Airflow was restarted", ended(exit_(13, ago=10 * MINUTE), notes=GIVEN_UP, away_since_ms=NOW - 4 * MINUTE, returned_at_ms=NOW), WriterAction.HOLD, Cause.NEEDS_PERSON),
+    ("fenced again since supervision is back", ended(exit_(13, ago=MINUTE), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW - 2 * MINUTE), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("refused three days ago, and supervision is back", ended(exit_(16, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
+    ("gone offsets of three days ago stay a person's", ended(exit_(11, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("refused after a commit, this moment", ended(exit_(16, committed=True)), WriterAction.HOLD, Cause.DENIED),
+    ("refused after a commit, a minute ago", ended(exit_(16, committed=True, ago=MINUTE)), WriterAction.START, Cause.DENIED),
+    ("refused four times since the last commit", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True), *crashes(4, code=16)), WriterAction.HOLD, Cause.DENIED),
+    ("refused, and committed with other credentials only", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True, generation=3), exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("refused from the first start on", ended(exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="asked for")), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("observed", "action", "cause"), [row[1:] for row in TABLE], ids=[row[0].replace(" ", "-") for row in TABLE]
 )
-def test_what_people_expect(observed: Observed, action: Action, cause: Cause) -> None:
+def test_what_people_expect(observed: Observed, action: WriterAction, cause: Cause) -> None:
     decision = decide(observed, now_ms=NOW, policy=POLICY)
     assert (decision.action, decision.cause) == (action, cause), decision.reason
 
 
 def test_every_cause_and_every_action_is_in_the_table() -> None:
-    assert {row[2] for row in TABLE} == set(Action)
+    assert {row[2] for row in TABLE} == set(WriterAction)
     assert {row[3] for row in TABLE} == set(Cause)
 
 
 @pytest.mark.parametrize("code", sorted(NO_RESTART))
 def test_giving_up_names_the_code_the_error_and_the_last_words(code: int) -> None:
     decision = decide(ended(exit_(code)), now_ms=NOW, policy=POLICY)
-    assert decision.action is Action.GIVE_UP
+    assert decision.action is WriterAction.GIVE_UP
     assert re.search(rf"exit code {code} \([A-Z]\w+\).*Boom: it broke", decision.reason)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_phase_may_take_its_limit_and_not_a_second_more(phase: Phase) -> None:
     limit = ADVANCE_LIMITS_MS[phase]
-    assert decide(alive(beat(phase, advanced_ago=limit)), now_ms=NOW, policy=POLICY).action is Action.KEEP
+    assert decide(alive(beat(phase, advanced_ago=limit)), now_ms=NOW, policy=POLICY).action is WriterAction.KEEP
     late = decide(alive(beat(phase, advanced_ago=limit + 1)), now_ms=NOW, policy=POLICY)
     assert late.cause is Cause.HUNG
 
@@ -214,7 +214,7 @@ def test_the_waits_between_crashes_double_and_the_first_relaunch_is_within_ten_s
 def test_a_commit_between_crashes_begins_the_row_anew() -> None:
     row = (*crashes(4)[:-1], exit_(1, ago=500, launch_id="L10", committed=True), exit_(1))
     decision = decide(ended(*row), now_ms=NOW, policy=POLICY)
-    assert (decision.action, decision.until_ms) == (Action.HOLD, NOW + 1_000)
+    assert (decision.action, decision.until_ms) == (WriterAction.HOLD, NOW + 1_000)
 
 
 # The laws, over everything that can be observed.
@@ -276,7 +276,7 @@ def decided(observed: Observed) -> Decision:
 
 @given(observations())
 def test_nothing_is_started_while_a_process_lives_and_nothing_stopped_while_none_does(observed: Observed) -> None:
-    living = {Action.KEEP, Action.STOP, Action.RESTART, Action.KILL}
+    living = {WriterAction.KEEP, WriterAction.STOP, WriterAction.RESTART, WriterAction.KILL}
     assert (decided(observed).action in living) is observed.process.is_alive
 
 
@@ -290,8 +290,8 @@ def test_every_reason_names_a_number(observed: Observed) -> None:
 @given(observations())
 def test_a_paused_stream_is_never_started(observed: Observed) -> None:
     paused = dataclasses.replace(observed, desired=PAUSED)
-    assert decided(paused).action not in {Action.START, Action.RESTART} or paused.process.is_alive
-    assert decided(paused).action is not Action.START
+    assert decided(paused).action not in {WriterAction.START, WriterAction.RESTART} or paused.process.is_alive
+    assert decided(paused).action is not WriterAction.START
 
 
 @given(observations())
@@ -310,25 +310,25 @@ def test_after_an_exit_that_needs_a_person_nothing_starts_until_a_person_acted(o
         notes=dataclasses.replace(observed.notes, cleared=None),
         table_fingerprint=None,
     )
-    assert decided(unchanged).action in {Action.GIVE_UP, Action.HOLD}
+    assert decided(unchanged).action in {WriterAction.GIVE_UP, WriterAction.HOLD}
     resumed = dataclasses.replace(unchanged, desired=Desired(generation=last.generation + 1))
-    assert decided(resumed).action is Action.START
+    assert decided(resumed).action is WriterAction.START
 
 
 @given(observations())
 def test_giving_up_is_said_once(observed: Observed) -> None:
     first = decided(observed)
-    if first.action is not Action.GIVE_UP:
+    if first.action is not WriterAction.GIVE_UP:
         return
     told = dataclasses.replace(observed.notes, given_up=GivenUp(first.subject, NOW, first.reason, None))
     again = decided(dataclasses.replace(observed, notes=told))
-    assert (again.action, again.cause, again.until_ms) == (Action.HOLD, first.cause, None)
+    assert (again.action, again.cause, again.until_ms) == (WriterAction.HOLD, first.cause, None)
 
 
 @given(observations())
 def test_the_foreground_writer_is_left_alone(observed: Observed) -> None:
     if observed.process is ProcessState.FOREGROUND:
-        assert decided(observed).action is Action.KEEP
+        assert decided(observed).action is WriterAction.KEEP
 
 
 @given(observations())
@@ -363,7 +363,9 @@ def test_an_end_that_may_be_over_is_judged_by_who_saw_it(
     )
     unseen = away_since_ms < NOW - ended_ago < NOW - returned_ago and noted is not GIVEN_UP
     elsewhere = NOW - ended_ago < NOW - returned_ago and NOW - returned_ago - away_since_ms > POLICY.moved_ms
-    expected = Action.START if unseen or elsewhere else Action.HOLD if noted is GIVEN_UP else Action.GIVE_UP
+    expected = (
+        WriterAction.START if unseen or elsewhere else WriterAction.HOLD if noted is GIVEN_UP else WriterAction.GIVE_UP
+    )
     assert decided(observed).action is expected
 
 
@@ -382,7 +384,7 @@ def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: Observed) 
         notes=Notes(),
         writer=Observation(ProcessState.RUNNING, launch(), beat(), ()),
     )
-    assert decided(healthy).action is Action.KEEP
+    assert decided(healthy).action is WriterAction.KEEP
 
 
 def test_the_exit_codes_are_told_apart() -> None:
@@ -397,4 +399,4 @@ def test_access_that_worked_once_is_asked_for_again_after_any_number_of_refusals
     exits = read_exits(tmp_path)
     assert len(exits) == EXITS_KEPT + 1
     found = decide(ended(*exits), now_ms=NOW, policy=POLICY)
-    assert (found.cause, found.action in {Action.START, Action.HOLD}) == (Cause.DENIED, True), found.reason
+    assert (found.cause, found.action in {WriterAction.START, WriterAction.HOLD}) == (Cause.DENIED, True), found.reason

@@ -15,7 +15,7 @@ from frazil.clock import now_ms
 from frazil.host.given_up import confirm_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
-from frazil.supervise.decision import Action, Cause
+from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired
 from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
 from frazil.table.catalogs import load_catalog
@@ -44,7 +44,7 @@ class Bench:
     def supervisor(self, **changes: Any) -> Supervisor:
         return Supervisor(WriterProgram("ticks", self.streams, FAKE_WRITER), **changes)
 
-    def until(self, supervisor: Supervisor, action: Action, cause: Cause) -> Step:
+    def until(self, supervisor: Supervisor, action: WriterAction, cause: Cause) -> Step:
         def look() -> Step | None:
             step = supervisor.step()
             self.lines += step.writer_log
@@ -75,7 +75,7 @@ def bench(at_hand: Any, streams: Path, eventually: Any) -> Bench:
 def test_it_starts_a_writer_and_another_supervisor_goes_on_with_it(bench: Bench) -> None:
     pid = bench.runs(bench.supervisor())
     other = bench.supervisor()
-    step = bench.until(other, Action.KEEP, Cause.ADVANCING)
+    step = bench.until(other, WriterAction.KEEP, Cause.ADVANCING)
     assert f"pid {pid}" in step.decision.reason
     assert any(f"fake writer {pid} starts" in line for line in step.writer_log)
 
@@ -84,10 +84,10 @@ def test_a_killed_writer_is_started_again_and_its_new_log_is_read_from_the_begin
     supervisor = bench.supervisor()
     pid = bench.runs(supervisor)
     os.kill(pid, signal.SIGKILL)
-    step = bench.until(supervisor, Action.START, Cause.CRASHED)
+    step = bench.until(supervisor, WriterAction.START, Cause.CRASHED)
     assert "signal 9" in step.decision.reason
     second = bench.runs(supervisor)
-    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+    bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
     assert second != pid
     assert f"fake writer {second} starts ticks" in bench.lines
 
@@ -102,16 +102,16 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
     desired.pause(by="ana", reason="Kafka upgrade")
     # The table was made a moment ago: the supervisor looks for it again after ten seconds.
     supervisor._table.forget()
-    bench.until(supervisor, Action.STOP, Cause.PAUSED)
-    held = bench.until(supervisor, Action.HOLD, Cause.PAUSED)
+    bench.until(supervisor, WriterAction.STOP, Cause.PAUSED)
+    held = bench.until(supervisor, WriterAction.HOLD, Cause.PAUSED)
     assert "paused by ana" in held.decision.reason
     assert "Kafka upgrade" in held.decision.reason
     assert [e.code for e in bench.at_hand.launcher.observe().exits] == [0]
     desired.resume(by="ana", reason="")
     assert bench.runs(supervisor) != pid
     desired.restart(by="ana", reason="new credentials")
-    bench.until(supervisor, Action.RESTART, Cause.ASKED)
-    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+    bench.until(supervisor, WriterAction.RESTART, Cause.ASKED)
+    bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
     assert bench.at_hand.launcher.observe().launch.generation == 3
 
 
@@ -123,8 +123,8 @@ def test_a_changed_spec_restarts_it_and_a_broken_one_does_not(bench: Bench) -> N
     file.write_text(sound.replace("event-time", "event-tmie"))
     assert supervisor.step().decision.cause is Cause.ADVANCING
     file.write_text(sound + "lateness: 10m\n")
-    bench.until(supervisor, Action.RESTART, Cause.SPEC_CHANGED)
-    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+    bench.until(supervisor, WriterAction.RESTART, Cause.SPEC_CHANGED)
+    bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
 
 
 def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +137,12 @@ def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypa
     monkeypatch.setattr(module, "GAP_MS", 60 * 60_000)
     bench.at_hand.orders(hang=True)
     clock.ahead_ms = 20_000
-    bench.until(supervisor, Action.KEEP, Cause.ADVANCING)
+    bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
     os.kill(pid, signal.SIGSTOP)
     clock.ahead_ms = 70_000
-    bench.until(supervisor, Action.RESTART, Cause.SILENT)
+    bench.until(supervisor, WriterAction.RESTART, Cause.SILENT)
     clock.ahead_ms = 110_000
-    bench.until(supervisor, Action.KILL, Cause.STOPPING)
+    bench.until(supervisor, WriterAction.KILL, Cause.STOPPING)
     bench.at_hand.orders()
     second = bench.eventually(
         lambda: supervisor.step() and (w := bench.at_hand.launcher.observe().launch.writer) and w.pid
@@ -159,7 +159,7 @@ def test_a_stall_that_the_writer_reports_is_told_and_restarts_nothing(bench: Ben
     bench.at_hand.orders(stall="ticks-0")
     step = bench.eventually(lambda: (s := supervisor.step()).stall and s)
     assert (step.stall.held_back_by, step.stall.reason) == ("ticks-0", "ticks-0 holds the offsets back")
-    assert (step.decision.action, step.decision.cause) == (Action.KEEP, Cause.ADVANCING)
+    assert (step.decision.action, step.decision.cause) == (WriterAction.KEEP, Cause.ADVANCING)
     bench.at_hand.orders()
     bench.eventually(lambda: supervisor.step().stall is None)
     assert bench.at_hand.launcher.observe().launch.writer.pid == pid
@@ -168,11 +168,11 @@ def test_a_stall_that_the_writer_reports_is_told_and_restarts_nothing(bench: Ben
 def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
-    step = bench.until(supervisor, Action.GIVE_UP, Cause.NEEDS_PERSON)
+    step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_PERSON)
     assert "OffsetGap: ticks-0 lost offsets 5 to 9" in step.decision.reason
     confirm_given_up("ticks", step.decision.subject, reason=step.decision.reason, table_fingerprint=None)
-    assert supervisor.step().decision.action is Action.HOLD
-    assert bench.supervisor().step().decision.action is Action.HOLD
+    assert supervisor.step().decision.action is WriterAction.HOLD
+    assert bench.supervisor().step().decision.action is WriterAction.HOLD
     bench.at_hand.orders()
     supervisor.person_cleared(by="Airflow", reason="the run was cleared")
     bench.runs(supervisor)
@@ -181,15 +181,15 @@ def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_agai
 def test_a_fenced_writer_is_held_by_who_saw_it_and_started_by_who_comes_back_to_this_host(bench: Bench) -> None:
     clock = Clock(bench.supervisor()._clock)
     bench.at_hand.orders(exit=13, error="Fenced: epoch 9 took over")
-    step = bench.until(bench.supervisor(clock=clock), Action.GIVE_UP, Cause.NEEDS_PERSON)
+    step = bench.until(bench.supervisor(clock=clock), WriterAction.GIVE_UP, Cause.NEEDS_PERSON)
     confirm_given_up("ticks", step.decision.subject, reason=step.decision.reason, table_fingerprint=None)
     bench.at_hand.orders()
     clock.ahead_ms += 2 * 60_000
-    assert bench.supervisor(clock=clock).step().decision.action is Action.HOLD  # Airflow was restarted
+    assert bench.supervisor(clock=clock).step().decision.action is WriterAction.HOLD  # Airflow was restarted
     clock.ahead_ms += 3 * 24 * 60 * 60_000
     back = bench.supervisor(clock=clock)
     assert back.preview().decision.cause is Cause.RETURNED
-    bench.until(back, Action.START, Cause.RETURNED)
+    bench.until(back, WriterAction.START, Cause.RETURNED)
     bench.eventually(lambda: bench.at_hand.launcher.observe().process.is_alive)
 
 
@@ -201,7 +201,7 @@ def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
         step = supervisor.step()
         # Time passes as the backoff wants it to.
         clock.ahead_ms += max(0, (step.decision.until_ms or 0) - clock())
-        return step if step.decision.action is Action.GIVE_UP else None
+        return step if step.decision.action is WriterAction.GIVE_UP else None
 
     step: Step = bench.eventually(given_up)
     assert step.decision.cause is Cause.CRASH_LOOP
@@ -214,7 +214,7 @@ def test_a_person_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_t
     supervisor = bench.supervisor()
     bench.runs(supervisor)
     supervisor.person_stopped(by="Airflow", reason="the run r1 was marked failed or success")
-    held = bench.until(bench.supervisor(), Action.HOLD, Cause.PAUSED)
+    held = bench.until(bench.supervisor(), WriterAction.HOLD, Cause.PAUSED)
     assert "the run r1 was marked failed" in held.decision.reason
     supervisor.person_cleared(by="Airflow", reason="the run r2 was cleared")
     bench.runs(supervisor)
@@ -235,13 +235,13 @@ def test_a_removed_stream_is_stopped_and_that_is_the_end(bench: Bench) -> None:
     supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
     bench.runs(supervisor)
     (bench.streams / "ticks.yaml").rename(aside := bench.streams / "ticks.aside")
-    assert supervisor.step().decision.action is Action.KEEP
+    assert supervisor.step().decision.action is WriterAction.KEEP
     clock.ahead_ms = EMPTY_MS - 1_000
-    assert supervisor.step().decision.action is Action.KEEP, "nothing at all is there: an unmounted volume"
+    assert supervisor.step().decision.action is WriterAction.KEEP, "nothing at all is there: an unmounted volume"
     (bench.streams / "other.yaml").write_text(aside.read_text().replace("ticks", "other"))
     clock.ahead_ms += 500
-    assert supervisor.step().decision.action is Action.STOP
-    bench.until(supervisor, Action.END, Cause.REMOVED)
+    assert supervisor.step().decision.action is WriterAction.STOP
+    bench.until(supervisor, WriterAction.END, Cause.REMOVED)
     assert bench.at_hand.launcher.observe().exits[-1].code == 0
 
 
@@ -256,7 +256,7 @@ def test_a_run_folder_that_takes_no_more_bytes_ends_no_supervision(
 
     monkeypatch.setattr("frazil.supervise.supervisor.write_watch", full)
     clock.ahead_ms = 11_000
-    assert supervisor.step().decision.action is Action.KEEP
+    assert supervisor.step().decision.action is WriterAction.KEEP
 
 
 def test_two_supervisors_at_once_start_one_writer(bench: Bench) -> None:
@@ -266,7 +266,7 @@ def test_two_supervisors_at_once_start_one_writer(bench: Bench) -> None:
     assert problems[0] is None
     assert problems[1] is not None
     assert "WriterBusy" in problems[1]
-    bench.until(second, Action.KEEP, Cause.ADVANCING)
+    bench.until(second, WriterAction.KEEP, Cause.ADVANCING)
 
 
 def test_a_catalog_that_cannot_be_used_starts_nothing_and_stops_nothing(
@@ -276,6 +276,6 @@ def test_a_catalog_that_cannot_be_used_starts_nothing_and_stops_nothing(
     monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__TYPE", "sql")
     supervisor = bench.supervisor()
     step = supervisor.step()
-    assert (step.decision.action, step.decision.cause) == (Action.HOLD, Cause.STATE_UNREADABLE)
+    assert (step.decision.action, step.decision.cause) == (WriterAction.HOLD, Cause.STATE_UNREADABLE)
     bench.at_hand.launcher.launch(bench.at_hand.request(spec_fingerprint=supervisor._sound_spec().fingerprint()))
-    assert supervisor.step().decision.action is Action.KEEP
+    assert supervisor.step().decision.action is WriterAction.KEEP

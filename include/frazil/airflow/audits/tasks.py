@@ -24,11 +24,13 @@ log = logging.getLogger(__name__)
 SENTENCES = 50
 """The most that is handed on: findings in each of 1,000 topic-partitions would be too much for Airflow's database."""
 
-Found = dict[str, Any]
+AuditJson = dict[str, Any]
 """One audit as JSON: stream, from and to (ISO 8601, UTC), the number of findings, and the first ones as sentences."""
 
 
-def audit_hours(stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False) -> Found:
+def audit_hours(
+    stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
+) -> AuditJson:
     """Audit the complete hours before a moment and log each finding.
 
     Raises AirflowSkipException if the stream has not begun, TableLost if only the catalog does not have its table, and
@@ -64,7 +66,7 @@ def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
         raise AirflowSkipException(str(not_begun)) from not_begun
 
 
-def _tell(result: Audit, found: Found) -> None:
+def _tell(result: Audit, found: AuditJson) -> None:
     for finding in result.findings:
         level = logging.ERROR if finding.kind.is_wrong else logging.INFO
         log.log(level, "%s: %s", finding.where, finding.sentence)

@@ -26,7 +26,7 @@ from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.maintenance.due import Action
-from frazil.maintenance.tables import Kind, MaintainedTable, maintained_tables
+from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables
 from frazil.spark_apps import MAINTAIN_TABLE
 
 ACTIONS = (*map(str, Action), "orphans")
@@ -69,8 +69,8 @@ def maintenance_dags(
     tables = maintained_tables(found.spec for found in declared_streams(folder) if found.spec is not None)
     dags = {}
     for table in tables:
-        if table.kind is not Kind.DEAD_LETTERS:
-            beside = [t for t in tables if table.kind is Kind.MAIN and _dead_letters_of(t, table)]
+        if table.kind is not TableKind.DEAD_LETTERS:
+            beside = [t for t in tables if table.kind is TableKind.MAIN and _dead_letters_of(t, table)]
             dag = _dag([table, *beside], folder, app, on_failure, on_late)
             dags[dag.dag_id] = dag
     return dags
@@ -78,7 +78,7 @@ def maintenance_dags(
 
 def _dead_letters_of(table: MaintainedTable, main: MaintainedTable) -> bool:
     """A dead-letter table that several tables' streams share is maintained with the first table."""
-    return table.kind is Kind.DEAD_LETTERS and table.streams[0] in main.streams
+    return table.kind is TableKind.DEAD_LETTERS and table.streams[0] in main.streams
 
 
 def _dag(

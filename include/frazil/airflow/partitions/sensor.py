@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.partitions.waiting_trigger import Event, WaitingTrigger
+from frazil.airflow.partitions.waiting_trigger import Payload, WaitingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -52,7 +52,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
             self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
         return self.execute_complete(context, event)
 
-    def execute_complete(self, context: Context, event: Event) -> Any:  # noqa: ARG002 - as above
+    def execute_complete(self, context: Context, event: Payload) -> Any:  # noqa: ARG002 - as above
         """What the trigger found. Raises AirflowFailException where the window never comes."""
         if event["problem"]:
             raise AirflowFailException(event["problem"])
@@ -62,7 +62,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
 class PartitionTrigger(WaitingTrigger):
     """Looks for a window's signals. Its arguments: table, partition, streams."""
 
-    def poll(self) -> tuple[Event | None, str]:
+    def poll(self) -> tuple[Payload | None, str]:
         """What is known of the window, where all of it was signalled; else what it waits for."""
         from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg

@@ -1,8 +1,8 @@
 """Which signals Airflow's assets were told of, and which they lack.
 
-The events themselves say it. But Airflow 3.3 refuses to list events of which one started a run that is still queued
-(its answer has no place for a run without a start), and a paused DAG keeps such a run for ever. Then counts what the
-sending tasks wrote down before they succeeded, for with their success the events went out.
+The events themselves say it. But Airflow 3.3 refuses to list events if one of them started a run that is still queued
+(its answer has no place for a run without a start), and a paused DAG keeps such a run for ever. Then the notes count
+that sending tasks wrote before they succeeded, because their events went out with their success.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
 
 
 def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
-    """What Airflow lacks of an asset's signals; where it lacks nothing, the next look begins after them.
+    """What Airflow lacks of an asset's signals; if it lacks nothing, the next check begins after them.
 
     Raises AirflowException where that cannot be told now.
     """

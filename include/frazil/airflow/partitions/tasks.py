@@ -2,7 +2,7 @@
 
 A signal happens once because its row in `frazil.signals` is appended once. If an event is lost between the row and
 Airflow, a later run finds it missing among Airflow's own events and sends it. An event that exists is not sent again,
-whoever repeats a task.
+even if a task is repeated.
 """
 
 from __future__ import annotations

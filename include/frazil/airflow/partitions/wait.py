@@ -13,7 +13,7 @@ from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from frazil.airflow.declared import nobody_feeds
-from frazil.airflow.partitions.waiting_trigger import Event, WaitingTrigger
+from frazil.airflow.partitions.waiting_trigger import Payload, WaitingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -53,7 +53,7 @@ class CompletionOperator(BaseBranchOperator):
             self.defer(trigger=trigger, method_name="execute_complete")
         return self._act(context)
 
-    def execute_complete(self, context: Context, event: Event) -> Any:
+    def execute_complete(self, context: Context, event: Payload) -> Any:
         """Signal, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
         if event["problem"]:
             raise AirflowException(f"{self.table} cannot be read: {event['problem']}")
@@ -78,7 +78,7 @@ class CompletionTrigger(WaitingTrigger):
     deferred. A later signal is somebody else's, such as a release.
     """
 
-    def poll(self) -> tuple[Event | None, str]:
+    def poll(self) -> tuple[Payload | None, str]:
         """Whether there is something to do, and what the next window waits for."""
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - loads PyIceberg
 

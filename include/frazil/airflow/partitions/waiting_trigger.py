@@ -16,7 +16,7 @@ from frazil.errors import FrazilError
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
 """Threads of our own: one silent catalog must not hold up the triggerer's other work."""
 
-Event = dict[str, Any]
+Payload = dict[str, Any]
 """What the task receives. `problem` is set if polling again would not help; with `removed` the task ends as skipped."""
 
 
@@ -38,7 +38,7 @@ class WaitingTrigger(BaseTrigger):
         return name, {**self.arguments, "poll_seconds": self.poll_seconds}
 
     @abstractmethod
-    def poll(self) -> tuple[Event | None, str]:
+    def poll(self) -> tuple[Payload | None, str]:
         """The event to fire, if there is one, and what the task waits for."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -60,13 +60,13 @@ class WaitingTrigger(BaseTrigger):
                 self.log.info("%s", sentence)
                 said = sentence
 
-    def attempt(self) -> tuple[Event | None, str]:
+    def attempt(self) -> tuple[Payload | None, str]:
         """`poll`, whatever it raises."""
         try:
             return self.poll()
         except FrazilError as error:
             if not error.restartable:
                 return {"problem": f"{type(error).__name__}: {error}"}, ""
-            return None, f"the look failed, and is tried again: {error}"
+            return None, f"the check failed, and is tried again: {error}"
         except Exception as error:  # whatever a catalog, a storage or a network raises on a bad day
-            return None, f"the look failed, and is tried again: {error!r}"
+            return None, f"the check failed, and is tried again: {error!r}"

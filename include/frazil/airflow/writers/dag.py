@@ -92,9 +92,9 @@ def _page(found: DeclaredStream) -> str:
     return "\n".join(lines) + (
         f"""Pausing this DAG leaves the writer running. To operate the writer:
 
-- `frazil pause {found.name}`: it stops after the batch at hand, and stays stopped.
+- `frazil pause {found.name}`: it stops after the current batch, and stays stopped.
 - `frazil resume {found.name}`: it runs again; also when the supervisor gave up on it.
-- `frazil restart {found.name}`, or *Clear* here: a new writer replaces it after the batch at hand.
+- `frazil restart {found.name}`, or *Clear* here: a new writer replaces it after the current batch.
 - *Mark failed* or *Mark success* here: as `frazil pause {found.name}`.
 - `frazil status {found.name}`: where it stands.
 """

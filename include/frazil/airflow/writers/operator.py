@@ -24,9 +24,9 @@ class WriterOperator(BaseOperator):
     and launches it again when it dies; no worker slot is held, and scheduler, API server, workers and triggerer may
     be restarted while the writer goes on. A retry, and every later run, finds the writer that runs and goes on with it.
 
-    What a person does, and what follows: *mark failed* (or *success*) stops the writer after the batch at hand, and
+    What a person does, and what follows: *mark failed* (or *success*) stops the writer after the current batch, and
     it stays stopped until `frazil resume STREAM`, or until the run that holds for it is cleared. *Clear* replaces the
-    writer by a new one after the batch at hand. Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
+    writer by a new one after the current batch. Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
 
     The task fails only when the supervisor gives up: an exit code after which a restart would fail in the same way,
     or crash after crash without a commit. The next run holds, and says what gets out of it.
