@@ -15,16 +15,12 @@ from typing import Any, NamedTuple
 
 from frazil.errors import MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Span, TopicPartition
 
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 EPOCHS_REMEMBERED = 256
 """How many epochs' last batches the marker keeps: at most 3 KB, and more restarts than a dead batch survives."""
-
-
-Span = tuple[int, int]
-"""Offsets `[start, end)`."""
 
 
 class BatchKey(NamedTuple):

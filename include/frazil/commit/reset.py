@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pyiceberg.table import Table
 
 from frazil.commit.history import first_offsets, table_position
-from frazil.commit.marker import Marker, Span, first_marker, merged_identity, of_same_topics, property_name, read_marker
+from frazil.commit.marker import Marker, first_marker, merged_identity, of_same_topics, property_name, read_marker
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Span, Spans, TopicPartition, merged
 
 Offsets = Mapping[TopicPartition, int]
-Spans = Mapping[TopicPartition, tuple[Span, ...]]
 NO_OFFSETS: Offsets = MappingProxyType({})
 
 
@@ -188,23 +187,7 @@ def _given_up(seen: Standing, before: Marker, target: Offsets, source: SourceIde
     return _with_spans(before.given_up, lost, same)
 
 
-def _with_spans(
-    known: Spans, new: Mapping[TopicPartition, Span], same: Offsets
-) -> dict[TopicPartition, tuple[Span, ...]]:
+def _with_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
     """The spans of topics that are still the same, and the new ones that are not empty."""
-    found = {tp: list(spans) for tp, spans in known.items() if tp in same}
-    for tp, (start, end) in new.items():
-        if start < end:
-            found.setdefault(tp, []).append((start, end))
-    return {tp: merged_spans(spans) for tp, spans in found.items()}
-
-
-def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Spans in order, joining those that touch or overlap."""
-    whole: list[Span] = []
-    for start, end in sorted(spans):
-        if whole and start <= whole[-1][1]:
-            whole[-1] = (whole[-1][0], max(whole[-1][1], end))
-        else:
-            whole.append((start, end))
-    return tuple(whole)
+    kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
+    return merged((*kept, *new.items()))

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.ingest.calendar_limits import MILLISECONDS, said
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.ranges import MILLISECONDS, said
 
 NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 

@@ -13,10 +13,10 @@ from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
+from frazil.ingest.calendar_limits import MILLISECONDS, said
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import Rejection
-from frazil.ingest.ranges import MILLISECONDS, said
 from frazil.offsets.spans import TopicPartition
 
 MAX_ERROR_CHARACTERS = 1000

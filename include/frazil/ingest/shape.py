@@ -13,12 +13,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType
 
+from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats import QUOTERS
-from frazil.ingest.ranges import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.split import column_of
 

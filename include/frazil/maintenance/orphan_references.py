@@ -19,9 +19,9 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.maintenance.file_paths import Place, place_of
 from frazil.maintenance.orphans import Folders, Listed, References, Undecided
+from frazil.table.remains import METADATA
 from frazil.table.tables import data_location
 
-METADATA = ".metadata.json"
 VERSION_HINT = "version-hint.text"
 
 _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')

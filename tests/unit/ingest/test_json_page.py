@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
-from frazil.ingest.ranges import OUT_OF_RANGE, out_of_range
 from frazil.ingest.shape import told
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
