@@ -61,7 +61,7 @@ def test_a_topic_has_the_partitions_and_settings_it_was_asked_for(broker: Embedd
 
 def test_a_topic_that_is_there_already_is_refused_by_name(broker: EmbeddedKafka) -> None:
     broker.create_topic("twice")
-    with pytest.raises(EnvironmentUnusable, match="the topic twice was not made"):
+    with pytest.raises(EnvironmentUnusable, match="the topic twice was not created"):
         broker.create_topic("twice")
 
 
