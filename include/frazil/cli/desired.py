@@ -46,7 +46,7 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     desired.pause(by=getpass.getuser(), reason=reason)
     stops = _foreground(stream) or "its writer stops after the current batch"
     click.echo(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
-    _say_where(spec, desired)
+    _say_where(spec, desired, _lost(spec, desired))
     if problem:
         click.echo(problem, err=True)
 
@@ -65,9 +65,14 @@ def resume(stream: str, streams_folder: Path, reason: str) -> None:
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
     desired.resume(by=getpass.getuser(), reason=reason)
-    starts = "it runs in the foreground" if _foreground(stream) else "its supervisor (Airflow) starts it within seconds"
+    lost = _lost(spec, desired)
+    starts = "its supervisor (Airflow) starts it within seconds"
+    if _foreground(stream):
+        starts = "it runs in the foreground"
+    elif lost:
+        starts = "its writer cannot go on before its table is back"
     click.echo(f"{stream} is to run: {starts}.")
-    _say_where(spec, desired)
+    _say_where(spec, desired, lost)
 
 
 @click.command()
@@ -75,7 +80,8 @@ def resume(stream: str, streams_folder: Path, reason: str) -> None:
 def restart(stream: str, streams_folder: Path, reason: str) -> None:
     """Replace the writer of STREAM by a new one.
 
-    The current batch commits first. A stream that is paused, or was given up, is resumed.
+    The current batch commits first. A stream that is paused, or was given up, is resumed. Where the writer runs in the
+    foreground (`frazil run`), nothing is changed: end it there, and run it again.
 
     \b
     Example:
@@ -83,21 +89,28 @@ def restart(stream: str, streams_folder: Path, reason: str) -> None:
     """
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
+    if how := _foreground(stream):
+        click.echo(f"{stream} is not restarted: {how}. Nothing is changed: it stays {desired.read().mode}.")
+        return
     desired.restart(by=getpass.getuser(), reason=reason)
-    how = _foreground(stream)
-    click.echo(
-        f"{stream} is not restarted: {how}."
-        if how
-        else f"{stream} gets a new writer: its supervisor (Airflow) starts it once the current batch has committed."
-    )
-    _say_where(spec, desired)
+    lost = _lost(spec, desired)
+    starts = "its supervisor (Airflow) starts it once the current batch has committed"
+    if lost:
+        starts = "it cannot go on before its table is back"
+    click.echo(f"{stream} gets a new writer: {starts}.")
+    _say_where(spec, desired, lost)
 
 
-def _say_where(spec: StreamSpec, desired: DesiredStore) -> None:
+def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
+    """Why the table is lost, if it is."""
+    return None if desired.beside_table else lost_table(spec)
+
+
+def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None) -> None:
     """Without a table the desired state holds on this host alone."""
     if not desired.beside_table:
-        why = f"the catalog has no table {spec.table.identifier} yet"
-        click.echo(f"This holds on this host alone, because {lost_table(spec) or why}.")
+        why = lost or f"the catalog has no table {spec.table.identifier} yet"
+        click.echo(f"This holds on this host alone, because {why}.")
 
 
 def _foreground(stream: str) -> str | None:

@@ -24,7 +24,7 @@ from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintaine
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
 from frazil.timetext import ago, utc
 
 PARTITIONS_SHOWN = 20
@@ -89,7 +89,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
 
 def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
-    found = measure(load_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
+    found = measure(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
     ratios = {

@@ -17,7 +17,6 @@ from frazil import clock
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json, echo_table
-from frazil.errors import SpecError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
@@ -26,7 +25,8 @@ from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark import jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
+from frazil.table.tables import not_there
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,12 +80,12 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 
 def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """In the order in which a run does them. Raises SpecError where there is no such table."""
-    planner = MaintenancePlanner(load_catalog(found.catalog), found, clock.now_ms())
+    """In the order in which a run does them. Raises SpecError or TableLost where there is no such table."""
+    planner = MaintenancePlanner(existing_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
     except NoSuchTableError:
-        raise SpecError(f"there is no table {found.identifier} yet: its stream's writer makes it") from None
+        raise not_there(found.identifier, found.streams) from None
 
 
 def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
@@ -103,7 +103,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
             end.callback(session.stop)
             return session
 
-        catalog = load_catalog(found.catalog)
+        catalog = existing_catalog(found.catalog)
         outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=clock.now_ms())
     echo_json(outcomes) if as_json else click.echo("\n".join(map(str, outcomes)))
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))

@@ -12,7 +12,7 @@ from frazil.cli.output import echo_json
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import load_streams, no_stream
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
 
 
 @click.command()
@@ -37,7 +37,7 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
         raise no_stream(streams_folder)
     maintained = find_maintained(specs.values(), table)
     now_ms = clock.now_ms()
-    report = clean_orphans(load_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
+    report = clean_orphans(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
     if as_json:
         echo_json(report)
     else:

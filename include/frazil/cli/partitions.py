@@ -22,7 +22,8 @@ from frazil.signals.signal import Signal
 from frazil.spec.load import streams_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
+from frazil.table.tables import not_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,13 @@ def partitions(  # noqa: PLR0913 - a command's options
     if bool(held) != bool(reason):
         raise click.UsageError("--release and --reason belong together")
     specs = streams_of(streams_folder, table)
-    catalog = load_catalog(specs[0].table.catalog)
+    catalog = existing_catalog(specs[0].table.catalog)
     now_ms = clock.now_ms()
     person = f"by {getpass.getuser()}, frazil partitions"
+    seen = _assess(catalog, specs)
     if held and reason:
         release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)
-    seen = _assess(catalog, specs)
+        seen = _assess(catalog, specs)
     if again:
         wanted = [window for key in again for window in _windows(key, seen.grain)]
         send_again(catalog, table, wanted, note=f"sent again {person}", clock_ms=now_ms)
@@ -110,11 +112,9 @@ def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
     seen = assess(catalog, specs)
     if seen is None:
         table = specs[0].table.identifier
-        raise SpecError(
-            f"no window of {table} is ever complete (declare `complete: hour` or `day`)"
-            if specs[0].window is None
-            else f"there is no table {table} yet: its writer's first start makes it"
-        )
+        if specs[0].window is None:
+            raise SpecError(f"no window of {table} is ever complete (declare `complete: hour` or `day`)")
+        raise not_there(table, specs)
     return seen
 
 

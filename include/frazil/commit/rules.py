@@ -88,15 +88,15 @@ def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: s
         raise TopicRecreated(
             f"stream {stream!r} was read from Kafka cluster {known.cluster_id}, and source.bootstrap-servers now "
             f"leads to {found.cluster_id}: its offsets mean nothing there. Put the address back, or run "
-            f"`frazil reset {stream} --to earliest` to begin again with this cluster"
+            f"`frazil reset {stream} --to marker` to read this cluster's topics from their beginning"
         )
     for topic, topic_id in known.topic_ids.items():
         now = found.topic_ids.get(topic, topic_id)
         if now != topic_id:
             raise TopicRecreated(
                 f"topic {topic!r} of stream {stream!r} was deleted and made again (id {topic_id} became {now}): the "
-                f"marker's offsets belong to the old one. Run `frazil reset {stream} --to earliest` to read the new "
-                "topic from its beginning"
+                f"marker's offsets belong to the old one. Run `frazil reset {stream} --to marker`: it reads the new "
+                "topic from its beginning, and goes on with the others where they stand"
             )
 
 

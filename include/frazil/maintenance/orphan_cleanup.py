@@ -16,7 +16,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.errors import MarkerUnreadable, SpecError
+from frazil.errors import MarkerUnreadable
 from frazil.maintenance.file_paths import Place
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
@@ -47,7 +47,7 @@ from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
-from frazil.table.tables import may_delete_files, state_location
+from frazil.table.tables import may_delete_files, not_there, state_location
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +117,8 @@ class _Deleted:
 def clean_orphans(catalog: Catalog, table: MaintainedTable, *, now_ms: int, dry_run: bool = False) -> OrphanReport:
     """Delete the orphans of a table that an earlier run found too; a dry run deletes and remembers nothing.
 
-    A reason not to delete becomes `refused`, not an error. Raises SpecError if there is no such table, and what catalog
-    and storage raise before the first deletion.
+    A reason not to delete becomes `refused`, not an error. Raises SpecError if there is no such table, TableLost if
+    only the catalog lacks it, and what catalog and storage raise before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     try:
@@ -145,7 +145,7 @@ class _Cleanup:
             try:
                 return cls(catalog, table.settings.orphans, catalog.load_table(table.identifier), now_ms)
             except NoSuchTableError as error:
-                raise SpecError(f"there is no table {table.identifier}: its writer's first start creates it") from error
+                raise not_there(table.identifier, table.streams) from error
 
     def run(self, report: OrphanReport) -> OrphanReport:
         store, path = self._state()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
@@ -363,6 +363,17 @@ def lost_table(spec: StreamSpec) -> str | None:
             return None
         found = _remains(catalog, _declared_table(spec))
     return _lost(catalog, spec.table.identifier, found) if found else None
+
+
+def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
+    """The error for a table that its catalog does not have: lost with a table of these streams, or not made yet.
+
+    Raises as `lost_table` does.
+    """
+    for spec in specs:
+        if lost := lost_table(spec):
+            return TableLost(lost)
+    return SpecError(f"there is no table {identifier} yet: its writer's first start makes it")
 
 
 def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:

@@ -73,8 +73,14 @@ def test_a_lost_catalog_is_said_everywhere_and_changes_nothing(
     assert SAID in call(tmp_path, "health")
     for command in (["audit", "made"], ["forget", "made", "--yes"], ["adopt", "made", "--yes"]):
         assert SAID in refused(tmp_path, *command)
+    for command in (["partitions", "demo.made"], ["orphans", "demo.made"], ["maintain", "demo.made", "--dry-run"]):
+        assert SAID in refused(tmp_path, *command), command
+    assert SAID in refused(tmp_path, "orphans", "demo.made_dead_letters"), "it is lost with the stream's table"
     for verb in ("pause", "resume", "restart"):
-        assert SAID in call(tmp_path, verb, "made")
+        said = call(tmp_path, verb, "made")
+        assert SAID in said
+        assert "starts it" not in said
+    assert not (frazil_home / "catalog.db").exists(), "who looks makes no catalog in the lost one's place"
     assert sorted(location.rglob("*")) == files
     put_aside(frazil_home, back=True)
     assert [p for p in problems(tmp_path) if "Kafka" not in p] == before

@@ -21,6 +21,7 @@ from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
 from frazil.status.stream import writer_status
+from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -200,6 +201,17 @@ def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
     )
     (found,) = status(streams)["streams"]
     assert found["problems"] == ["the last writer ended with 11 (OffsetGap): records lost"]
+
+
+def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
+    spec = load_stream(streams / "ticks.yaml")
+    open_desired(spec).pause(by="ana", reason="")
+    before = open_desired(spec).read()
+    with WriterLock(run_folder("ticks"), streams=("ticks",)):
+        said = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)]).stdout
+    assert "ticks is not restarted: its writer runs in the foreground" in said
+    assert "Nothing is changed: it stays paused." in said
+    assert open_desired(spec).read() == before
 
 
 def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):

@@ -255,5 +255,5 @@ def test_topics_of_before_may_be_absent_and_new_ones_may_appear():
 
 @pytest.mark.parametrize("found", [SourceIdentity("other", {"a": "1"}), SourceIdentity("c", {"a": "9"})])
 def test_another_cluster_and_a_topic_made_again_are_refused(found):
-    with pytest.raises(TopicRecreated, match="--to earliest"):
+    with pytest.raises(TopicRecreated, match="--to marker"):
         check_same_source(SourceIdentity("c", {"a": "1"}), found, stream="s")

@@ -208,7 +208,7 @@ def test_a_topic_made_again_is_refused_and_nothing_is_written(world):
     before = world.load().metadata
     world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
 
-    with pytest.raises(TopicRecreated, match=r"id topic-1 became topic-2.*frazil reset events --to earliest"):
+    with pytest.raises(TopicRecreated, match=r"id topic-1 became topic-2.*frazil reset events --to marker"):
         world.take_over()
 
     assert world.load().metadata == before
