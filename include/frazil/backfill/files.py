@@ -73,7 +73,7 @@ class FileSource:
         listed = _listed(location, properties)
         if not listed:
             kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET | JSON_LINES))
-            raise SpecError(f"there are no files to backfill under {location}: {kinds} are read. Mend `files`")
+            raise SpecError(f"there are no files to backfill under {location}: {kinds} are read. Fix `files`")
         return cls(location, listed, properties, record_schema(table.schema(), True))
 
     def pinned(self, request: BackfillRequest) -> BackfillRequest:

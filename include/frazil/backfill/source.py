@@ -96,7 +96,7 @@ class KafkaSource:
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown))
-            raise SpecError(f"stream {request.stream!r} reads no {names}: mend from-offsets or to-offsets")
+            raise SpecError(f"stream {request.stream!r} reads no {names}: fix from-offsets or to-offsets")
         if request.from_time:
             start = self.kafka.at(request.from_time, tps)
         if request.to_time:

@@ -56,7 +56,7 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
 def resume(stream: str, streams_folder: Path, reason: str) -> None:
     """Let the writer of STREAM run again.
 
-    After a pause, or after the supervisor gave up and the cause is mended.
+    After a pause, or after the supervisor gave up and the cause is fixed.
 
     \b
     Example:

@@ -42,7 +42,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_
     streams, errors = _load(files or _all_of(streams_folder))
     errors, more = errors[:MOST_ERRORS], len(errors) - MOST_ERRORS
     if more > 0:
-        errors.append(f"and {more:,} more; mend these first")
+        errors.append(f"and {more:,} more; fix these first")
     warned = [f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in warnings(spec)]
     if as_json:
         told = {"streams": [_summary(spec) for spec in streams.values()], "errors": errors, "warnings": warned}

@@ -231,7 +231,7 @@ class _Refusals:
         if self.count >= REFUSALS_MOST:
             raise CommitRefused(
                 f"the catalog refuses to change table {self.identifier}: {error}. The staged files "
-                "and the journal are kept. Mend what it says, then start again"
+                "and the journal are kept. Fix what it says, then start again"
             ) from error
 
 
@@ -252,7 +252,7 @@ class _Setback:
 
 
 def _setback(error: Exception, identifier: str, total_s: float) -> _Setback:
-    """The setback of a round; raises errors that another round would not mend."""
+    """The setback of a round; raises errors that another round would not fix."""
     match error:
         case CommitFailedException():
             return _Setback(

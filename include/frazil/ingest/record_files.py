@@ -170,7 +170,7 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
             first = min(decoded.rejections, key=lambda r: r.index)
             raise SpecError(
                 f"{path}, line {number + numbers[first.index]:,}: the record has no coordinates that can be read "
-                f"({first.error}): a line is a JSON object with {', '.join(IDENTITY)}. Mend the line, or leave it out"
+                f"({first.error}): a line is a JSON object with {', '.join(IDENTITY)}. Fix the line, or leave it out"
             )
         if lines:
             yield FileRecords(decoded.rows, lines=lines)
@@ -192,4 +192,4 @@ def _named(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise SpecError(f"{path} cannot be read: {error}. Mend the file, or leave it out") from error
+        raise SpecError(f"{path} cannot be read: {error}. Fix the file, or leave it out") from error

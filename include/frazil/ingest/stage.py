@@ -224,7 +224,7 @@ class _Stage:
         of = self._ranges[chunk.range_index[rejection.index]]
         return SpecError(
             f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
-            f"{rejection.error}. Rows of Parquet files have no bytes to keep as dead letters: mend it, or leave it out"
+            f"{rejection.error}. Rows of Parquet files have no bytes to keep as dead letters: fix it, or leave it out"
         )
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:

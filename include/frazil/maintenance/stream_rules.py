@@ -73,7 +73,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
             "writer",
             True,
             f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. {status} says more. Once the "
-            f"cause is mended, `frazil resume {name}` starts it; `frazil pause {name}` says that none shall run",
+            f"cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` says that none shall run",
             "the supervisor gave up",
         )
     )

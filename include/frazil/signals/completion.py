@@ -128,7 +128,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     if marker is None:
         return Feed(stream, None, lateness_us)
     if spec is None:
-        problem = f"no sound file declares it: mend its file, or `frazil forget {stream}`"
+        problem = f"no sound file declares it: fix its file, or `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)

@@ -46,7 +46,7 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path) ->
     found += [problem for problem in _between(error, declared) if problem.key not in known]
     lines = [f"{path}: {_line(problem)}" for problem in found[:MOST]]
     if len(found) > MOST:
-        lines.append(f"{path}: and {len(found) - MOST:,} more; mend these first")
+        lines.append(f"{path}: and {len(found) - MOST:,} more; fix these first")
     return "\n".join(lines)
 
 

@@ -191,7 +191,7 @@ def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observatio
         problems.append(f"the last writer ended with {exit_words(writer)}: {_last_words(writer)}")
     if given_up:
         when = f"{ago(now_ms - given_up.at_ms)} ago"
-        problems.append(f"the supervisor gave up {when}; once the cause is mended, `frazil resume {name}` starts it")
+        problems.append(f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {name}` starts it")
     return writer, observation, problems
 
 

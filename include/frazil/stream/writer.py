@@ -72,7 +72,7 @@ class Writer:
     def run(self) -> Marker | None:
         """Write until stopped, or until everything that was in Kafka at the start is committed.
 
-        Returns the last marker. Raises an error that a restart of the query does not mend.
+        Returns the last marker. Raises an error that a restart of the query does not fix.
         """
         folder = run_folder(self.spec.name)
         folder.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision 
         reason = _said("paused", desired, now_ms=now_ms) + "; `frazil resume` starts it"
         return Decision(WriterAction.HOLD, Cause.PAUSED, reason)
     if isinstance(declared, Unreadable):
-        reason = f"0 writers run, and none can be started before the spec is mended: {declared.problem}"
+        reason = f"0 writers run, and none can be started before the spec is fixed: {declared.problem}"
         return _give_up(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
     if isinstance(desired, Unreadable):
         reason = f"0 writers run, and none is started while the desired state is unreadable: {desired.problem}"
@@ -228,7 +228,7 @@ def _fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exi
 
 
 def _act_since(observed: Observed, exit_: ExitRecord) -> str | None:
-    """What a person did since that end, which may have mended the cause; None if nothing is known."""
+    """What a person did since that end, which may have fixed the cause; None if nothing is known."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         return f"a person acted (generation {desired.generation}, before {exit_.generation})"
@@ -255,7 +255,7 @@ def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> 
     return Decision(
         WriterAction.HOLD,
         cause,
-        f"given up: {reason}; when that is mended, start it with `frazil resume`",
+        f"given up: {reason}; when that is fixed, start it with `frazil resume`",
         subject=subject,
     )
 

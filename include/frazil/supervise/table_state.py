@@ -11,7 +11,7 @@ from frazil.supervise.observed import Desired, Unreadable
 from frazil.table.tables import load_stream_table
 
 RELOAD_AFTER_MS = 10_000
-"""Between two loads of a table that does not exist yet, or that a person has to mend."""
+"""Between two loads of a table that does not exist yet, or that a person has to fix."""
 
 
 class TableState:
