@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -182,7 +183,7 @@ def _be_the_writer(
         code = error.exit_code
     except BaseException as error:
         traceback.print_exc()
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:WORDS_MOST]
+        said = textwrap.shorten(f"{type(error).__name__}: {error}", WORDS_MOST, placeholder=" ...")
         voice.complain(f"the writer crashed: {said}; the whole trace is in {folder / LOG_FILE}")
     finally:
         sys.stdout.flush()

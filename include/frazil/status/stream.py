@@ -19,7 +19,7 @@ from frazil.errors import FrazilError
 from frazil.home import run_folder
 from frazil.host.given_up import standing_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
-from frazil.host.launcher import Observation
+from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
@@ -76,7 +76,7 @@ class StreamStatus:
     throttle: str | None = None
     """Why it commits less often than declared, or should; among the problems too."""
     notices: tuple[str, ...] = ()
-    """What the live writer wants people to know; no problems."""
+    """What the live writer, or the last one that ended, wants people to know; no problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,27 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         problems=(*problems, *view.problems),
         stall=stall,
         throttle=throttle,
-        notices=beat_now.notices if beat_now else (),
+        notices=_notices(spec, observation),
     )
+
+
+def _notices(spec: StreamSpec, observation: Observation | None) -> tuple[str, ...]:
+    """Of a writer that runs or has ended, and whether a running one has an older declaration than the file."""
+    beat = observation.heartbeat if observation else None
+    if observation is None or beat is None:
+        return ()
+    if not observation.process.is_alive or beat.spec_fingerprint == spec.fingerprint():
+        return beat.notices
+    return (*beat.notices, _older_declaration(observation.process))
+
+
+def _older_declaration(process: ProcessState) -> str:
+    how = (
+        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to take the new one over"
+        if process is ProcessState.FOREGROUND
+        else "its supervisor (Airflow) restarts it after the current batch"
+    )
+    return f"the running writer was started with another declaration than the file has now; {how}"
 
 
 def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:

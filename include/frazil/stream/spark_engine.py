@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Self
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from frazil.errors import PythonStartTimeout
+from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.stream.engine import Query, Stage, TaskAnswer, read_answers
 from frazil.stream.session import add_source, start_session, warm_up
@@ -23,6 +24,12 @@ QUIET_WITHIN_S = 2.0
 QUIET_CHECK_S = 0.02
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
+DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
+"""Spark's words for a task whose process died, and what died."""
+GIVEN_UP = re.compile(r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)")
+EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
+KILLED = 137
+"""128 + SIGKILL."""
 
 
 class SparkEngine:
@@ -65,7 +72,7 @@ class SparkEngine:
         if not self._has_source:
             add_source(session)
             self._has_source = True
-        with python_starts(query.name):
+        with task_failures(query.name):
             source = session.readStream.format(FORMAT).options(**query.options).load()
             started = (
                 source.writeStream.foreachBatch(run_batch)
@@ -87,7 +94,7 @@ class SparkQuery:
         self._query, self._stream = query, stream
 
     def wait(self, timeout_s: float) -> bool:
-        with python_starts(self._stream):
+        with task_failures(self._stream):
             return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # takes fractions of a second
 
     def stop(self) -> None:
@@ -100,20 +107,42 @@ class SparkQuery:
 
 def staged(tasks: DataFrame, work: StageRows) -> tuple[TaskAnswer, ...]:
     """Run `work` on each row of plans, one Spark task per row; see `frazil.stream.engine.Stage`."""
-    with python_starts(work.context.stream):
+    with task_failures(work.context.stream):
         rows = tasks.mapInArrow(work, ANSWER_SCHEMA).collect()
     return read_answers(row.answer for row in rows)
 
 
 @contextmanager
-def python_starts(stream: str) -> Iterator[None]:
-    """Turn Spark's error for a Python process that started too late into `PythonStartTimeout`."""
+def task_failures(stream: str) -> Iterator[None]:
+    """Turn Spark's page of Java frames about a process that died or started too late into an error of ours."""
     try:
         yield
     except Exception as error:
-        if NOT_CONNECTED not in str(error):
-            raise
-        raise PythonStartTimeout(
-            f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
-            "too busy"
-        ) from error
+        said = str(error)
+        if NOT_CONNECTED in said:
+            raise PythonStartTimeout(
+                f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host "
+                "is too busy"
+            ) from error
+        if died := next((what for words, what in DIED.items() if words in said), None):
+            raise WorkerDied(_death(stream, died, said)) from error
+        raise
+
+
+def _death(stream: str, died: str, said: str) -> str:
+    """What died, where and how, as far as Spark's text says it."""
+    given_up, exit_code = GIVEN_UP.search(said), EXIT_CODE.search(said)
+    code = int(exit_code["code"]) if exit_code else None
+    where = f" on {given_up['host']}" if given_up else ""
+    how = f" with exit code {code}" if code is not None else ""
+    tries = f", and Spark gave its task up after {given_up['tries']} tries" if given_up else ""
+    cause = (
+        "It was killed, most often by the kernel or a container for lack of memory"
+        if code == KILLED
+        else "Most often the kernel or a container killed it for lack of memory"
+    )
+    return (
+        f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "
+        f"reads it again. {cause}: look for exit code {KILLED} in the log of the host or the container, and give it "
+        "more memory, or declare fewer resources.cores. Spark's own words are in writer.log"
+    )

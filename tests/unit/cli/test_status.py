@@ -227,11 +227,36 @@ def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
 def test_a_notice_of_a_writer_that_beats_is_shown_and_is_no_problem(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, notices=("reads in the slower way",)).write(ticks())
+        now = load_stream(streams / "ticks.yaml").fingerprint()
+        notices = ("reads in the slower way",)
+        beat(pid=os.getpid(), written_at_ms=now_ms, spec_fingerprint=now, notices=notices).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
     assert (found["problems"], found["notices"]) == ([], ["reads in the slower way"])
     assert "ticks: note: reads in the slower way\n" in people
+    replace_json(run_folder("ticks") / "lock", Launch("l", LaunchKind.FOREGROUND, now_ms).to_json())
+    (ended,) = status(streams)["streams"]
+    assert ended["notices"] == ["reads in the slower way"], "after its end, too"
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(LaunchKind.FOREGROUND, "end it (Ctrl-C) and run it again"), (LaunchKind.SUPERVISED, "its supervisor (Airflow)")],
+)
+def test_a_writer_that_runs_with_an_older_declaration_is_told(streams: Path, kind: LaunchKind, how: str):
+    file = streams / "ticks.yaml"
+    with WriterLock(run_folder("ticks"), streams=("ticks",)) as lock:
+        now_ms = status(streams)["at-ms"]
+        lock.record(Launch("l", kind, now_ms, writer=mark(os.getpid())))
+        before = load_stream(file).fingerprint()
+        beat(pid=os.getpid(), written_at_ms=now_ms, spec_fingerprint=before).write(ticks())
+        (same,) = status(streams)["streams"]
+        file.write_text(f"{file.read_text()}commit: {{interval: 5s}}\n")
+        (changed,) = status(streams)["streams"]
+    assert (same["notices"], changed["problems"]) == ([], [])
+    (note,) = changed["notices"]
+    assert "started with another declaration than the file has now" in note
+    assert how in note
 
 
 def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log_in_one_line(streams: Path):

@@ -1,0 +1,49 @@
+"""What Spark says of a task that it gave up, as an error of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.errors import PythonStartTimeout, WorkerDied
+from frazil.stream.spark_engine import task_failures
+
+GIVEN_UP = (
+    "Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times, most recent failure: "
+    "Lost task 0.3 in stage 7.0 (TID 31) (10.0.0.7 executor {executor}): {why}\n"
+    "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:600)\n"
+)
+CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+LOST = "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: Command exited with code 137"
+
+
+def said(text: str) -> str:
+    with pytest.raises(WorkerDied) as raised, task_failures("ticks"):
+        raise RuntimeError(text)
+    assert "\n" not in str(raised.value)
+    assert "org.apache" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_python_workers_that_die_are_one_sentence_with_the_host_and_the_tries():
+    words = said(GIVEN_UP.format(executor="driver", why=CRASHED))
+    assert words.startswith(
+        "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave its task up after 4 tries."
+    )
+    assert "lack of memory" in words
+
+
+def test_an_executor_that_dies_is_told_with_its_exit_code():
+    words = said(GIVEN_UP.format(executor="3", why=LOST))
+    assert words.startswith("an executor of stream 'ticks' died on 10.0.0.7 with exit code 137, and Spark gave")
+    assert "It was killed" in words
+
+
+def test_without_details_it_is_still_our_sentence():
+    assert said(CRASHED).startswith("a Python worker of stream 'ticks' died. Nothing of the batch was committed")
+
+
+def test_other_failures_are_raised_as_they_are():
+    with pytest.raises(PythonStartTimeout), task_failures("ticks"):
+        raise RuntimeError("Python worker failed to connect back")
+    with pytest.raises(ValueError, match="a bug"), task_failures("ticks"):
+        raise ValueError("a bug")
