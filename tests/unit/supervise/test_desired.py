@@ -136,7 +136,7 @@ def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path) 
 @pytest.mark.parametrize("verb", ["pause", "resume", "restart"])
 def test_each_help_has_an_example(verb: str) -> None:
     result = CliRunner().invoke(frazil, [verb, "--help"])
-    assert f"Example: frazil {verb} flights" in result.output
+    assert f"Example:\n    frazil {verb} flights" in result.output
 
 
 def test_the_tables_fingerprint_moves_with_its_own_marker_and_schema_only(streams: Path) -> None:
