@@ -232,7 +232,7 @@ def test_bad_records_are_dead_letters_and_good_ones_do_not_wait(
     assert ids(result) == [0, 3]
     letters = landed(result, "dead-letters")
     assert [(row["kafka_offset"], row["key"], row["value"], row["error_class"]) for row in letters] == [
-        (1, b"k", b"{", "NotAnObject"),
+        (1, b"k", b"{", "InvalidJson"),
         (2, b"k", None, "Tombstone"),
         (4, b"k", b'{"id":4}', "MissingRequired"),
         (5, b"k", b"\xff", "NotAnObject"),
@@ -262,7 +262,7 @@ def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
     letters = landed(result, "dead-letters")
     assert [(row["kafka_offset"], row["error_class"]) for row in letters] == [
         (1, "OutOfRange"),
-        (2, "NotAnObject"),
+        (2, "InvalidJson"),
         (3, "OutOfRange"),
     ]
     assert [row["kafka_timestamp"] is None for row in letters] == [True, True, False]

@@ -453,11 +453,55 @@ def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
     assert rejection.error_class == error_class
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("order", ["", "-le", "-be"])
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
 @pytest.mark.parametrize("text", ['{"n": 1}', '{"n": 1}\n'])
-def test_utf_16_is_named_with_and_without_a_byte_order_mark(encoding: str, text: str) -> None:
-    (rejection,) = decoder("json", SCHEMA, {})(Chunk.of_values([text.encode(encoding)])).rejections
-    assert (rejection.error_class, rejection.error) == ("NotAnObject", "the value is UTF-16: write UTF-8")
+def test_another_encoding_is_named_with_and_without_a_byte_order_mark(encoding: str, order: str, text: str) -> None:
+    (rejection,) = decoder("json", SCHEMA, {})(Chunk.of_values([text.encode(encoding + order)])).rejections
+    assert (rejection.error_class, rejection.error) == ("NotAnObject", f"the value is {encoding}: write UTF-8")
+
+
+@pytest.mark.parametrize("length", range(1, len(WHOLE := b'{"id":1,"other":{"a":[1.5e3,"x\\u00e9\\n"],"b":true}}')))
+def test_a_record_is_cut_off_wherever_it_is_cut(length: int) -> None:
+    (rejection,) = decoder("json", SCHEMA, {})(Chunk.of_values([WHOLE[:length]])).rejections
+    assert rejection.error_class == "InvalidJson"
+    assert rejection.error.startswith("the record is cut off")
+
+
+MAPPED = Schema(
+    t.NestedField(1, "i", t.IntegerType()),
+    t.NestedField(
+        2,
+        "m",
+        t.MapType(
+            3,
+            t.StringType(),
+            4,
+            t.StructType(
+                t.NestedField(5, "d", t.DoubleType()), t.NestedField(6, "l", t.ListType(7, t.LongType(), False))
+            ),
+            value_required=False,
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (b'{"m":{"a":{"l":[1]},"b":{"d":1e400},"c":{"d":"x"}}}', "m.value.d: the number 1e400 is too big for double"),
+        (
+            b'{"m":{"a":{"l":[1]},"b":null,"c":{"l":[1,2.5]}}}',
+            "m.value.l.element: a whole number (long) is needed, this is the number 2.5",
+        ),
+        (b'{"m":{"a":{"d":NaN},"b":7}}', "m.value: an object is needed, this is the number 7"),
+        (b'{"m":{"a":{"d":NaN,"l":["x"]}},"i":1,"i":2}', "i: given twice"),
+        (b'{"i":NaN,"i":1}', "i: given twice"),
+    ],
+)
+def test_the_text_quotes_the_value_inside_a_map_too(value: bytes, error: str) -> None:
+    (rejection,) = decoder("json", MAPPED, {})(Chunk.of_values([value])).rejections
+    assert rejection.error == error
 
 
 @pytest.mark.parametrize("value", [b"\x00", b"\x00\x00\x00\x00\x07", b"\x1f", b"\xff", b"}", b'"{"'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from unittest import mock
 
@@ -259,3 +260,41 @@ def test_random_values_are_in_a_chunk_what_they_are_by_themselves(name: str, som
     found = outcomes_of_each([decoder(Chunk.of_values([value])) for value in values], 1)
     for value, expected, (outcome,) in zip(values, by_reference(decoder, values), found, strict=True):
         assert outcome == expected, value
+
+
+KEYED = JsonDecoder(
+    Schema(
+        t.NestedField(1, "m", t.MapType(2, t.StringType(), 3, t.LongType(), value_required=False)),
+        t.NestedField(4, "", t.LongType()),
+        t.NestedField(5, "k", t.StructType(t.NestedField(6, "", t.LongType()), t.NestedField(7, "k", t.LongType()))),
+        t.NestedField(
+            8, "ms", t.ListType(9, t.MapType(10, t.StringType(), 11, t.LongType(), value_required=False), False)
+        ),
+    ),
+    {},
+)
+spellings = st.sampled_from(["", "", "k", "\\u006b", "é", "\\u00e9", "/", "\\/", "\\u0000", " ", "0", "other"])
+members = st.lists(st.tuples(spellings, st.sampled_from(["null", "null", "0", "3"])), max_size=20)
+
+
+def joined(cells: list[tuple[str, str]]) -> str:
+    return "{" + ",".join(f'"{key}":{value}' for key, value in cells) + "}"
+
+
+def repeated(cells: list[tuple[str, str]], known: frozenset[str] | None = None) -> bool:
+    keys = [json.loads(f'"{key}"') for key, _ in cells]
+    counted = [key for key in keys if known is None or key in known]
+    return len(set(counted)) < len(counted)
+
+
+@settings(max_examples=max(300, settings().max_examples))
+@given(members, members, members, st.lists(st.sampled_from(["null", "0"]), max_size=2))
+def test_no_key_that_counts_is_lost_because_it_is_given_twice(
+    of_map: list[tuple[str, str]], of_struct: list[tuple[str, str]], in_list: list[tuple[str, str]], empty: list[str]
+) -> None:
+    """By Python's own parser of the keys: the loop and the reference may share a mistake."""
+    cells = [("m", joined(of_map)), ("k", joined(of_struct)), ("ms", f"[{joined(in_list)}]"), *(("", v) for v in empty)]
+    twice = len(empty) > 1 or repeated(of_map) or repeated(in_list) or repeated(of_struct, frozenset({"", "k"}))
+    decoded = KEYED(Chunk.of_values([joined(cells).encode()]))
+    assert (decoded.rows.num_rows == 0) == twice
+    assert all(r.error_class == "TypeMismatch" and r.error.endswith("given twice") for r in decoded.rejections)

@@ -65,7 +65,9 @@ def types(draw: st.DrawFn, ids: Callable[[], int], depth: int) -> t.IcebergType:
 @st.composite
 def structs(draw: st.DrawFn, ids: Callable[[], int], depth: int) -> t.StructType:
     names = draw(
-        st.lists(st.sampled_from(["a", "ab", "née", "seven77", "eight888", "a/b"]), min_size=1, max_size=4, unique=True)
+        st.lists(
+            st.sampled_from(["a", "ab", "née", "seven77", "eight888", "a/b", ""]), min_size=1, max_size=4, unique=True
+        )
     )
     return t.StructType(
         *(t.NestedField(ids(), n, draw(types(ids, depth)), required=draw(st.booleans())) for n in names)
@@ -94,7 +96,8 @@ def written(kind: t.IcebergType, chance: random.Random) -> str:
         case t.StructType():
             fields = [(f.name, written(f.field_type, chance)) for f in kind.fields if chance.random() < 0.95]
             if chance.random() < 0.2:
-                fields.append((chance.choice(["other", "a", "eight8888", ""]), chance.choice(IGNORED)))
+                again = fields[0][0] if fields else ""
+                fields.append((chance.choice([again, "other", "a", "eight8888", ""]), chance.choice(IGNORED)))
             if chance.random() < 0.3:
                 chance.shuffle(fields)
             names = [json.dumps(name, ensure_ascii=chance.random() < 0.5) for name, _ in fields]
@@ -103,7 +106,7 @@ def written(kind: t.IcebergType, chance: random.Random) -> str:
         case t.ListType():
             return "[" + ",".join(spaced(written(kind.element_type, chance)) for _ in range(chance.randrange(4))) + "]"
         case t.MapType():
-            keys = [chance.choice(["k", "l", "\\u006b", "m\\n", "é"]) for _ in range(chance.randrange(3))]
+            keys = [chance.choice(["k", "l", "\\u006b", "m\\n", "é", "", ""]) for _ in range(chance.randrange(3))]
             keys += [f"key {i}" for i in range(chance.choice([0, 0, 0, 40]))]
             return "{" + ",".join(f'"{key}":{spaced(written(kind.value_type, chance))}' for key in keys) + "}"
     return chance.choice(next(values for of, values in SCALARS if of == kind))

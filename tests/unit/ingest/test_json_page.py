@@ -30,6 +30,7 @@ NOT_PRINTABLE = {
     "*a byte that is not UTF-8*": b'{"x": 1, "y": "\xff"}',
     "*a byte order mark, then an object*": b'\xef\xbb\xbf{"x": 1}',
     "*an object in UTF-16*": '{"x": 1}'.encode("utf-16"),
+    "*an object in UTF-32*": '{"x": 1}'.encode("utf-32"),
     "*an object that gzip compressed*": gzip.compress(b'{"x": 1}'),
     "*an object in Confluent's wire format*": b'\x00\x00\x00\x00\x07{"x": 1}',
     "*arrays nested 501 deep*": b'{"x": 1, "y": ' + b"[" * 501 + b"]" * 501 + b"}",

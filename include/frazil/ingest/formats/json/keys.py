@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.text import WHITE_SPACE
+from frazil.ingest.formats.json.text import WHITE_SPACE, without_specials
 from frazil.ingest.formats.json.types import inner
 
 _PLAIN_NAME = re.compile(r"[^\"/\\\x00-\x1f\x7f-\U0010ffff]+")
@@ -50,9 +50,21 @@ class KeysGivenTwice:
         if self._quoted is not None and (plain := _without_escapes(text)) is not None:
             if self._flat and plain.count(b"{") == 1 and (found := self._first_twice(plain)) is not None:
                 return found
-            if all(plain.count(quoted) < 2 for quoted in self._quoted):
+            if self._each_name_once(plain):
                 return None
         return _repeated_key(self._decode(text.decode()), self._schema)
+
+    def in_refused(self, text: bytes) -> str | None:
+        """The same for a record that the parser refuses, perhaps before its end; None also if it is no JSON."""
+        if self._quoted and (plain := _without_escapes(text)) is not None and self._each_name_once(plain):
+            return None
+        try:
+            return _repeated_key(self._decode(without_specials(text).decode()), self._schema)
+        except ValueError:
+            return None
+
+    def _each_name_once(self, plain: bytes) -> bool:
+        return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _first_twice(self, text: bytes) -> str | None:
         """The first name that one flat object surely has twice as a key. White space before a colon hides a key."""
@@ -81,24 +93,28 @@ def _without_escapes(text: bytes) -> bytes | None:
 
 
 def _repeated_key(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """The path of the first repeated key in a value of this type; None if there is none. Ignores undeclared fields."""
+    """The path of the first repeated key in a value of this type; None if there is none. Ignores undeclared fields.
+
+    Keys may be empty, and so may paths.
+    """
     parts: Iterator[tuple[str, Any, iceberg.IcebergType]]
     match kind:
         case iceberg.StructType() if isinstance(value, _Pairs):
             fields = {field.name: field.field_type for field in kind.fields}
             known = [(key, part) for key, part in value if key in fields]
-            if repeated := _repeated([key for key, _ in known]):
+            if (repeated := _repeated([key for key, _ in known])) is not None:
                 return repeated
             parts = ((key, part, fields[key]) for key, part in known)
         case iceberg.MapType() if isinstance(value, _Pairs):
-            if repeated := _repeated([key for key, _ in value]):
+            if (repeated := _repeated([key for key, _ in value])) is not None:
                 return f"key {repeated[:64]!r}"
-            parts = (("element", part, kind.value_type) for _, part in value)
+            parts = (("value", part, kind.value_type) for _, part in value)
         case iceberg.ListType() if isinstance(value, list):
             parts = (("element", part, kind.element_type) for part in value)
         case _:
             return None
-    return next((f"{name}.{path}" for name, part, inner in parts if (path := _repeated_key(part, inner))), None)
+    found = ((name, _repeated_key(part, inner)) for name, part, inner in parts)
+    return next((f"{name}.{path}" for name, path in found if path is not None), None)
 
 
 def _repeated(keys: list[str]) -> str | None:

@@ -21,7 +21,7 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.json.keys import KeysGivenTwice
 from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
 from frazil.ingest.formats.json.types import Units, inner
-from frazil.ingest.formats.json.values import MISSING, NOT_A_NUMBER, Wrong, leaf, named
+from frazil.ingest.formats.json.values import MISSING, Wrong, as_sent, leaf, named
 
 Row = list[Any]
 """One value per column, as `pyarrow.array` takes them."""
@@ -45,17 +45,8 @@ _NEEDED: dict[type[iceberg.IcebergType], str] = {
     iceberg.DoubleType: "a number",
 }
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
-_READ_LAST = (
-    iceberg.DateType,
-    iceberg.TimeType,
-    iceberg.TimestampType,
-    iceberg.TimestamptzType,
-    iceberg.UUIDType,
-    iceberg.FixedType,
-    iceberg.BinaryType,
-    iceberg.FloatType,
-)
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
+_INDEX = re.compile(r"\[[0-9]")
 _GOT = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
 _MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 
@@ -66,14 +57,40 @@ class _Number(str):
     __slots__ = ()
 
 
+class _Entry(NamedTuple):
+    """A step to an entry of a map. The parser does not name its key: it is the first entry that has this message."""
+
+    decoders: list[Callable[[bytes], Any]]
+    message: str
+
+    def of(self, raw: bytes) -> bytes:
+        """Raises LookupError."""
+        for part in _members(raw).values():
+            for decode in self.decoders:
+                try:
+                    decode(part)
+                except msgspec.ValidationError as error:
+                    if str(error) == self.message:
+                        return part
+        raise LookupError(self.message)
+
+
+Step = str | int | _Entry
+"""A field's name, an index in a list, or an entry of a map."""
+
+
 class _Said(NamedTuple):
-    """A refusal by the parser: the text before the value, the steps to it, its name if it is not found, the rest."""
+    """A refusal by the parser: the text before the value, the steps to it, its name if it is not found, the rest.
+
+    If the value is NaN or an infinity, `special` replaces the text before it, and nothing follows it.
+    """
 
     error_class: str
     before: str
-    keys: list[str | int]
+    keys: list[Step]
     otherwise: str = ""
     after: str = ""
+    special: str = ""
 
 
 class RecordReader:
@@ -85,6 +102,7 @@ class RecordReader:
         self._special = _Parser(schema, units, raw_floats=True)
         self._twice = KeysGivenTwice(schema)
         self._said: dict[str, _Said] = {}
+        self._of_entries: dict[int, list[Callable[[bytes], Any]]] = {}
         self._floats = [i for i, field in enumerate(schema.fields) if isinstance(field.field_type, _FLOATS)]
         self._has_floats = any(isinstance(kind, _FLOATS) for kind in inner(schema))
         self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
@@ -125,32 +143,34 @@ class RecordReader:
             if plain != text or (self._has_floats and _HUGE.search(text)):
                 return self._special_row(plain)
         parsed = self._strict.parsed(text)
-        row = self._strict.begun(parsed)
         if (path := self._twice(text, parsed)) is not None:
             return _given_twice(path)
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
         if zeros and _MINUS_ZERO.search(text):
             return self._special_row(text)  # the parser takes the sign from a -0
-        return self._strict.finished(row)
+        return self._strict.row(parsed)
 
     def _special_row(self, text: bytes) -> Row | Refused:
         try:
             parsed = self._special.parsed(text)
         except msgspec.ValidationError as error:
             return self._refused(text, str(error))
-        row = self._special.begun(parsed)
         path = self._twice(text, parsed)
-        return self._special.finished(row) if path is None else _given_twice(path)
+        return self._special.row(parsed) if path is None else _given_twice(path)
 
     def _refused(self, text: bytes, message: str) -> Refused:
-        """What the parser says of a value, in our words."""
+        """The parser's refusal in our words. A key given twice comes first: its other value may be sound."""
+        if (path := self._twice.in_refused(text)) is not None:
+            return _given_twice(path)
         if (said := self._said.get(message)) is None:
             said = self._understood(message)
-            if "[" not in message:  # else it has an index, and there are endlessly many
+            if _INDEX.search(message) is None:  # messages with an index are endlessly many
                 self._said[message] = said
         if said.error_class == "MissingRequired":
             return Refused(said.error_class, said.before)
         value = quoted(text, said.keys)
+        if said.special and value in _SPECIAL:
+            return Refused(said.error_class, said.special + value)
         return Refused(said.error_class, said.before + (said.otherwise if value is None else value) + said.after)
 
     def _understood(self, message: str) -> _Said:
@@ -159,25 +179,26 @@ class RecordReader:
         what, path = found[1], found[2] or ""
         if what.startswith("Object missing required field `"):
             path += "." + what.split("`", 1)[1][:-1]
-        kind, unit, keys = self._followed(path)
-        name = ".".join(key if isinstance(key, str) else "element" for key in keys)
+        kind, unit, keys = self._followed(path, what)
+        name = ".".join("value" if isinstance(k, _Entry) else "element" if isinstance(k, int) else k for k in keys)
         if what.startswith("Object missing") or what.endswith(", got `null`"):
             return _Said("MissingRequired", f"{name}: {MISSING}", keys)
-        if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
-            return _Said(TYPE_MISMATCH, f"{name}: ", keys, "the number", f" is too big for {unit or kind}")
         needed = "a whole number" if unit else _NEEDED.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
+        mismatch = f"{name}: {needed}{what_for} is needed, this is "
+        if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
+            return _Said(TYPE_MISMATCH, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch)
         got = _GOT.get(what.split("`")[-2] if "`" in what else "int", "an object")
-        return _Said(TYPE_MISMATCH, f"{name}: {needed}{what_for} is needed, this is ", keys, got)
+        return _Said(TYPE_MISMATCH, mismatch, keys, got)
 
-    def _followed(self, path: str) -> tuple[iceberg.IcebergType, str | None, list[str | int]]:
+    def _followed(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
         """A parser's path, such as `.a.b[3].c`, followed through the schema: the type at its end, the unit, the steps.
 
-        An entry of a map has no key there (`[...]`): its step is -1.
+        An entry of a map has no key there (`[...]`).
         """
         kind: Any = self._schema
         unit: str | None = None
-        keys: list[str | int] = []
+        keys: list[Step] = []
         while path:
             if isinstance(kind, iceberg.StructType):
                 fits = [f for f in kind.fields if re.match(re.escape(f".{f.name}") + r"(?=[.\[]|$)", path)]
@@ -186,12 +207,24 @@ class RecordReader:
                 keys.append(field.name)
             else:
                 step, _, path = path[1:].partition("]")
-                kind = kind.element_type if isinstance(kind, iceberg.ListType) else kind.value_type
-                keys.append(-1 if step == "..." else int(step))
+                if isinstance(kind, iceberg.MapType):
+                    message = f"{what} - at `${path}`" if path else what
+                    keys.append(_Entry(self._decoders_of(kind.value_field), message))
+                    kind = kind.value_type
+                else:
+                    keys.append(int(step))
+                    kind = kind.element_type
         return kind, unit and f"time in {unit}", keys
 
+    def _decoders_of(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
+        """The parsers of a map's values, without and with floats."""
+        if (found := self._of_entries.get(entry.field_id)) is None:
+            kinds = [_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
+            found = self._of_entries[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
+        return found
 
-def quoted(text: bytes, keys: Sequence[str | int]) -> str | None:
+
+def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
     """The value that a path of a record leads to, in words; None where it cannot be said."""
     part = _part_decoder(str(keys[0]))
     try:
@@ -199,14 +232,16 @@ def quoted(text: bytes, keys: Sequence[str | int]) -> str | None:
             raw = part(text).part
         except msgspec.DecodeError:
             raw = part(without_specials(text)).part
-        value = _untyped(raw)
         for key in keys[1:]:
-            value = value[key]
+            if isinstance(key, _Entry):
+                raw = key.of(raw)
+            else:
+                raw = _elements_of(raw)[key] if isinstance(key, int) else _members(raw)[key]
+        value = _untyped(raw)
     except (msgspec.DecodeError, LookupError, TypeError):  # also: a whole number of thousands of digits
         return None
     if isinstance(value, _Number):
-        special = NOT_A_NUMBER.get(value.encode())
-        return f"the number {value[:64] if special is None else special}"
+        return f"the number {as_sent(value.encode())}"
     return named(value)
 
 
@@ -234,40 +269,26 @@ class _Parser:
     def __init__(self, schema: iceberg.StructType, units: Units, *, raw_floats: bool) -> None:
         self._decode = msgspec.json.Decoder(_struct_type(schema, units, raw_floats)).decode
         converters = [_converter(f, units, raw_floats) for f in schema.fields]
-        given = [
-            (i, field, convert)
+        self._converters = [
+            (i, field.name, convert)
             for i, (field, convert) in enumerate(zip(schema.fields, converters, strict=True))
             if convert is not None
         ]
-        self._first = [(i, f.name, c) for i, f, c in given if not _is_read_last(f, units)]
-        self._last = [(i, f.name, c) for i, f, c in given if _is_read_last(f, units)]
 
     def parsed(self, text: bytes) -> Parsed:
         """Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
-    def begun(self, parsed: Parsed) -> Row:
-        """Converts the values whose errors come before that of a field given twice. Raises Wrong."""
-        return _converted([*parsed], self._first)
-
-    def finished(self, row: Row) -> Row:
-        """Converts the rest: strings that are a time, a UUID or bytes. Raises Wrong."""
-        return _converted(row, self._last)
-
-
-def _converted(row: Row, converters: Sequence[tuple[int, str, Callable[[Any], Any]]]) -> Row:
-    """In place."""
-    for i, name, convert in converters:
-        if (value := row[i]) is not None:
-            try:
-                row[i] = convert(value)
-            except Wrong as wrong:
-                raise wrong.within(name) from None
-    return row
-
-
-def _is_read_last(field: iceberg.NestedField, units: Units) -> bool:
-    return isinstance(field.field_type, _READ_LAST) and field.field_id not in units
+    def row(self, parsed: Parsed) -> Row:
+        """Raises Wrong."""
+        row = [*parsed]
+        for i, name, convert in self._converters:
+            if (value := row[i]) is not None:
+                try:
+                    row[i] = convert(value)
+                except Wrong as wrong:
+                    raise wrong.within(name) from None
+        return row
 
 
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
@@ -315,9 +336,9 @@ def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Ca
             return _struct_converter(kind, units, raw_floats)
         case iceberg.ListType():
             element = _converter(kind.element_field, units, raw_floats)
-            return None if element is None else _elements(element)
+            return None if element is None else _elements(element, "element")
         case iceberg.MapType():
-            values = _elements(_converter(kind.value_field, units, raw_floats) or _unchanged)
+            values = _elements(_converter(kind.value_field, units, raw_floats) or _unchanged, "value")
             return lambda parsed: list(zip(parsed, values(parsed.values()), strict=True))
     convert = leaf(kind, units.get(field.field_id), raw_floats=raw_floats)
     if convert is None or field.required or _bare_type(field, units, raw_floats) is not msgspec.Raw:
@@ -330,12 +351,12 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _elements(convert: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+def _elements(convert: Callable[[Any], Any], name: str) -> Callable[[Any], list[Any]]:
     def converted(values: Any) -> list[Any]:
         try:
             return [None if value is None else convert(value) for value in values]
         except Wrong as wrong:
-            raise wrong.within("element") from None
+            raise wrong.within(name) from None
 
     return converted
 
@@ -355,4 +376,7 @@ def _struct_converter(schema: iceberg.StructType, units: Units, raw_floats: bool
     return converted
 
 
+_SPECIAL = ("the number NaN", "the number Infinity", "the number -Infinity")
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_elements_of = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _untyped = msgspec.json.Decoder(float_hook=_Number).decode

@@ -23,8 +23,9 @@ _FAR = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+_UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
-"""How a JSON object in UTF-16 begins, with a byte order mark and without one."""
+"""How a JSON object in UTF-16 begins, with a byte order mark and without one; one in UTF-32 may begin the same way."""
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
 """What follows a backslash, whole; the group is half of a surrogate pair without the other half."""
 
@@ -43,7 +44,7 @@ def stripped(value: bytes | None) -> bytes:
     text = value.strip(WHITE_SPACE)
     if not text:
         raise Refused("Empty", "the message's value is empty")
-    if not (text.startswith(b"{") and text.endswith(b"}")):
+    if not text.startswith(b"{") or text.startswith(b"{\x00"):
         raise Refused("NotAnObject", _instead_of_an_object(text))
     if not text.isascii():
         try:
@@ -56,7 +57,7 @@ def stripped(value: bytes | None) -> bytes:
 
 
 def _instead_of_an_object(text: bytes) -> str:
-    """What a value seems to be that does not start with { and end with }, and what to do."""
+    """What a value seems to be that does not start as an object in UTF-8, and what to do."""
     if text.startswith(_BYTE_ORDER_MARK):
         return "the value begins with a byte order mark: write UTF-8 without one"
     for magic, name in _COMPRESSIONS.items():
@@ -65,6 +66,8 @@ def _instead_of_an_object(text: bytes) -> str:
                 f"the value is compressed with {name} (it begins with {magic.hex(' ')}): write plain JSON, and let the "
                 "producer's compression.type compress it"
             )
+    if text.startswith(_UTF_32):
+        return "the value is UTF-32: write UTF-8"
     if text.startswith(_UTF_16):
         return "the value is UTF-16: write UTF-8"
     if text.startswith(b"\x00") and len(text) > 5:
@@ -72,9 +75,7 @@ def _instead_of_an_object(text: bytes) -> str:
             f"the value begins with a 0 byte, as in Confluent's wire format (schema id {int.from_bytes(text[1:5])}): "
             "write plain JSON, with a serializer that uses no schema registry"
         )
-    if text.startswith(b"{"):
-        return "the object does not end: the value starts with {, but is cut off, or has text after its last }"
-    return "a JSON object is needed: the value does not start with { and end with }"
+    return "a JSON object is needed: the value does not start with {"
 
 
 def too_deep(text: bytes) -> bool:
@@ -93,8 +94,8 @@ def malformed(text: bytes, message: str) -> str:
             if escape[1] is not None:
                 half = f"\\u{escape[1].decode('ascii', 'replace')}"
                 return f"JSON is malformed: {half} is half of a surrogate pair (byte {escape.start()})"
-        if message == "Input data was truncated":
-            return "the record is cut off: an object, array or string in it does not end"
+    if message == "Input data was truncated" or message.endswith(f"(byte {len(text)})"):
+        return "the record is cut off: an object, array or string in it does not end"
     return message
 
 

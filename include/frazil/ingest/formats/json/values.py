@@ -141,7 +141,7 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
     return sign, significant, power, text
 
 
-def _as_sent(text: bytes) -> str:
+def as_sent(text: bytes) -> str:
     """The number as the record has it: other numbers stand in for NaN and the infinities here."""
     special = NOT_A_NUMBER.get(text.strip())
     if special is None:
@@ -160,7 +160,7 @@ def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
             return Decimal(text.decode())
         sign, digits, power, text = _scientific(raw)
         if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
-            raise Wrong(f"{_as_sent(text)} does not fit decimal({precision}, {scale})")
+            raise Wrong(f"{as_sent(text)} does not fit decimal({precision}, {scale})")
         return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
 
     return converted
@@ -181,6 +181,8 @@ def epoch(unit: str) -> Callable[[Any], int]:
 def _seconds(raw: msgspec.Raw) -> int:
     sign, digits, power, text = _scientific(raw)
     if len(digits) + power > 20:
+        if text in NOT_A_NUMBER:
+            raise Wrong(f"a number (time in s) is needed, this is the number {as_sent(text)}")
         raise Wrong(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
