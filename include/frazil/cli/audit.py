@@ -15,6 +15,7 @@ from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import open_stream
 from frazil.commit.period import Period, last, period
+from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted, parse_duration
 from frazil.timetext import utc
@@ -72,12 +73,16 @@ def audit(  # noqa: PLR0913 - a command's options
     """
     chosen = window_of(length, begin, end, now=datetime.now(UTC))
     spec = find_stream(streams_folder, stream)
-    result = audit_stream(
-        open_stream(spec).tables,
-        coordinates=spec.coordinates,
-        window=chosen,
-        ask_kafka=partial(ask_kafka, spec) if with_source else None,
-    )
+    try:
+        result = audit_stream(
+            open_stream(spec).tables,
+            coordinates=spec.coordinates,
+            window=chosen,
+            ask_kafka=partial(ask_kafka, spec) if with_source else None,
+        )
+    except AdoptionRequired as not_begun:  # nothing is to be adopted: its name would mislead
+        click.echo(str(not_begun), err=True)
+        raise SystemExit(not_begun.exit_code) from None
     if as_json:
         echo_json(result)
     else:
@@ -111,13 +116,15 @@ def _show(result: Audit) -> None:
             f"{p.rows:,}",
             f"{p.distinct:,}",
             f"{p.duplicates:,}",
-            "not asked" if p.gaps is None else f"{p.gaps:,}",
+            "" if p.gaps is None else f"{p.gaps:,}",
             f"{p.dead_letters:,}",
         )
         for p in result.partitions
     ]
     if rows:
         echo_table(columns, rows, numbers=frozenset(columns[1:]))
+    if any(p.gaps is None for p in result.partitions):
+        click.echo("gaps: not asked (--source compares with Kafka)")
     for finding in result.findings:
         click.echo(f"{'OFF ' if finding.kind.is_wrong else 'note'}  {finding.where}: {finding.sentence}")
     click.echo(_verdict(result))

@@ -19,7 +19,7 @@ from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess, release, send_again
 from frazil.signals.signal import Signal
-from frazil.spec.load import streams_of
+from frazil.spec.load import sound_streams, streams_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import existing_catalog
@@ -89,7 +89,8 @@ def partitions(  # noqa: PLR0913 - a command's options
     """
     if bool(held) != bool(reason):
         raise click.UsageError("--release and --reason belong together")
-    specs = streams_of(streams_folder, table)
+    specs = _feeding(streams_folder, table)
+    table = specs[0].table.identifier
     catalog = existing_catalog(specs[0].table.catalog)
     now_ms = clock.now_ms()
     person = f"by {getpass.getuser()}, frazil partitions"
@@ -106,6 +107,16 @@ def partitions(  # noqa: PLR0913 - a command's options
         echo_json(found)
     else:
         _show(found)
+
+
+def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
+    """The streams of the table; also where a stream of it is named, whose name has no dot."""
+    specs = sound_streams(streams_folder)[0] if "." not in name else []
+    table = next((spec.table.identifier for spec in specs if spec.name == name), None)
+    if table is None:
+        return streams_of(streams_folder, name)
+    click.echo(f"{name} is a stream of the table {table}, which is shown", err=True)
+    return streams_of(streams_folder, table)
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:

@@ -62,7 +62,11 @@ def _short(value: object) -> str:
 
 def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
-    return [problem for details in found for problem in _translate(details, declared)]
+    meant = {
+        (*details["loc"][:-1], _meant(details["loc"])) for details in found if details["type"] == "extra_forbidden"
+    }
+    misspelt = [details for details in found if details["type"] == "missing" and details["loc"] in meant]
+    return [problem for details in found if details not in misspelt for problem in _translate(details, declared)]
 
 
 def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
@@ -161,11 +165,16 @@ def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
 
 
 def _unknown_key(location: Sequence[int | str]) -> str:
-    name = str(location[-1])
     allowed = _allowed_keys(location[:-1])
-    close = get_close_matches(name.replace("_", "-"), allowed, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    meant = _meant(location)
+    hint = f"; did you mean {meant}?" if meant else ""
     return f"is an unknown key{hint} (allowed: {', '.join(allowed)})"
+
+
+def _meant(location: Sequence[int | str]) -> str | None:
+    """The allowed key that an unknown one is close to, if there is one."""
+    close = get_close_matches(str(location[-1]).replace("_", "-"), _allowed_keys(location[:-1]), n=1)
+    return close[0] if close else None
 
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:

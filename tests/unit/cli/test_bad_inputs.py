@@ -12,11 +12,13 @@ import pytest
 
 from frazil.cli.main import main
 from frazil.commit import opened
-from frazil.errors import KafkaUnavailable
+from frazil.errors import AdoptionRequired, KafkaUnavailable
 from frazil.home import run_folder
 from frazil.host.lock import WriterLock
 from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
 from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream
 
 SOUND = """
@@ -109,6 +111,14 @@ def test_a_folder_without_streams_is_told(run: Run, streams: Path, tmp_path: Pat
     assert str(streams) in said
     code, _ = run(command, tmp_path / "nowhere")
     assert code == 10
+
+
+def test_an_audit_before_the_first_records_says_only_that(run: Run, streams: Path) -> None:
+    ensure_table(load_catalog(None), load_stream(streams / "rides.yaml"))
+    code, said = run("audit rides", streams)
+    assert code == AdoptionRequired.exit_code
+    assert "nothing is committed yet" in said
+    assert "AdoptionRequired" not in said
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,11 @@ def test_a_table_that_no_stream_feeds_is_named_with_those_that_are_fed(tmp_path:
     with pytest.raises(SpecError, match=r"feeds the table 'demo.flight'; known tables: demo.made"):
         call(tmp_path, "demo.flight")
     assert call(tmp_path, "demo.made", "--send-again", "2013").exit_code == 2
+
+
+def test_a_stream_s_name_shows_its_table_and_says_so(made: MadeStream, tmp_path: Path) -> None:
+    done = call(tmp_path, made.spec.name, "--json")
+    assert done.stderr == "made is a stream of the table demo.made, which is shown\n"
+    assert json.loads(done.stdout) == found(tmp_path)
+    with pytest.raises(SpecError, match=r"no stream in .* feeds the table 'mad'"):
+        call(tmp_path, "mad")

@@ -85,6 +85,14 @@ def test_words_that_yaml_1_1_takes_for_booleans_are_column_names(declare: Declar
     assert [column.name for column in load_stream(path).columns][2:] == ["no", "on", "y"]
 
 
+def test_a_misspelt_key_that_is_required_is_one_mistake(declare: Declare) -> None:
+    path = declare()
+    path.write_text(path.read_text().replace("event-time:", "event-tme:"))
+    with pytest.raises(SpecError, match="event-tme: is an unknown key; did you mean event-time") as raised:
+        load_stream(path)
+    assert len(str(raised.value).splitlines()) == 1
+
+
 MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("unknown key", {"comit": {"interval": "5s"}}, ["comit: is an unknown key; did you mean commit?"]),
     ("unknown nested key", {"commit": {"intervall": "5s"}}, ["commit.intervall", "did you mean interval?"]),
