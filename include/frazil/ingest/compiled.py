@@ -2,8 +2,9 @@
 
 Numba compiles a function when it is first called, which takes a second or more. The code is kept in a folder that all
 worker processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the
-user's own in the system's temporary folder. The digest covers Numba's version and all sources that compiled code has
-anything of, because one module's compiled code contains functions and constants of others. It is taken when this module
+user's own in the system's temporary folder. The digest covers Numba's version, the flags of Numba that change the code,
+and all sources that compiled code has anything of, because one module's compiled code contains functions and constants
+of others. It is taken when this module
 is imported: a process that runs on after an upgrade must not keep its old code as that of the new sources. If neither
 folder can be written, each process compiles in memory, and logs one warning.
 """
@@ -13,10 +14,12 @@ folder can be written, each process compiles in memory, and logs one warning.
 from __future__ import annotations
 
 import fcntl
+import grp
 import hashlib
 import inspect
 import logging
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -45,6 +48,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OLD_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
 """Packages whose functions and constants are in compiled code: of `frazil.kafka`, how a message is laid out."""
+FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
+"""Numba's own key of cached code has none of NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
 _saving = threading.Lock()
 _warned = False
 
@@ -133,11 +138,12 @@ def code_folder() -> Path | None:
     for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
         folder = base / _DIGEST
         try:
-            if not folder.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                _remove_old(base)
+            is_new = not folder.exists()
             for owned in (base.parent, base, folder):
+                owned.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _check_own(owned)
+            if is_new:
+                _remove_old(base)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             tried.append(str(error))
@@ -158,12 +164,23 @@ def _remove_old(base: Path) -> None:
 def _check_own(folder: Path) -> None:
     """Refuse a folder that other users can write to, because code is loaded from it."""
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{folder} can be written by others")
+    by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
+    if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH or by_group:
+        raise PermissionError(f"{folder} can be written by others; `chmod go-w {folder}` as its owner")
+
+
+def _is_private(group: int) -> bool:
+    """Whether it is the user's own group, as most distributions make one for each user."""
+    try:
+        user, named = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return user.pw_gid == group and named.gr_name == user.pw_name and set(named.gr_mem) <= {user.pw_name}
 
 
 def _digest() -> str:
-    digest = hashlib.sha256(numba.__version__.encode())
+    flags = [str(getattr(numba.config, name)) for name in FLAGS]
+    digest = hashlib.sha256(" ".join([numba.__version__, *flags]).encode())
     for package in SOURCES:
         for source in _sources(resources.files(package)):
             digest.update(source)

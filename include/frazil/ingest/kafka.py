@@ -14,6 +14,7 @@ from typing import Self
 
 import numpy as np
 from confluent_kafka import KafkaError, KafkaException
+from numpy.typing import NDArray
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
 from frazil.ingest.chunk import Chunk
@@ -54,6 +55,21 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {**TUNING, "group.id": "frazil", **properties, **EXACTNESS}
 
 
+def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
+    """Each topic's first place in the lookup and its number of places; and the lookup: each partition's range.
+
+    The range of a partition that is not read is -1.
+    """
+    sizes: dict[str, int] = {}
+    for r in ranges:
+        sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)
+    firsts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+    lookup = np.full(sum(sizes.values()), -1, np.int32)
+    for i, r in enumerate(ranges):
+        lookup[firsts[r.topic] + r.partition] = i
+    return {topic: (firsts[topic], size) for topic, size in sizes.items()}, lookup
+
+
 class RangeReader(ABC):
     """Reads `[start, end)` of each range once. Iterate it to the end, then `close` (or use it as a context)."""
 
@@ -72,6 +88,7 @@ class RangeReader(ABC):
         self._monotonic = monotonic
         self._ends = np.array([r.end for r in ranges], np.int64)
         self._positions = np.array([r.start for r in ranges], np.int64)
+        self._partitions, self._lookup = partition_lookup(ranges)
         self._open: dict[TopicPartition, int] = {
             (r.topic, r.partition): i for i, r in enumerate(ranges) if r.start < r.end
         }
@@ -89,20 +106,27 @@ class RangeReader(ABC):
         """Chunks of about `CHUNK_RECORDS` or `CHUNK_BYTES`, whichever is less.
 
         Raises OffsetGap where a range begins before what Kafka still has, AccessDenied, TopicMissing, and
-        KafkaUnavailable when nothing arrives for the limit although a range has not ended.
+        KafkaUnavailable when no range gets further for the limit although one has not ended.
         """
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
-        last_arrival = self._monotonic()
+        advanced_at = self._monotonic()
         while self._open:
+            before = self._progress()
             arrived = self._fetch(self._wanted(), POLL_S)
             if self._failure:
                 raise self._failure
-            if arrived:
-                last_arrival = self._monotonic()
-                yield from self._chunks()
-            elif self._monotonic() - last_arrival > self._limit_s:
-                raise self._stalled()
+            for chunk in self._chunks() if arrived else ():
+                yield chunk
+                advanced_at = self._monotonic()  # the time that its taker needed is not Kafka's
+            if self._progress() != before:
+                advanced_at = self._monotonic()
+            elif self._monotonic() - advanced_at > self._limit_s:  # a partition may answer with errors alone
+                raise self._failure or self._stalled()
         yield from self._rest()
+
+    def _progress(self) -> tuple[int, int]:
+        """Changes when a range ends, and when a record or an end of partition moves a position."""
+        return len(self._open), int(self._positions.sum())
 
     @abstractmethod
     def close(self) -> None: ...

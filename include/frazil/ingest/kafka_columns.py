@@ -163,7 +163,6 @@ class ColumnReader(RangeReader):
         self._states = np.array([(r.start, r.end, r.start < r.end) for r in ranges], np.int64).reshape(-1, 3)
         self._positions = self._states[:, _POSITION]
         self._ended = np.zeros(len(ranges), np.int32)
-        self._partitions, self._lookup = _partition_lookup(ranges)
         self._open_by_topic = Counter(topic for topic, _ in self._open)
         self._before = np.zeros(2, np.int64)
         self._know({})
@@ -230,19 +229,21 @@ class ColumnReader(RangeReader):
                 self._learn_topic()
         records, size = self._taken() - before
         if records:
-            self._bytes_per_record = max(1.0, size / records - 1)  # each has its newline
+            self._bytes_per_record = max(1.0, size / records - 2)  # its value and its key have a newline each
 
     def _rest(self) -> Iterator[Chunk]:
         if self._at[_RECORDS]:
-            self._before += self._at[[_RECORDS, _VALUES_END]]
+            self._before = self._taken()
             columns, self._columns = self._columns, self._columns.successor(self._at)
             chunk = columns.chunk(self._at)
             self._at[[_RECORDS, _VALUES_END, _KEYS_END]] = 0
             yield chunk
 
     def _taken(self) -> NDArray[np.int64]:
-        """Records and bytes of values taken so far."""
-        return self._before + self._at[[_RECORDS, _VALUES_END]]
+        """Records taken so far, and bytes of their values and keys."""
+        at = self._at
+        taken: NDArray[np.int64] = self._before + np.array([at[_RECORDS], at[_VALUES_END] + at[_KEYS_END]])
+        return taken
 
     def _take(self) -> int:
         columns, of = self._columns, self._library.addresses
@@ -351,15 +352,3 @@ def _with_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8
     grown = np.empty(max(2 * len(data), end + more), np.uint8)
     grown[:end] = data[:end]
     return grown
-
-
-def _partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Each topic's first place in the lookup and its number of places; and the lookup: each partition's range."""
-    sizes: dict[str, int] = {}
-    for r in ranges:
-        sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)
-    firsts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
-    lookup = np.full(sum(sizes.values()), -1, np.int32)
-    for i, r in enumerate(ranges):
-        lookup[firsts[r.topic] + r.partition] = i
-    return {topic: (firsts[topic], size) for topic, size in sizes.items()}, lookup

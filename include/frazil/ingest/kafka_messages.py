@@ -7,6 +7,7 @@ that read their attributes, and NumPy decides from a batch's offsets which range
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -28,7 +29,9 @@ _timestamp_ms = itemgetter(1)
 class MessageReader(RangeReader):
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(ranges, **limits)
-        self._lookup = _partition_lookup(ranges)
+        self._topic_rows = {topic: row for row, topic in enumerate(self._partitions)}
+        # The last row is that of unknown topics, which have no partitions.
+        self._firsts, self._sizes = np.array([*self._partitions.values(), (0, 0)], np.int32).T
         self._batch: list[Message] = []
         self._pending = _Pending()
         with client_errors():
@@ -92,25 +95,25 @@ class MessageReader(RangeReader):
             return
         index = self._indexes(batch)
         offsets = np.fromiter(map(Message.offset, batch), np.int64, len(batch))
-        ends = self._ends[index]
-        if (offsets >= ends - 1).any():
-            self._finish(np.unique(index[offsets >= ends - 1]).tolist())
-            inside = offsets < ends
-            if not inside.all():  # fetched ahead, past the end of a range
-                batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
-                index, offsets = index[inside], offsets[inside]
+        wanted, ends = index >= 0, self._ends[index]
+        if (last := wanted & (offsets >= ends - 1)).any():
+            self._finish(np.unique(index[last]).tolist())
+        inside = wanted & (offsets < ends)
+        if not inside.all():  # of no range, or fetched ahead, past the end of one
+            batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
+            index, offsets = index[inside], offsets[inside]
         self._positions[index] = offsets + 1  # the last of a range's offsets in a batch is the highest
-        values = list(map(Message.value, batch))
-        size = sum(map(len, filter(None, values)))
-        self._pending.add(batch, values, index, offsets, size)
+        values, keys = list(map(Message.value, batch)), list(map(Message.key, batch))
+        self._pending.add(batch, values, keys, index, offsets)
 
     def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
-        if isinstance(self._lookup, dict):
-            lookup = self._lookup
-            pairs = zip(map(Message.topic, batch), map(Message.partition, batch), strict=True)
-            return np.fromiter((lookup[pair] for pair in pairs), np.int32, len(batch))
+        """The range of each message; -1 for a topic-partition that is not read."""
+        row: Any = self._topic_rows.get
+        rows = np.fromiter(map(row, map(Message.topic, batch), repeat(-1)), np.int32, len(batch))
         partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
-        return np.asarray(self._lookup[partitions], np.int32)
+        known = (partitions >= 0) & (partitions < self._sizes[rows])
+        places = np.where(known, self._firsts[rows] + partitions, 0)
+        return np.where(known, self._lookup[places], np.int32(-1))
 
 
 class _Pending:
@@ -129,16 +132,16 @@ class _Pending:
         self,
         messages: list[Message],
         values: list[bytes | None],
+        keys: list[bytes | None],
         index: NDArray[np.int32],
         offsets: NDArray[np.int64],
-        size: int,
     ) -> None:
         """Copy what is needed out of the messages, so that they are freed while they are still in the CPU's cache."""
         stamps = map(_timestamp_ms, map(Message.timestamp, messages))
         self.records += len(values)
-        self.bytes += size
+        self.bytes += sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys)))
         self._values += values
-        self._keys += map(Message.key, messages)
+        self._keys += keys
         self._indexes.append(index)
         self._offsets.append(offsets)
         self._timestamps.append(np.fromiter(stamps, np.int64, len(messages)))
@@ -151,13 +154,3 @@ class _Pending:
             np.concatenate(self._offsets),
             np.concatenate(self._timestamps),
         )
-
-
-def _partition_lookup(ranges: Sequence[OffsetRange]) -> Any:
-    """The range of each topic-partition: an array by partition for one topic, a dict for several."""
-    if len({r.topic for r in ranges}) > 1:
-        return {(r.topic, r.partition): i for i, r in enumerate(ranges)}
-    lookup = np.zeros(max((r.partition for r in ranges), default=0) + 1, np.int32)
-    for i, r in enumerate(ranges):
-        lookup[r.partition] = i
-    return lookup

@@ -111,7 +111,9 @@ def existing_catalog(name: str | None) -> Catalog:
     config = catalog_config(name)
     uri = config.properties.get("uri", "")
     file = make_url(uri).database if uri.startswith("sqlite") else None
-    if not file or file == ":memory:" or Path(file).exists() or not (config.embedded or Path(file).parent.is_dir()):
+    if not file or file == ":memory:" or file.startswith("file:"):  # no path, or SQLite's own form of one
+        return load_catalog(name)
+    if Path(file).exists() or not (config.embedded or Path(file).parent.is_dir()):
         return load_catalog(name)
     return _open(replace(config, properties={**config.properties, "uri": "sqlite:///:memory:"}))
 

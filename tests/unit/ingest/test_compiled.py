@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,53 @@ def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
     folder = compiled_module.code_folder()
     assert folder is not None
     assert cache not in folder.parents
+
+
+def test_folders_are_made_for_the_user_alone(cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        folder = compiled_module.code_folder()
+    finally:
+        os.umask(before)
+    assert folder is not None
+    assert folder.is_relative_to(cache)
+    assert [stat.S_IMODE(made.stat().st_mode) for made in (folder, *folder.parents[:2])] == [0o700] * 3
+
+
+@pytest.mark.parametrize(
+    ("group", "is_used"),
+    [
+        (("me", 7, []), True),
+        (("me", 7, ["me"]), True),
+        (("me", 7, ["other"]), False),
+        (("users", 7, []), False),
+        (("me", 8, []), False),
+    ],
+)
+def test_a_folder_that_a_group_may_write_is_used_if_the_group_is_the_users_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, group: tuple[str, int, list[str]], is_used: bool
+) -> None:
+    name, gid, members = group
+    (cache / "frazil").mkdir(parents=True)
+    (cache / "frazil").chmod(0o775)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_gid=7, pw_name="me"))
+    monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name=name, gr_mem=members))
+    real = compiled_module._is_private
+    monkeypatch.setattr(compiled_module, "_is_private", lambda _: real(gid))
+    folder = compiled_module.code_folder()
+    assert folder is not None
+    assert folder.is_relative_to(cache) == is_used
+
+
+def test_a_group_of_a_user_without_a_name_is_not_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert not compiled_module._is_private(os.getgid())
+
+
+@pytest.mark.parametrize("flag", ["BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT"])
+def test_the_folder_is_another_one_for_other_flags_of_numba(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"numba.config.{flag}", 1)
+    assert compiled_module._digest() != compiled_module._DIGEST
 
 
 def test_code_of_old_versions_is_removed_when_a_new_one_begins(cache: Path) -> None:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
-from frazil.ingest import kafka_columns, kafka_messages, readers
+from frazil.ingest import kafka, kafka_columns, kafka_messages, readers
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, RangeReader
@@ -170,7 +170,7 @@ class MadeConsumer:
 
 
 def clock() -> Iterator[float]:
-    yield from (1000.0 * n for n in range(10_000))
+    yield from (10.0 * n for n in range(100_000))
 
 
 Outcome = tuple[list[Record], str]
@@ -277,6 +277,54 @@ def test_chunks_are_bounded_in_records_and_bytes_and_one_record_may_be_larger(re
     (records, error), _ = read(sent, [OffsetRange("a", 0, 0, len(sizes))])
     assert error == ""
     assert [(o, len(v or b"")) for _, _, o, _, v, _ in records] == list(enumerate(sizes))
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_a_partition_that_answers_with_errors_alone_is_unavailable(read: Any) -> None:
+    sent = [Sent("a", 0, 0, None, b"1", 1)] + [Sent("a", 0, -1001, error=KafkaError._BAD_MSG)] * 200
+    (_, text), _ = read(sent, [OffsetRange("a", 0, 0, 2)])
+    assert text.startswith("KafkaUnavailable")
+    assert "a[0] at 1 of 2: error -199" in text
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it_does_not(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "CONSUME_RECORDS", 1)
+    moved = [Sent("a", 0, n, error=EOF) for n in range(1, 101)]
+    assert read(moved, [OffsetRange("a", 0, 0, 100)])[0] == ([], "")
+    repeated = [Sent("a", 0, 1, error=EOF)] * 100 + [Sent("a", 0, 100, error=EOF)]
+    (_, text), _ = read(repeated, [OffsetRange("a", 0, 0, 100)])
+    assert "a[0] at 1 of 100" in text
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_records_that_nobody_asked_for_are_in_no_range(read: Any) -> None:
+    strange = [Sent("a", 0, 0, None, b"x"), Sent("a", 9, 0, None, b"x"), Sent("b", 1, 0, None, b"x")]
+    ranges = [OffsetRange("a", 1, 0, 1), OffsetRange("c", 0, 0, 9)]
+    sent = [*strange, Sent("a", 1, 0, None, b"own", 5), Sent("c", 0, 9, error=EOF)]
+    assert read(sent, ranges)[0] == ([("a", 1, 0, None, b"own", 5)], "")
+    assert read(strange + sent[3:4], ranges[:1])[0] == ([("a", 1, 0, None, b"own", 5)], "")
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "CONSUME_RECORDS", 10)
+    sizes: list[int] = []
+    made = rows
+
+    def counted(chunk: Chunk, ranges: Sequence[OffsetRange]) -> list[Record]:
+        sizes.append(len(chunk.keys.data))
+        return made(chunk, ranges)
+
+    monkeypatch.setitem(globals(), "rows", counted)
+    key = b"k" * 2**20
+    number = 3 * CHUNK_BYTES // len(key)
+    sent = [Sent("a", 0, n, key, None, n) for n in range(number)]
+    (records, error), _ = read(sent, [OffsetRange("a", 0, 0, number)])
+    assert (len(records), error) == (number, "")
+    assert max(sizes) < 2 * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])

@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
-from frazil.table.catalogs import catalog_config, catalog_errors, load_catalog, spark_properties
+from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, load_catalog, spark_properties
 from frazil.table.spark_catalog import spark_catalog
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -50,6 +50,16 @@ def test_a_configured_default_replaces_the_embedded_one(tmp_path: Path, monkeypa
     assert config.properties == {"uri": f"sqlite:///{tmp_path}/mine.db?timeout=30", "s3.access-key-id": "key"}
     load_catalog(None)
     assert (tmp_path / "mine.db").exists()
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///file:mine.db?mode=rwc&uri=true", "sqlite:///mine.db"])
+def test_a_catalog_in_a_relative_file_or_uri_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", uri)
+    load_catalog("prod").create_namespace("city")
+    assert existing_catalog("prod").list_namespaces() == [("city",)]
 
 
 def test_a_named_catalog_comes_from_the_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
