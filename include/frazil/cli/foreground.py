@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LIVE_EVERY_S = 0.5
 LINES_WAIT_MOST = 1000
-"""Lines that wait for a terminal that takes none."""
+"""Lines that wait for a terminal that takes none; complaints have as much room again."""
 CLEAR = "\r\x1b[K"
 
 
@@ -117,21 +117,24 @@ class Terminal:
 
     def say(self, line: str) -> None:
         """Show a line soon. Signal handlers may call it."""
-        if self._lines.qsize() >= LINES_WAIT_MOST:
+        self._queue(sys.stdout, line)
+
+    def warn(self, line: str) -> None:
+        self._queue(sys.stderr, line)
+
+    def complain(self, line: str) -> None:
+        """Say why the writer ended."""
+        self.complained = True
+        self._queue(sys.stderr, line, most=2 * LINES_WAIT_MOST)
+
+    def _queue(self, stream: TextIO, line: str, *, most: int = LINES_WAIT_MOST) -> None:
+        if self._lines.qsize() >= most:
             self._left_out += 1
             return
         if self._left_out:
             self._lines.put((sys.stdout, left_out(self._left_out)))
             self._left_out = 0
-        self._lines.put((sys.stdout, line))
-
-    def warn(self, line: str) -> None:
-        self._lines.put((sys.stderr, line))
-
-    def complain(self, line: str) -> None:
-        """Say why the writer ended."""
-        self.complained = True
-        self.warn(line)
+        self._lines.put((stream, line))
 
     def _print(self, writer: int) -> None:
         while True:
@@ -146,8 +149,9 @@ class Terminal:
             self._show(item[0], f"{item[1]}\n")
 
     def _show(self, stream: TextIO, text: str) -> None:
+        encoding = stream.encoding or "utf-8"
         try:
-            stream.write(text)
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
         except OSError:  # nobody reads it any more: from here on it is written nowhere
             nowhere = os.open(os.devnull, os.O_WRONLY)

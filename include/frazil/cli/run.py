@@ -125,9 +125,11 @@ class Follower:
         if self._asked:
             self._ask()
         self.terminal.listen(hear, writer=writer)
+        # Until it is reaped, no other process gets its id; from then on, no signal may be sent to it.
+        os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT)
+        self._writer = None
         _, status = os.waitpid(writer, 0)
         end_group(writer, within_s=GROUP_ENDS_WITHIN_S)
-        self._writer = None
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # whatever its log ends with is not the reason

@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestFile, ManifestListWriter
 from pyiceberg.table.snapshots import Snapshot
+
+from frazil.table.recent import Recent
 
 KEPT_MOST = 8
 """Lists: those of a stream's two tables and of its open branch, and what failed attempts wrote."""
@@ -29,9 +30,8 @@ class _Listed:
     encoded: bytes | None = None
 
 
-_kept: dict[str, dict[str, _Listed]] = {}
+_kept = Recent[dict[str, _Listed]](KEPT_MOST)
 """By the list's path, then by the manifest's."""
-_lock = Lock()
 
 
 def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
@@ -43,7 +43,7 @@ def add_manifests(
     writer: ManifestListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
 ) -> None:
     """Write a snapshot's manifests as the one block of its list; entries in its parent's list are not encoded again."""
-    before = _kept.get(parent.manifest_list, {}) if parent else {}
+    before = (_kept.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer
     write_record = avro.writer
     listed = {}
@@ -57,7 +57,7 @@ def add_manifests(
     if listed:
         avro.writer = _Verbatim()  # type: ignore[assignment]
         avro.write_block([one.encoded for one in listed.values()])  # type: ignore[misc]
-    _keep(of.manifest_list, listed)
+    _kept.keep(of.manifest_list, listed)
 
 
 class _Verbatim:
@@ -71,14 +71,5 @@ def _listed(snapshot: Snapshot, file_io: FileIO) -> dict[str, _Listed]:
     known = _kept.get(snapshot.manifest_list)
     if known is None:
         known = {manifest.manifest_path: _Listed(manifest) for manifest in snapshot.manifests(file_io)}
-    _keep(snapshot.manifest_list, known)
+    _kept.keep(snapshot.manifest_list, known)
     return known
-
-
-def _keep(path: str, listed: dict[str, _Listed]) -> None:
-    """Keep the list as the most recently used one."""
-    with _lock:
-        _kept.pop(path, None)
-        _kept[path] = listed
-        while len(_kept) > KEPT_MOST:
-            del _kept[next(iter(_kept))]

@@ -71,8 +71,10 @@ class StageRows:
         return _answered(batches, self.answer)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Nothing of ours is pickled but the name of one function: executors start new Python processes while a writer
-        runs, and these import what is installed by then.
+        """Nothing of ours is pickled but the name of one function, because the version of a worker may be another.
+
+        A Python process that an executor starts while a writer runs imports what is installed by then; a worker that is
+        forked has what Spark's daemon had imported before.
         """
         return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
 

@@ -13,36 +13,19 @@ from __future__ import annotations
 import copy
 import sys
 from functools import cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
 
+from frazil.table.recent import Recent
+
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 KEPT_MOST = 8
-"""Locations: a stream's two tables, what was staged for them, and some more."""
-
-
-class KnownMetadata:
-    """The metadata that this process saw last, by its file's location. May be used by several threads."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, TableMetadata] = {}
-        self._lock = Lock()
-
-    def get(self, location: str) -> TableMetadata | None:
-        return self._kept.get(location)
-
-    def keep(self, location: str, metadata: TableMetadata) -> None:
-        with self._lock:
-            self._kept.pop(location, None)
-            self._kept[location] = metadata
-            while len(self._kept) > KEPT_MOST:
-                del self._kept[next(iter(self._kept))]
+"""Metadata files: those of a stream's two tables, what was staged for them, and some more."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
@@ -93,7 +76,7 @@ def _as(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
 
 
 def _parse_once(catalog: SqlCatalog) -> None:
-    known = KnownMetadata()
+    known = Recent[TableMetadata](KEPT_MOST)
     convert, stage = catalog._convert_orm_to_iceberg, catalog._update_and_stage_table
 
     def converted(row: IcebergTables) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cli.foreground import Terminal, Totals, Voice, live_words
+from frazil.cli.foreground import LINES_WAIT_MOST, Terminal, Totals, Voice, live_words
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -129,3 +130,38 @@ def test_a_writer_whose_listener_is_gone_goes_on():
     os.close(hear)
     Voice(tell).say("nobody hears it")
     os.close(tell)
+
+
+def test_a_terminal_that_lacks_a_character_gets_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    terminal = Terminal(tmp_path)
+    hear, tell = os.pipe()
+    voice = Voice(tell)
+    for line in ("one", "Flüge", "three"):
+        voice.say(line)
+    os.close(tell)
+    terminal.listen(hear, writer=os.getpid())
+    os.close(hear)
+    terminal.close()
+    assert shown.getvalue() == b"one\nFl\\xfcge\nthree\n"
+
+
+def test_lines_of_all_kinds_are_bounded_and_the_reason_of_an_end_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    terminal = Terminal(tmp_path)
+    for _ in range(LINES_WAIT_MOST + 5):
+        terminal.warn("careful")
+    for _ in range(2 * LINES_WAIT_MOST):
+        terminal.complain("why it ended")
+    hear, tell = os.pipe()
+    os.close(tell)
+    terminal.listen(hear, writer=os.getpid())
+    os.close(hear)
+    terminal.close()
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert lines.count("careful") == LINES_WAIT_MOST
+    assert 0 < lines.count("why it ended") < LINES_WAIT_MOST
+    assert out.startswith("... 5 lines not shown")

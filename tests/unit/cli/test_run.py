@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frazil.cli import run
 from frazil.errors import WriterBusy
 from frazil.home import run_folder
 from frazil.host.launcher import Observation, ProcessState
@@ -179,3 +180,24 @@ def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_p
     assert (tmp_path / "ended in order").exists()
     assert process.stderr
     assert process.stderr.read() == ""
+
+
+def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sent: list[tuple[int, int]] = []
+    follower = run.Follower(tmp_path)
+
+    def ending(_: int, *, within_s: float) -> None:
+        assert within_s
+        follower._pass_on(signal.SIGTERM, None)
+
+    writer = os.fork()
+    if writer == 0:
+        os._exit(3)
+    monkeypatch.setattr(run, "end_group", ending)
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    hear, tell = os.pipe()
+    os.close(tell)
+    assert follower.follow(writer, hear) == 3
+    os.close(hear)
+    follower.terminal.close()
+    assert sent == []

@@ -9,6 +9,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit import manifest_lists
 from frazil.commit.manifest_lists import KEPT_MOST, manifests_of
+from frazil.table.recent import Recent
 
 
 def heads(world: Any) -> tuple[Any, list[Snapshot]]:
@@ -54,7 +55,7 @@ def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
     committer = world.begin()
     for number in range(3):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    monkeypatch.setattr(manifest_lists, "_kept", {})
+    monkeypatch.setattr(manifest_lists, "_kept", Recent(KEPT_MOST))
     committer.commit(world.stage(committer, {0: (3, 4)}))
     committer.commit(world.stage(committer, {0: (4, 5)}))
     assert len(reads) == 1

@@ -1,0 +1,34 @@
+"""Keeps the values that were used last, by name."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Recent(Generic[Value]):
+    """At most `most` values: a further one replaces the one that was kept longest ago.
+
+    May be used by several threads.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: dict[str, Value] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, name: str) -> Value | None:
+        return self._kept.get(name)
+
+    def keep(self, name: str, value: Value) -> None:
+        """Keep the value as the most recent one."""
+        with self._lock:
+            self._kept.pop(name, None)
+            self._kept[name] = value
+            while len(self._kept) > self._most:
+                del self._kept[next(iter(self._kept))]

@@ -1,0 +1,12 @@
+"""What is kept of what was used last."""
+
+from __future__ import annotations
+
+from frazil.table.recent import Recent
+
+
+def test_what_was_kept_longest_ago_makes_room() -> None:
+    recent = Recent[int](2)
+    for name, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
+        recent.keep(name, value)
+    assert (recent.get("a"), recent.get("b"), recent.get("c"), len(recent)) == (3, None, 4, 2)
