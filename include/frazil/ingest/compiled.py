@@ -52,6 +52,7 @@ FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
 """Numba's own key of cached code has none of NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
 _saving = threading.Lock()
 _warned = False
+_notice: str | None = None
 
 
 def compiled(function: Function, *, allocates: bool = True) -> Function:
@@ -65,6 +66,11 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # what `cache=True` sets, to a cache that cannot fail
     return dispatcher  # type: ignore[no-any-return]
+
+
+def compiler_notices() -> tuple[str, ...]:
+    """What people should know of the compiling that this process had to do; nothing if it found all code."""
+    return () if _notice is None else (_notice,)
 
 
 def start_compiler() -> None:
@@ -94,6 +100,11 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
             return None
 
     def save_overload(self, sig: Any, cres: Any) -> None:
+        global _notice  # noqa: PLW0603 - as below
+        _notice = _notice or (
+            "the loops over records had to be compiled while a batch waited: some seconds of CPU, once for each user, "
+            "host and version; `python -m frazil.ingest.precompile` compiles them beforehand"
+        )
         try:
             if (folder := code_folder()) is not None:
                 with _one_at_a_time(folder):
@@ -207,7 +218,11 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _cannot_be_kept(reason: object) -> None:
-    global _warned  # noqa: PLW0603 - once a process
+    global _notice, _warned  # noqa: PLW0603 - once a process
+    _notice = (
+        "compiled code cannot be kept, and each Python process that reads records spends seconds of CPU to compile its "
+        f"own: {reason}. Let XDG_CACHE_HOME of writer and executors name a folder that their user can write to"
+    )
     if not _warned:
         log.warning("compiled code cannot be kept, and each process compiles its own: %s", reason)
     _warned = True

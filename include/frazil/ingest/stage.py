@@ -107,7 +107,8 @@ def _run(  # noqa: PLR0913 - what `stage` was given
                     take(chunk)
                 report.now_and_then(run.progress.records)
         with _suspicion():
-            result = run.finish(notices=() if reader.notice is None else (reader.notice,))
+            of_reader = () if reader.notice is None else (reader.notice,)
+            result = run.finish(notices=(*of_reader, *_compiler_notices()))
         report(run.progress.records)
     except BaseException:
         run.abort()
@@ -116,6 +117,12 @@ def _run(  # noqa: PLR0913 - what `stage` was given
         return result
     finally:
         run.close()
+
+
+def _compiler_notices() -> tuple[str, ...]:
+    from frazil.ingest.compiled import compiler_notices  # noqa: PLC0415 - Numba, which only a reader's process has
+
+    return compiler_notices()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from frazil.ingest import compiled as compiled_module
-from frazil.ingest.compiled import compiled, load32, load64, memcpy
+from frazil.ingest.compiled import compiled, compiler_notices, load32, load64, memcpy
 
 PROGRAM = """
 import json, sys
@@ -43,6 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(compiled_module, "_warned", False)
+    monkeypatch.setattr(compiled_module, "_notice", None)
     compiled_module.code_folder.cache_clear()
     yield tmp_path / "cache"
     compiled_module.code_folder.cache_clear()
@@ -93,6 +94,21 @@ def test_without_a_folder_code_is_compiled_in_memory_with_one_warning(
 
             assert loop(1) == 2
     assert [r.getMessage()[:29] for r in caplog.records] == ["compiled code cannot be kept,"]
+    (notice,) = compiler_notices()
+    assert notice.startswith("compiled code cannot be kept")
+    assert "XDG_CACHE_HOME" in notice
+
+
+@pytest.mark.usefixtures("cache")
+def test_code_that_had_to_be_compiled_is_a_notice() -> None:
+    @compiled
+    def loop(x: int) -> int:
+        return x + 3
+
+    assert compiler_notices() == ()
+    assert loop(1) == 4
+    (notice,) = compiler_notices()
+    assert "had to be compiled while a batch waited" in notice
 
 
 def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
