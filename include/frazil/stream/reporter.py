@@ -27,7 +27,7 @@ from frazil.events import (
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
-from frazil.stream.planner_exchange import PlannerReport, read_report
+from frazil.stream.planner_exchange import PlannerReport, clear_report, read_report
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stall_history import BatchName, Limits, Sample
 from frazil.stream.stall_watch import StallWatch
@@ -69,6 +69,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
+        clear_report(self._exchange)  # an earlier writer's planner knew nothing of what has come since
         self._write()
         self._thread.start()
         return self

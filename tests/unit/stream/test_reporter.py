@@ -84,6 +84,16 @@ def test_the_lag_is_what_the_planner_saw_beyond_the_marker(bench: Bench):
     assert bench.after(1).lag == 4
 
 
+def test_what_an_earlier_writers_planner_saw_is_no_lag_of_this_one(bench: Bench):
+    write_report(bench.exchange, PlannerReport(bench.ends, written_at_ms=bench.now_ms))
+    with bench.reporter:
+        bench.waits()
+        bench.reporter.beat()
+        beat = Heartbeat.read(bench.exchange)
+    assert beat is not None
+    assert beat.lag is None
+
+
 def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     bench.waits()
     write_report(
