@@ -19,7 +19,7 @@ from pathlib import Path
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from bench.peer.records import KINDS, Records
+from bench.peer.records import FRAZIL, KINDS, Records
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import decoder
@@ -114,7 +114,7 @@ def decoder_of(records: Records) -> Decoder:
         "name": "s",
         "source": {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"},
         "table": "a.b",
-        "schema": {column.name: column.in_frazil() for column in records.columns},
+        "schema": {column.name: column.type_in(FRAZIL) for column in records.columns},
         "event-time": "ts",
         "coordinates": False,
         "complete": "none",

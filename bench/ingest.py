@@ -22,13 +22,14 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 from pyiceberg import types as t
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import HourTransform
 
+from bench.peer.records import KINDS, PARTITIONS, produce
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.formats.json.decoder import JsonDecoder
@@ -40,9 +41,8 @@ from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 
-TOPIC = "ticks"
-PARTITIONS = 32
-SIDES = ("buy", "sell")
+RECORDS = KINDS["ticks"]
+TOPIC = RECORDS.name
 
 TICKS = Schema(
     t.NestedField(1, "symbol", t.StringType(), required=True),
@@ -58,39 +58,6 @@ TICKS = Schema(
     t.NestedField(11, "kafka_timestamp", t.TimestamptzType()),
 )
 BY_HOUR = PartitionSpec(PartitionField(2, 1000, HourTransform(), "ts_hour"))
-
-
-def tick(number: int) -> bytes:
-    """About 120 bytes: an exchange's tick, within one hour of event time."""
-    milliseconds = number % 3_600_000
-    return (
-        f'{{"symbol":"S{number * 7919 % 2000:04}",'
-        f'"ts":"2026-01-01T00:{milliseconds // 60_000:02}:{milliseconds // 1000 % 60:02}.{milliseconds % 1000:03}Z",'
-        f'"price":{number * 104_729 % 5_000_000 / 10_000:.4f},"size":{1 + number * 31 % 999},'
-        f'"side":"{SIDES[number * 13 % 7 % 2]}","venue":"XNAS","trade_id":{100_000_000 + number}}}'
-    ).encode()
-
-
-def produce(bootstrap: str, records: int) -> None:
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "compression.type": "lz4",
-            "linger.ms": 50,
-            "batch.num.messages": 5000,
-            "queue.buffering.max.messages": 1_000_000,
-        }
-    )
-    for number in range(records):
-        while True:
-            try:
-                producer.produce(TOPIC, tick(number), key=b"k%d" % (number % 2000), partition=number % PARTITIONS)
-                break
-            except BufferError:
-                producer.poll(0.1)
-        if number % 1000 == 0:
-            producer.poll(0)
-    assert producer.flush(120) == 0
 
 
 def librdkafka_alone(bootstrap: str, each: int) -> None:
@@ -197,14 +164,14 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder)) as kafka:
         kafka.create_topic(TOPIC, PARTITIONS, {})
-        produce(kafka.bootstrap, each * PARTITIONS)
+        produce(kafka.bootstrap, RECORDS, each * PARTITIONS)
         measure(kafka.bootstrap, each, options.repeats)
 
 
 def measure(bootstrap: str, each: int, repeats: int) -> None:
     gc.disable()  # as `stage` does while it reads
     millions = each * PARTITIONS / 1e6
-    print(f"{millions:.1f} M records of {len(tick(12345))} bytes, {PARTITIONS} partitions; core-s per million")
+    print(f"{millions:.1f} M records of {len(RECORDS.value(12345))} bytes, {PARTITIONS} partitions; core-s per million")
     works = (
         ("confluent-kafka consume alone", librdkafka_alone),
         ("MessageReader alone", partial(chunks_alone, MessageReader)),

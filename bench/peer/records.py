@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import Producer
@@ -15,54 +15,41 @@ PRODUCERS = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a system declares types: its names where they are not frazil's, a struct, and a field of one."""
+
+    names: Mapping[str, str]
+    struct: str = "struct<{}>"
+    field: str = "{}: {}"
+
+
+FRAZIL = Dialect({})
+SPARK = Dialect({"long": "bigint", "timestamptz": "timestamp"})
+FLINK = Dialect(
+    {
+        "string": "STRING",
+        "long": "BIGINT",
+        "int": "INT",
+        "double": "DOUBLE",
+        "boolean": "BOOLEAN",
+        "timestamptz": "TIMESTAMP_LTZ(6)",
+    },
+    struct="ROW<{}>",
+    field="`{}` {}",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
-    """A column by its names in the three languages that declare it; nested ones are structs of `fields`."""
+    """A column of a type of frazil's, or a struct of columns."""
 
     name: str
-    frazil: str
-    spark: str
-    flink: str
-    fields: tuple[Column, ...] = ()
+    type: str | tuple[Column, ...]
 
-    def in_frazil(self) -> str:
-        inner = ", ".join(f"{c.name}: {c.in_frazil()}" for c in self.fields)
-        return f"struct<{inner}>" if self.fields else self.frazil
-
-    def in_spark(self) -> str:
-        inner = ", ".join(f"{c.name}: {c.in_spark()}" for c in self.fields)
-        return f"struct<{inner}>" if self.fields else self.spark
-
-    def in_flink(self) -> str:
-        inner = ", ".join(f"`{c.name}` {c.in_flink()}" for c in self.fields)
-        return f"ROW<{inner}>" if self.fields else self.flink
-
-
-def _string(name: str) -> Column:
-    return Column(name, "string", "string", "STRING")
-
-
-def _long(name: str) -> Column:
-    return Column(name, "long", "bigint", "BIGINT")
-
-
-def _int(name: str) -> Column:
-    return Column(name, "int", "int", "INT")
-
-
-def _double(name: str) -> Column:
-    return Column(name, "double", "double", "DOUBLE")
-
-
-def _boolean(name: str) -> Column:
-    return Column(name, "boolean", "boolean", "BOOLEAN")
-
-
-def _moment(name: str) -> Column:
-    return Column(name, "timestamptz", "timestamp", "TIMESTAMP_LTZ(6)")
-
-
-def _struct(name: str, *fields: Column) -> Column:
-    return Column(name, "", "", "", fields)
+    def type_in(self, dialect: Dialect) -> str:
+        if isinstance(self.type, str):
+            return dialect.names.get(self.type, self.type)
+        return dialect.struct.format(", ".join(dialect.field.format(c.name, c.type_in(dialect)) for c in self.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +98,29 @@ def wide(number: int) -> bytes:
 
 
 _TICK = (
-    _string("symbol"),
-    _moment("ts"),
-    _double("price"),
-    _int("size"),
-    _string("side"),
-    _string("venue"),
-    _long("trade_id"),
+    Column("symbol", "string"),
+    Column("ts", "timestamptz"),
+    Column("price", "double"),
+    Column("size", "int"),
+    Column("side", "string"),
+    Column("venue", "string"),
+    Column("trade_id", "long"),
 )
-_LIMITS = _struct("limits", _double("daily"), _double("monthly"))
+_LIMITS = (Column("daily", "double"), Column("monthly", "double"))
+_ACCOUNT = (
+    Column("id", "long"),
+    Column("name", "string"),
+    Column("country", "string"),
+    Column("limits", _LIMITS),
+)
+_ROUTE = (Column("gateway", "string"), Column("hops", "int"), Column("latency", "double"))
 _WIDE = (
-    *(_string(f"text_{i}") for i in range(12)),
-    *(_long(f"count_{i}") for i in range(10)),
-    *(_double(f"ratio_{i}") for i in range(7)),
-    *(_boolean(f"flag_{i}") for i in range(2)),
-    _struct("account", _long("id"), _string("name"), _string("country"), _LIMITS),
-    _struct("route", _string("gateway"), _int("hops"), _double("latency")),
+    *(Column(f"text_{i}", "string") for i in range(12)),
+    *(Column(f"count_{i}", "long") for i in range(10)),
+    *(Column(f"ratio_{i}", "double") for i in range(7)),
+    *(Column(f"flag_{i}", "boolean") for i in range(2)),
+    Column("account", _ACCOUNT),
+    Column("route", _ROUTE),
 )
 KINDS = {
     "ticks": Records("ticks", _TICK, tick),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peer import jars
-from bench.peer.records import Records
+from bench.peer.records import FLINK, FRAZIL, SPARK, Records
 from frazil.spark import jars as own_jars
 from frazil.spark.java import require_java
 
@@ -59,7 +59,7 @@ def declared(job: Job) -> dict[str, object]:
         "name": job.table,
         "source": {"topics": [job.records.name], "format": "json", "bootstrap-servers": job.bootstrap},
         "table": {"identifier": f"{NAMESPACE}.{job.table}", "catalog": CATALOG},
-        "schema": {column.name: column.in_frazil() for column in job.records.columns},
+        "schema": {column.name: column.type_in(FRAZIL) for column in job.records.columns},
         "event-time": "ts",
         "partition-by": ["hour(ts)"],
         "commit": {"interval": f"{COMMIT_S}s"},
@@ -77,7 +77,7 @@ def _frazil(job: Job) -> list[str]:
 
 def _spark(job: Job, sink: str) -> list[str]:
     checkpoint = job.folder / "checkpoint"
-    schema = ", ".join(f"{column.name} {column.in_spark()}" for column in job.records.columns)
+    schema = ", ".join(f"{column.name} {column.type_in(SPARK)}" for column in job.records.columns)
     paths = [*own_jars.ensure("spark"), *jars.of_peer("spark")]
     catalog = f"spark.sql.catalog.{CATALOG}"
     settings = {
@@ -134,7 +134,7 @@ def _flink(job: Job) -> list[str]:
         "rest.bind-address": "127.0.0.1",
     }
     (conf / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
-    columns = ", ".join(f"`{column.name}` {column.in_flink()}" for column in job.records.columns)
+    columns = ", ".join(f"`{column.name}` {column.type_in(FLINK)}" for column in job.records.columns)
     sql = job.folder / "write.sql"
     sql.write_text(
         _FLINK_SQL.format(
