@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,24 +123,30 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
     click.echo(
         f"Stream {stream} would append to it, from {spec.source.start} of topics {', '.join(spec.source.topics)}."
     )
-    for other, topics in others.items():
-        click.echo(
-            f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} goes on where {other} "
-            f"stands. No writer of {other} may run any more: `frazil pause {other}` first, and `frazil forget {other}` "
-            "afterwards, while a file still declares it."
-        )
-    if past := forgotten_reader(table.properties, found.identity, stream=stream):
-        click.echo(
-            f"{'It' if past == stream else f'Stream {past}, which has read the same topics,'} was forgotten, and its "
-            "rows are still in the table: those that Kafka still has land a second time, unless `frazil reset "
-            f"{stream}` chooses another position before the first start."
-        )
+    _tell_of_earlier_readers(
+        stream, others, forgotten=forgotten_reader(table.properties, found.identity, stream=stream)
+    )
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued(offsets, others)
     marker = marker_change.adopt(opened.tables, offsets=begin, source=found.identity)
     click.echo(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
+
+
+def _tell_of_earlier_readers(stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None) -> None:
+    for other, topics in others.items():
+        click.echo(
+            f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} goes on where {other} "
+            f"stands. No writer of {other} may run any more: `frazil pause {other}` first, and `frazil forget {other}` "
+            "afterwards, while a file still declares it."
+        )
+    if forgotten:
+        which = "It" if forgotten == stream else f"Stream {forgotten}, which has read the same topics,"
+        click.echo(
+            f"{which} was forgotten, and its rows are still in the table: those that Kafka still has land a second "
+            f"time, unless `frazil reset {stream}` chooses another position before the first start."
+        )
 
 
 @click.command()
