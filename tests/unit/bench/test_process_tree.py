@@ -1,0 +1,69 @@
+"""What a tree of processes is said to have used, however its processes end."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+from bench.peer.process_tree import measured
+
+BURN = """
+    import os, signal, sys, time
+
+    def burn(cpu_s):
+        while time.process_time() < cpu_s:
+            pass
+
+    def fork(work):
+        pid = os.fork()
+        if pid == 0:
+            work()
+            os._exit(0)
+        return pid
+"""
+
+
+def usage_of(script: str, folder: Path) -> float:
+    source = textwrap.dedent(BURN) + textwrap.dedent(script)
+    usage = measured([sys.executable, "-c", source], log=folder / "log")
+    assert usage.exit_code == 0, (folder / "log").read_text()
+    return usage.cpu_s
+
+
+def test_counts_a_child_that_is_waited_for(tmp_path: Path) -> None:
+    cpu_s = usage_of("os.waitpid(fork(lambda: burn(1)), 0)", tmp_path)
+
+    assert 1 <= cpu_s < 1.8
+
+
+def test_counts_a_child_whose_parent_ignores_its_end(tmp_path: Path) -> None:
+    script = """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    fork(lambda: burn(1))
+    try:
+        os.wait()  # returns when no child is left
+    except ChildProcessError:
+        pass
+    """
+
+    cpu_s = usage_of(script, tmp_path)
+
+    assert 0.8 <= cpu_s < 1.8
+
+
+def test_counts_once_a_child_that_outlives_the_parent_that_ignores_it(tmp_path: Path) -> None:
+    script = """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    seen, tell = os.pipe()
+    fork(lambda: (burn(1), os.write(tell, b"."), burn(1.1)))
+    os.read(seen, 1)  # it has been sampled as this process's child, and becomes an orphan
+    """
+
+    cpu_s = usage_of(script, tmp_path)
+
+    assert 1 <= cpu_s < 1.8
+
+
+def test_says_how_the_command_ended(tmp_path: Path) -> None:
+    assert measured([sys.executable, "-c", "raise SystemExit(3)"], log=tmp_path / "log").exit_code == 3
