@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from pyiceberg.table import Table
 
 from frazil.dev import process
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.object_store import EmbeddedObjectStore
+from frazil.dev.postgres import EmbeddedPostgres
 from frazil.errors import FrazilError
 from frazil.spark import jars
 from frazil.spec.load import load_stream
@@ -85,6 +88,23 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """One broker for the whole run, started by the first test that asks for it."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedObjectStore]:
+    """One SeaweedFS for the whole run: S3, and an Iceberg REST catalog."""
+    with EmbeddedObjectStore(tmp_path_factory.mktemp("object-store")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """One PostgreSQL for the whole run."""
+    # Where root runs the tests, another user must reach the data, and pytest's folders are for their owner alone.
+    with tempfile.TemporaryDirectory(prefix="frazil-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), data=Path(folder) / "data") as server:
+            yield server
 
 
 @pytest.fixture

@@ -9,10 +9,13 @@ from importlib.util import find_spec
 from frazil.errors import MissingExtra
 
 EXTRAS = {
+    "adlfs": "adls",
     "airflow": "airflow",
     "asyncpg": "postgres",
+    "boto3": "s3",
     "botocore": "s3",
     "duckdb": "dev",
+    "gcsfs": "gcs",
     "great_expectations": "quality",
     "httpx": "dev",
     "jinja2": "quality",
@@ -21,6 +24,7 @@ EXTRAS = {
     "py4j": "spark",
     "pyspark": "spark",
     "s3fs": "s3",
+    "thrift": "hive",
 }
 """The extra that installs each module."""
 

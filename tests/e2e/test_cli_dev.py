@@ -1,16 +1,23 @@
-"""`frazil dev` starts, shows and ends the embedded broker, and says how to reach it."""
+"""`frazil dev` starts, shows and ends the embedded servers, and says how to reach them."""
 
 from __future__ import annotations
 
 import json
+import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from frazil.cli.main import frazil
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.process import free_port
 from frazil.errors import EnvironmentUnusable
+from frazil.table.catalogs import load_catalog
 
 
 def run(*arguments: str) -> Result:
@@ -33,6 +40,42 @@ def test_up_is_idempotent_and_down_ends_what_it_started(frazil_home: Path) -> No
         assert run("down").output == "ended kafka\n"
     assert run("status").exit_code == 1
     assert EmbeddedKafka.last_port(frazil_home / "dev" / "kafka") == port
+
+
+@pytest.fixture
+def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A FRAZIL_HOME that every user may enter: where root runs the tests, PostgreSQL runs as another user."""
+    with tempfile.TemporaryDirectory(prefix="frazil-home-") as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("FRAZIL_HOME", folder)
+        yield Path(folder)
+
+
+def test_the_printed_configuration_opens_the_catalogs_of_object_store_and_postgres(
+    open_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("kafka", "object-store", "catalog", "postgres")
+    ports = [part for name in names for part in (f"--{name}-port", str(free_port()))]
+    try:
+        first = run("up", "--object-store", "--postgres", *ports)
+        assert first.exit_code == 0, first.output
+        assert run("up", "--object-store", "--postgres").output == first.output
+        running = json.loads(run("status", "--json").output)
+        assert running["object-store"] == f"http://127.0.0.1:{ports[3]}"
+        assert running["postgres"] == f"127.0.0.1:{ports[7]}"
+        configuration = open_home / "dev" / ".pyiceberg.yaml"
+        assert configuration.read_text() in first.output
+        assert stat.S_IMODE(configuration.stat().st_mode) == 0o600
+        monkeypatch.setenv("PYICEBERG_HOME", str(configuration.parent))
+        for name in ("rest", "postgres"):
+            catalog = load_catalog(name)
+            catalog.create_namespace("city")
+            table = catalog.create_table("city.rides", Schema(NestedField(1, "id", LongType())))
+            assert table.location().startswith("s3://")
+        assert load_catalog(None).name == "rest"
+    finally:
+        assert run("down").output == "ended kafka, object-store, postgres\n"
+    assert run("status").exit_code == 1
 
 
 def test_another_port_for_a_broker_that_runs_is_refused(frazil_home: Path, kafka: EmbeddedKafka) -> None:

@@ -1,9 +1,10 @@
-"""`frazil dev`: the embedded Kafka and Airflow of this machine, started, shown and ended."""
+"""`frazil dev`: this machine's embedded Kafka, object store, PostgreSQL and Airflow, started, shown and ended."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,24 @@ import click
 from frazil.cli.options import json_option
 from frazil.dev import process
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
+from frazil.dev.catalogs import written_configuration
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.object_store import LAKE, EmbeddedObjectStore
+from frazil.dev.postgres import EmbeddedPostgres
 from frazil.home import home
 
 DEFAULT_KAFKA_PORT = 9092
 DEFAULT_AIRFLOW_PORT = 8080
+DEFAULT_OBJECT_STORE_PORT = 8333
+DEFAULT_CATALOG_PORT = 8181
+DEFAULT_POSTGRES_PORT = 5432
+
+Port = click.IntRange(1, 65535)
 
 
 @click.group()
 def dev() -> None:
-    """Embedded Kafka and Airflow for development, on the loopback.
+    """Embedded Kafka, object store, PostgreSQL and Airflow for development, on the loopback.
 
     Their data, logs and records are in $FRAZIL_HOME/dev (FRAZIL_HOME is .frazil of this folder by default).
 
@@ -34,26 +43,59 @@ def dev() -> None:
 
 
 @dev.command()
-@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Kafka's port: 9092 at first, then the last one.")
+@click.option("--kafka-port", type=Port, help="Kafka's port: 9092 at first, then the last one.")
+@click.option("--object-store", is_flag=True, help="Start SeaweedFS too: S3, and an Iceberg REST catalog.")
+@click.option("--object-store-port", type=Port, help="The port of S3: 8333 at first, then the last one.")
+@click.option("--catalog-port", type=Port, help="The REST catalog's port: 8181 at first, then the last one.")
+@click.option("--postgres", is_flag=True, help="Start PostgreSQL too, for a catalog.")
+@click.option("--postgres-port", type=Port, help="PostgreSQL's port: 5432 at first, then the last one.")
 @click.option("--airflow", is_flag=True, help="Start Airflow too, with the dags/ and plugins/ of this folder.")
-@click.option("--airflow-port", type=click.IntRange(1, 65535), help="Airflow's port: 8080 at first, then the last one.")
-def up(kafka_port: int | None, airflow: bool, airflow_port: int | None) -> None:
-    """Start Kafka, and Airflow if asked.
+@click.option("--airflow-port", type=Port, help="Airflow's port: 8080 at first, then the last one.")
+def up(  # noqa: PLR0913 - a command's options
+    *,
+    kafka_port: int | None,
+    object_store: bool,
+    object_store_port: int | None,
+    catalog_port: int | None,
+    postgres: bool,
+    postgres_port: int | None,
+    airflow: bool,
+    airflow_port: int | None,
+) -> None:
+    """Start Kafka, and what else is asked for.
 
-    What runs already is left alone. The first time, the JVM jars are fetched: about 50 MB.
+    What runs already is left alone. The first time, the JVM jars are fetched: about 50 MB. With an object store or
+    PostgreSQL, it prints the .pyiceberg.yaml of their catalogs.
 
     \b
     Example:
-      frazil dev up --kafka-port 19092 --airflow
+      frazil dev up --kafka-port 19092 --object-store --airflow
     """
     kafka = _kafka(kafka_port).start()
     click.echo(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
+    store = _object_store(object_store_port, catalog_port).start() if object_store else None
+    if store:
+        click.echo(f"S3       {store.endpoint}   log {_short(store.log)}")
+        click.echo(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
+    database = _postgres(postgres_port).start() if postgres else None
+    if database:
+        click.echo(f"Postgres {database.address}   log {_short(database.log)}")
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
         click.echo(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         click.echo(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
         click.echo(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
+    if store or database:
+        _tell_catalogs(store, database)
+
+
+def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None) -> None:
+    folder = home() / "dev"
+    text = written_configuration(folder, store=store, database=database, local_warehouse=home() / "warehouse")
+    click.echo(f"\nThe catalogs for PyIceberg and frazil are in {_short(folder / '.pyiceberg.yaml')}:\n\n{text}")
+    if os.environ.get("PYICEBERG_HOME") != str(folder):
+        click.echo(f"Use them:\n\n  export PYICEBERG_HOME={folder}")
 
 
 @dev.command()
@@ -64,10 +106,10 @@ def down() -> None:
     Example:
       frazil dev down
     """
-    airflow, kafka = _airflow(None, None), _kafka(None)
-    running = [name for name, server in _servers(airflow, kafka).items() if server]
-    airflow.stop()
-    kafka.stop()
+    parts = _parts()
+    running = [name for name, server in parts.servers().items() if server]
+    for part in (parts.airflow, parts.kafka, parts.store, parts.database):
+        part.stop()
     click.echo(f"ended {', '.join(running)}" if running else "nothing was running")
 
 
@@ -80,17 +122,47 @@ def status(as_json: bool) -> None:
     Example:
       frazil dev status --json
     """
-    airflow, kafka = _airflow(None, None), _kafka(None)
-    servers = _servers(airflow, kafka)
+    parts = _parts()
+    servers, addresses = parts.servers(), parts.addresses()
     if as_json:
-        click.echo(json.dumps(_document(servers, airflow, kafka), indent=2))
+        click.echo(json.dumps(_document(servers, addresses), indent=2))
     else:
         for name, server in servers.items():
-            where = kafka.bootstrap if name == "kafka" else airflow.url if name == "api-server" else ""
+            where = addresses.get(name, "")
             line = f"{name:<14}running   pid {server.pid:<8} {where}" if server else f"{name:<14}not running"
             click.echo(line.rstrip())
     if not any(servers.values()):
         raise SystemExit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """All that `up` may have started in this home."""
+
+    kafka: EmbeddedKafka
+    store: EmbeddedObjectStore
+    database: EmbeddedPostgres
+    airflow: EmbeddedAirflow
+
+    def servers(self) -> dict[str, process.Server | None]:
+        return {
+            "kafka": self.kafka.server(),
+            "object-store": self.store.server(),
+            "postgres": self.database.server(),
+            **{component: self.airflow.server(component) for component in COMPONENTS},
+        }
+
+    def addresses(self) -> dict[str, str]:
+        return {
+            "kafka": self.kafka.bootstrap,
+            "object-store": self.store.endpoint,
+            "postgres": self.database.address,
+            "api-server": self.airflow.url,
+        }
+
+
+def _parts() -> _Parts:
+    return _Parts(_kafka(None), _object_store(None, None), _postgres(None), _airflow(None, None))
 
 
 def _kafka(port: int | None) -> EmbeddedKafka:
@@ -111,20 +183,27 @@ def _checkout() -> Path:
     return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
 
 
-def _servers(airflow: EmbeddedAirflow, kafka: EmbeddedKafka) -> dict[str, process.Server | None]:
-    return {"kafka": kafka.server(), **{component: airflow.server(component) for component in COMPONENTS}}
+def _object_store(port: int | None, catalog_port: int | None) -> EmbeddedObjectStore:
+    folder = home() / "dev" / "object-store"
+    last = EmbeddedObjectStore.last_ports(folder) or (DEFAULT_OBJECT_STORE_PORT, DEFAULT_CATALOG_PORT)
+    return EmbeddedObjectStore(folder, port=port or last[0], catalog_port=catalog_port or last[1])
 
 
-def _document(
-    servers: dict[str, process.Server | None], airflow: EmbeddedAirflow, kafka: EmbeddedKafka
-) -> dict[str, Any]:
+def _postgres(port: int | None) -> EmbeddedPostgres:
+    folder = home() / "dev" / "postgres"
+    return EmbeddedPostgres(folder, port=port or EmbeddedPostgres.last_port(folder) or DEFAULT_POSTGRES_PORT)
+
+
+def _document(servers: dict[str, process.Server | None], addresses: dict[str, str]) -> dict[str, Any]:
     return {
         "servers": {
             name: {"running": server is not None, "pid": server.pid if server else None, "log": server and server.log}
             for name, server in servers.items()
         },
-        "kafka": kafka.bootstrap if servers["kafka"] else None,
-        "airflow": airflow.url if servers["api-server"] else None,
+        "kafka": addresses["kafka"] if servers["kafka"] else None,
+        "object-store": addresses["object-store"] if servers["object-store"] else None,
+        "postgres": addresses["postgres"] if servers["postgres"] else None,
+        "airflow": addresses["api-server"] if servers["api-server"] else None,
     }
 
 

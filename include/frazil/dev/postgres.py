@@ -1,0 +1,209 @@
+"""PostgreSQL on loopback, for development, the demo and tests: a catalog as teams have it; never for real data.
+
+Its programs come from the wheel `pgserver`, or from the system where that is not installed. PostgreSQL refuses to run
+as root: a root user starts it as `postgres`, or as `nobody` where there is no such user.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import TracebackType
+from typing import Self
+
+from frazil.dev import process
+from frazil.errors import EnvironmentUnusable, MissingExtra
+
+READY_WITHIN_S = 60
+USER = DATABASE = "frazil"
+PORT_FILE = "port"
+PASSWORD_FILE = "password"
+
+_SYSTEM = Path("/usr/lib/postgresql")
+"""Where Debian keeps the programs of each version, apart from the path."""
+
+
+class EmbeddedPostgres:
+    """A PostgreSQL server with its log and process record in one folder.
+
+    Its data are there too, unless `data` names another folder: a server that root starts must be able to reach it as
+    another user. Later starts on the same folder reuse port and password; a server that runs there is used as it is.
+    """
+
+    def __init__(self, folder: Path, *, port: int | None = None, data: Path | None = None) -> None:
+        self.folder = folder.absolute()
+        self.data = data or self.folder / "data"
+        self.port = port or self.last_port(self.folder) or process.free_port()
+        self.log = self.folder / "postgres.log"
+
+    @property
+    def address(self) -> str:
+        return f"{process.LOOPBACK}:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        """For SQLAlchemy, with the password."""
+        return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
+
+    def start(self) -> Self:
+        """Start the server, wait until it answers, and make its database.
+
+        Raises EnvironmentUnusable (a port is taken, its user cannot reach the data, it does not start), MissingExtra.
+        """
+        running = self.server()
+        if running and self.last_port(self.folder) != self.port:
+            raise EnvironmentUnusable(
+                f"PostgreSQL of {self.folder} runs on another port than {self.port}; stop it first."
+            )
+        if not running:
+            self._launch()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the server, if it runs, with its clients' sessions. Its data stay."""
+        if server := self.server():
+            # By SIGTERM alone it would wait for its clients.
+            with suppress(ProcessLookupError):
+                os.kill(server.pid, signal.SIGINT)
+        process.stop_all(process.recorded(self.folder), records=self.folder)
+
+    def kill(self) -> None:
+        """SIGKILL the server, like a crash. Its data stay."""
+        if server := self.server():
+            process.kill(server)
+
+    def server(self) -> process.Server | None:
+        return process.find("postgres", self.folder)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @staticmethod
+    def last_port(folder: Path) -> int | None:
+        """The port of the last start on this folder, if any."""
+        file = folder / PORT_FILE
+        return int(file.read_text()) if file.is_file() else None
+
+    def _password(self) -> str:
+        file = self.folder / PASSWORD_FILE
+        if not file.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            file.write_text(secrets.token_urlsafe(24))
+        return file.read_text()
+
+    def _launch(self) -> None:
+        process.require_free_port(self.port, what="PostgreSQL", option="--postgres-port")
+        programs, prefix = _programs(), _as_another_user()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.data / "PG_VERSION").is_file():
+            self._make_data(programs, prefix)
+        (self.folder / PORT_FILE).write_text(str(self.port))
+        settings = {
+            "port": str(self.port),
+            "listen_addresses": process.LOOPBACK,
+            "unix_socket_directories": "",
+            "shared_buffers": "32MB",
+        }
+        options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
+        command = [*prefix, str(programs / "postgres"), "-D", str(self.data), *options]
+        process.start("postgres", command, records=self.folder, log=self.log)
+
+    def _make_data(self, programs: Path, prefix: list[str]) -> None:
+        self.data.mkdir(parents=True, exist_ok=True)
+        if prefix:
+            shutil.chown(self.data, user=_other_user())
+        options = ["--username", USER, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C"]
+        with NamedTemporaryFile("w") as password:  # which only its owner reads
+            password.write(self._password())
+            password.flush()
+            if prefix:
+                shutil.chown(password.name, user=_other_user())
+            command = [*prefix, str(programs / "initdb"), "-D", str(self.data), *options, "--pwfile", password.name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd="/")
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())
+            whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""
+            raise EnvironmentUnusable(f"PostgreSQL's data in {self.data} were not made{whose}: {said}")
+
+    def _wait_until_ready(self) -> None:
+        import psycopg2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+
+        deadline, said = time.monotonic() + READY_WITHIN_S, ""
+        while True:
+            if not self.server():
+                raise EnvironmentUnusable(f"PostgreSQL ended while it started: {process.last_lines(self.log)}")
+            try:
+                return self._make_database()
+            except psycopg2.OperationalError as error:
+                said = " ".join(str(error).split())
+            if time.monotonic() > deadline:
+                raise EnvironmentUnusable(
+                    f"PostgreSQL does not answer on port {self.port} after {READY_WITHIN_S} s: {said}; see {self.log}."
+                )
+            time.sleep(0.1)
+
+    def _make_database(self) -> None:
+        import psycopg2  # noqa: PLC0415 - an extra
+
+        connection = psycopg2.connect(
+            host=process.LOOPBACK, port=self.port, user=USER, password=self._password(), dbname="postgres"
+        )
+        try:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute("select 1 from pg_database where datname = %s", (DATABASE,))
+                if cursor.fetchone() is None:
+                    cursor.execute(f"create database {DATABASE}")
+        finally:
+            connection.close()
+
+
+def _programs() -> Path:
+    """The folder of PostgreSQL's programs."""
+    spec = find_spec("pgserver")
+    wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
+    on_path = shutil.which("postgres")
+    system = sorted(_SYSTEM.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
+    for folder in (*wheel, *([Path(on_path).resolve().parent] if on_path else []), *system):
+        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
+            return folder
+    raise MissingExtra(
+        "the Python package pgserver is not installed, and this machine has no PostgreSQL. "
+        "Install frazil[dev]: pip install 'frazil[dev]'.",
+        name="pgserver",
+    )
+
+
+def _other_user() -> str:
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+    raise EnvironmentUnusable("PostgreSQL refuses to run as root, and this machine has no user postgres or nobody")
+
+
+def _as_another_user() -> list[str]:
+    """What comes before a command of root's; nothing for everybody else."""
+    if os.geteuid() != 0:
+        return []
+    user = pwd.getpwnam(_other_user())
+    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--"]
