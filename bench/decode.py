@@ -75,12 +75,15 @@ BAD: dict[str, tuple[bytes, bytes] | bytes | None] = {
     "nested 600 deep": (b'"size":', b'"deep":' + b"[" * 600 + b"]" * 600 + b',"size":'),
 }
 GOOD: dict[str, tuple[bytes, bytes]] = {
-    "good, -0": (b'"price":', b'"price":-0,"p":'),
-    "good, NaN": (b'"price":', b'"price":NaN,"p":'),
-    "good, Infinity": (b'"price":', b'"price":Infinity,"p":'),
-    "good, 1e400 ignored": (b'"size":', b'"s":1e400,"size":'),
-    "good, white space": (b'"size":', b'\n"size":'),
-    "good, 29 February": (b'"day":"2026-01-01', b'"day":"2024-02-29'),
+    "good: -0": (b'"price":', b'"price":-0,"p":'),
+    "good: NaN": (b'"price":', b'"price":NaN,"p":'),
+    "good: Infinity": (b'"price":', b'"price":Infinity,"p":'),
+    "good: 1e400 ignored": (b'"size":', b'"s":1e400,"size":'),
+    "good: white space": (b'"size":', b'\n"size":'),
+    "good: subnormal": (b'"price":', b'"price":2.5e-310,"p":'),
+    "good: near zero": (b'"price":', b'"price":1e-400,"p":'),
+    "good: escape in a timestamp": (b'.123Z"', b'\\u002e123Z"'),
+    "good: 29 February": (b'"day":"2026-01-01', b'"day":"2024-02-29'),
 }
 """Values that are rows, but that the bulk path may be unsure of."""
 

@@ -30,18 +30,21 @@ SCALARS: list[tuple[t.IcebergType, list[str]]] = [
     (t.IntegerType(), ["0", "-0", "7", "-2147483648", "2147483648"]),
     (t.LongType(), ["12345678901234", "9223372036854775807", "-9223372036854775808", "1.0"]),
     (t.FloatType(), ["0.1", "3.4028235e38", "3.5e38", "-0"]),
-    (t.DoubleType(), ["0.30000000000000004", "1e-7", "5e-324", "NaN", "-Infinity", "9007199254740993"]),
+    (t.DoubleType(), ["0.30000000000000004", "1e-7", "5e-324", "NaN", "-Infinity", "9007199254740993", "1e-400"]),
     (t.DecimalType(9, 2), ["1.5", '"2.25"', "100.000", "1e3", "1.234"]),
-    (t.DecimalType(38, 10), ["1234567890123456789012345678.0123456789", "-0.1"]),
-    (t.DateType(), ['"2026-01-02"', '"2024-02-29"', '"2026-02-30"']),
-    (t.TimeType(), ['"10:11:12.123"', '"10:11"']),
+    (t.DecimalType(38, 10), ["1234567890123456789012345678.0123456789", "-0.1", r'"\u002d0.1"']),
+    (t.DateType(), ['"2026-01-02"', r'"2026-\u00301-02"', '"2024-02-29"', '"2026-02-30"']),
+    (t.TimeType(), ['"10:11:12.123"', '"10:11"', r'"10\u003a11"', r'"10:11\""']),
     (t.TimestampType(), ['"2026-01-02T03:04:05.123456"', '"2026-01-02 03:04"', '"9999-12-31T23:59:59-01:00"']),
-    (t.TimestamptzType(), ['"2026-01-02T03:04:05Z"', '"2026-01-02T03:04:05.1234567+02:30"', '"2026-01-02"']),
+    (
+        t.TimestamptzType(),
+        ['"2026-01-02T03:04:05Z"', '"2026-01-02T03:04:05.1234567+02:30"', r'"2026-01-02\u002B01"', r'"2026-01-02\""'],
+    ),
     (
         t.StringType(),
         ['""', '"x"', '"é 漢 😀"', r'"\ud83d\ude00 \u00e9 \" \\ \/ \b\f\n\r\t"', r'"\ud800"', '"a long one"'],
     ),
-    (t.UUIDType(), ['"f79c3e09-677c-4bbd-a479-3f349cb785e7"', '"F79C3E09677C4BBDA4793F349CB785E7"', '"f7"']),
+    (t.UUIDType(), ['"f79c3e09-677c-4bbd-a479-3f349cb785e7"', r'"\u004679C3E09677C4BBDA4793F349CB785E7"', '"f7"']),
     (t.BinaryType(), ['"AAEC"', r'"\/+8="', '""', '"AAE"']),
     (t.FixedType(3), ['"AAEC"', '"AAE="']),
 ]
@@ -187,6 +190,33 @@ def test_the_loop_is_sure_of_what_usual_producers_write() -> None:
             rows, unsure = JsonDecoder(schema, {})._columns(BinaryColumn.of([text.encode()]))
             assert not unsure.any(), text
             assert rows.num_rows == 1
+
+
+@given(st.one_of(st.floats(0, 2**-1022), st.floats(0, 10**-300)), st.integers(1, 18))
+def test_the_loop_is_sure_of_the_smallest_doubles(number: float, digits: int) -> None:
+    texts = [repr(number), f"{number:.{digits - 1}e}", "0.1e-323", "2.4703282292062327e-324", "2.4703282292062328e-324"]
+    schema = Schema(t.NestedField(1, "d", t.DoubleType()))
+    rows, unsure = JsonDecoder(schema, {})._columns(BinaryColumn.of([b'{"d":%s}' % text.encode() for text in texts]))
+    assert not unsure.any()
+    assert [*map(repr, rows["d"].to_pylist())] == [repr(float(text)) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "plain"),
+    [
+        (t.TimestamptzType(), r"2026-01-02T03:04:05\u002b01:00", "2026-01-02T03:04:05+01:00"),
+        (t.DateType(), r"2026\u002D01\u002D02", "2026-01-02"),
+        (t.TimeType(), r"10\u003a11", "10:11"),
+        (t.UUIDType(), r"f79c3e09\u002d677c-4bbd-a479-3f349cb785e7", "f79c3e09-677c-4bbd-a479-3f349cb785e7"),
+        (t.DecimalType(9, 2), r"\u002d1.25", "-1.25"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, t.IcebergType) else None,
+)
+def test_the_loop_is_sure_of_values_with_escapes(kind: t.IcebergType, text: str, plain: str) -> None:
+    decoder = JsonDecoder(Schema(t.NestedField(1, "v", kind)), {})
+    rows, unsure = decoder._columns(BinaryColumn.of([f'{{"v":"{value}"}}'.encode() for value in (text, plain)]))
+    assert not unsure.any()
+    assert rows["v"][0] == rows["v"][1]
 
 
 def test_room_grows_with_what_the_records_hold() -> None:

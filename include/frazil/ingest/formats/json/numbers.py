@@ -84,7 +84,7 @@ def exponent(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def double(b: Octets, p: int) -> tuple[int, float]:
-    """Where a number ends, and the nearest double. Not sure of what is infinite or subnormal."""
+    """Where a number ends, and the nearest double. Not sure of what is infinite."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -125,7 +125,7 @@ def double(b: Octets, p: int) -> tuple[int, float]:
         value = whole / POWERS_OF_TEN[-power] if power < 0 else whole * POWERS_OF_TEN[power]
         return p, -value if negative else value
     bits = nearest(np.uint64(whole), power)
-    if bits == _0 or (cut and nearest(np.uint64(whole + 1), power) != bits):
+    if bits == _ALL or (cut and nearest(np.uint64(whole + 1), power) != bits):
         return _NO_NUMBER
     value = np.uint64(bits).view(np.float64)
     return p, -value if negative else value
@@ -143,9 +143,14 @@ def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @loop
 def nearest(whole: np.uint64, power: int) -> np.uint64:
-    """The bits of the double nearest to `whole` times ten to that power; 0 where that is not sure or not normal."""
-    if power < _LEAST or power > _MOST:
-        return _0
+    """The bits of the double nearest to `whole` times ten to that power; all ones where that is not sure, or infinite.
+
+    `whole` has at most 18 digits, or is 10^18.
+    """
+    if power < _LEAST:
+        return _0  # at most 10^-325, less than half the least double
+    if power > _MOST:
+        return _ALL
     zeros = 0
     while whole >> _TOP == _0:
         whole <<= _1
@@ -158,13 +163,17 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
         if more > low:
             high += _1
     if low == _ALL and not -27 <= power <= 55:
-        return _0
+        return _ALL
     upper = high >> _TOP
     dropped = upper + np.uint64(9)
     mantissa = high >> dropped
     exponent = (((152170 + 65536) * power) >> 16) + 63 + np.int64(upper) - zeros + 1023
     if exponent <= 0:
-        return _0
+        # Subnormal. Half-way between two it cannot be: `whole` would be a multiple of 5^300.
+        if exponent < -62:
+            return _0
+        mantissa >>= np.uint64(1 - exponent)
+        return (mantissa + (mantissa & _1)) >> _1
     if low <= _1 and -4 <= power <= 23 and mantissa & _3 == _1 and mantissa << dropped == high:
         mantissa &= ~_1  # half-way between two: to the even one
     mantissa += mantissa & _1
@@ -173,7 +182,7 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
         mantissa = _HIDDEN
         exponent += 1
     if exponent >= 0x7FF:
-        return _0
+        return _ALL
     return (mantissa & ~_HIDDEN) | np.uint64(exponent) << np.uint64(52)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from frazil.ingest.compiled import load64
-from frazil.ingest.formats.json.moments import timestamp
 from frazil.ingest.formats.json.nodes import (
     AFTER,
     BASE,
@@ -43,13 +42,12 @@ from frazil.ingest.formats.json.nodes import (
     SLOTS,
     STRING,
     STRUCT,
-    TIMESTAMP,
     UUID,
     Numbers,
 )
 from frazil.ingest.formats.json.numbers import double, integer
 from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unescape, value_end, white
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, one_word, repeats, two_words
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, repeats, value_words
 
 SURE, UNSURE, FULL = 0, 1, 2
 """What became of a record. A FULL one is read again once there is more room."""
@@ -211,16 +209,6 @@ def _record(
                     if of == FLOAT and np.isinf(np.float32(number)) and not np.isinf(number):
                         return UNSURE
                     words[to] = np.float64(number).view(np.int64)
-                elif of == TIMESTAMP:
-                    if b[p] != 34:
-                        return UNSURE
-                    p, value = timestamp(b, p + 1)
-                    if p < 0 or b[p] != 34:
-                        return UNSURE
-                    words[to] = value
-                    p += 1
-                elif of == DECIMAL or of == UUID:
-                    p = two_words(b, p, of, nodes[node, PRECISION], nodes[node, SCALE], to + at, words)
                 elif of == BINARY or of == FIXED:
                     if b[p] != 34:
                         return UNSURE
@@ -235,7 +223,23 @@ def _record(
                         return UNSURE
                     p += 1
                 else:
-                    p, words[to] = one_word(b, p, of)
+                    if of == DECIMAL or of == UUID:
+                        to += at
+                    first = p
+                    p = value_words(b, first, of, nodes[node, PRECISION], nodes[node, SCALE], to, words)
+                    if p < 0 and b[first] == 34:
+                        q, escaped = string_end(b, first + 1)
+                        if not escaped or q - first > len(scratch) - 2:
+                            return UNSURE
+                        # It begins and ends with a quotation mark, as in the record; one inside may end it early.
+                        scratch[0] = 34
+                        after = unescape(b, first + 1, q, scratch, 1)
+                        scratch[after] = 34
+                        if after + 1 != value_words(
+                            scratch, 0, of, nodes[node, PRECISION], nodes[node, SCALE], to, words
+                        ):
+                            return UNSURE
+                        p = q + 1
                 if p < 0:
                     return UNSURE
                 valid[nodes[node, FLAG] + at] = 1

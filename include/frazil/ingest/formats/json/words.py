@@ -10,14 +10,24 @@ A value of node k at entry e is at `words[base[k] + width * e]`, where e counts 
 `valid[flag[k] + e]` says whether it is there.
 """
 
-# ruff: noqa: PLR0911, PLR0913, PLR0917 - compiled code follows the grammar, and each call and container costs
+# ruff: noqa: PLR0911, PLR0913, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
 
 from __future__ import annotations
 
 import numpy as np
 
-from frazil.ingest.formats.json.moments import NEVER, clock, days
-from frazil.ingest.formats.json.nodes import BOOLEAN, DATE, DECIMAL, MILLISECONDS, NANOSECONDS, SECONDS, Numbers
+from frazil.ingest.formats.json.moments import NEVER, clock, days, timestamp
+from frazil.ingest.formats.json.nodes import (
+    BOOLEAN,
+    DATE,
+    DECIMAL,
+    MILLISECONDS,
+    NANOSECONDS,
+    SECONDS,
+    TIMESTAMP,
+    UUID,
+    Numbers,
+)
 from frazil.ingest.formats.json.numbers import decimal, integer, seconds
 from frazil.ingest.formats.json.scan import HEX, NO, Octets, literal_end, loop, unescape
 
@@ -59,6 +69,20 @@ def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
         return p + 12 if value != NEVER and b[p + 11] == 34 else NO, value
     p, value = clock(b, p + 1)
     return p + 1 if p >= 0 and b[p] == 34 else NO, value
+
+
+@loop
+def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
+    """Write the one or two words of a value that is no string and no bytes. Returns where it ends."""
+    if kind == TIMESTAMP:
+        if b[p] != 34:
+            return NO
+        p, words[at] = timestamp(b, p + 1)
+        return p + 1 if p >= 0 and b[p] == 34 else NO
+    if kind == DECIMAL or kind == UUID:
+        return two_words(b, p, kind, precision, scale, at, words)
+    p, words[at] = one_word(b, p, kind)
+    return p
 
 
 @loop
