@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import Table
 from pyiceberg.types import TimeType
@@ -110,6 +111,35 @@ def test_every_type_but_time_is_read_by_every_engine(spark: Any) -> None:
     rows = duckdb.sql(f"SELECT {', '.join(columns)} FROM read_parquet('{path}') ORDER BY ts").fetchall()
     micros = [v.timestamp() * 1_000_000 if isinstance(v, datetime) and v.tzinfo else v for v in expected]
     assert [list(row) for row in rows] == [micros, nothing]
+
+
+def test_encodings_that_old_readers_lack_are_read_by_every_engine(spark: Any) -> None:
+    schema = {"whole": "long", "small": "int", "real": "double", "single": "float", "inside": "struct<a: long>"}
+    table = ensure_table(load_catalog(None), declared("many_pages", schema))
+    records = [
+        {"ts": f"2024-01-01T00:00:{n % 60:02}.{n:06}Z", "whole": n * n, "small": n, "real": n / 7, "single": n / 8}
+        | {"inside": {"a": n}}
+        for n in range(45_000)  # more than two pages of 20,000
+    ]
+    records[::7] = [{"ts": record["ts"]} for record in records[::7]]
+    path = staged(table, records)
+    table.add_files([path])
+    group = pq.read_metadata(path.removeprefix("file://")).row_group(0)
+    used = {group.column(i).path_in_schema: set(group.column(i).encodings) for i in range(group.num_columns)}
+    assert {name for name, encodings in used.items() if "DELTA_BINARY_PACKED" in encodings} == {
+        "ts", "whole", "small", "inside.a"
+    }  # fmt: skip
+    assert {name for name, encodings in used.items() if "BYTE_STREAM_SPLIT" in encodings} == {"real", "single"}
+
+    expected = [[r.get("whole"), r.get("small"), r.get("real"), r.get("single")] for r in records]
+    inside = [record.get("inside", {}).get("a") for record in records]
+    columns = "whole, small, real, single, inside.a"
+    by_spark = spark.sql(f"SELECT {columns} FROM default.demo.many_pages ORDER BY ts").collect()
+    by_duckdb = duckdb.sql(f"SELECT {columns} FROM read_parquet('{path}') ORDER BY ts").fetchall()
+    in_order = sorted(zip(records, expected, inside, strict=True), key=lambda found: str(found[0]["ts"]))
+    wanted = [[*values, a] for _, values, a in in_order]
+    assert [list(row) for row in by_spark] == wanted
+    assert [list(row) for row in by_duckdb] == wanted
 
 
 def plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile, Target, TargetTable
+from frazil.ingest.encodings import choose
 from frazil.ingest.required import revealed
 
 ROW_GROUP_BYTES = 128 * 2**20
@@ -32,6 +33,8 @@ PAGE_BYTES = 2**20
 PAGE_ROWS = 20_000
 DICTIONARY_BYTES = 2 * 2**20
 """Iceberg's own defaults for the table properties that `FileLayout.of` reads."""
+FORMAT_VERSION = "write.parquet.format-version"
+"""Of the encodings: v2 where a table says so, as new ones do. Pages are v1 always."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class FileLayout:
     arrow_schema: pa.Schema
     row_group_bytes: int
     row_group_rows: int
+    modern: bool
+    """Whether encodings may be used that the first generation of Parquet's readers lacks."""
     writer_options: Mapping[str, Any]
     properties: Mapping[str, str]
 
@@ -70,6 +75,7 @@ class FileLayout:
             arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
             row_group_bytes=_number(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
             row_group_rows=_number(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
+            modern=_modern(properties),
             writer_options=_writer_options(properties),
             properties=properties,
         )
@@ -83,6 +89,13 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     if value <= 0:
         raise SpecError(f"table property {name}: {properties[name]!r} is not a whole number above 0")
     return value
+
+
+def _modern(properties: Mapping[str, str]) -> bool:
+    version = properties.get(FORMAT_VERSION, "v1")
+    if version not in ("v1", "v2"):
+        raise SpecError(f"table property {FORMAT_VERSION}: {version!r} is not v1 or v2")
+    return version == "v2"
 
 
 def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
@@ -105,14 +118,24 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 class ParquetFile:
     """A file that grows by row groups until it is closed, or removed; without `io` it is only in memory."""
 
-    def __init__(self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...]) -> None:
+    def __init__(
+        self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...], *, like: pa.Table
+    ) -> None:
+        """`like` are the first rows that will be written: encodings are chosen for them."""
         self.path = path
         self._io = io
         self._layout = layout
         self._partition = partition
         self._sorted_runs = 0
         self._stream: Any = io.new_output(path).create(overwrite=True) if io else memory.BytesIO()
-        self._writer = pq.ParquetWriter(self._stream, layout.arrow_schema, **layout.writer_options)
+        encodings = choose(like, modern=layout.modern)
+        self._writer = pq.ParquetWriter(
+            self._stream,
+            layout.arrow_schema,
+            use_dictionary=encodings.use_dictionary,
+            column_encoding=encodings.column_encoding or None,
+            **layout.writer_options,
+        )
 
     @property
     def bytes(self) -> int:

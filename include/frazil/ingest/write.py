@@ -163,7 +163,7 @@ class TableWriter:
         rows = sort(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
         if gathered.file is None:
             path = f"{self._folder}/{self._file_name()}"
-            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values)
+            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values, like=rows)
         before = gathered.file.bytes
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)

@@ -1,0 +1,105 @@
+"""Chooses how a Parquet file encodes each column, from the first rows that go to it.
+
+The Parquet format has two generations of encodings. Every reader knows dictionaries and plain values (v1). Differences
+of neighbours (DELTA_BINARY_PACKED) and split bytes (BYTE_STREAM_SPLIT) are v2: some readers lack them, so that the
+table says whether they may be used. Figures are in docs/explanation/performance.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+SAMPLED_ROWS = 8_192
+MINIBLOCK = 32
+"""Values of DELTA_BINARY_PACKED that share a width; four of them share a minimum."""
+RUN = 8
+"""Values that a dictionary's indices pack together unless all are equal (Parquet's RLE/bit-packing hybrid)."""
+DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
+
+
+@dataclass(frozen=True, slots=True)
+class Encodings:
+    """How `pyarrow.parquet.ParquetWriter` is to encode columns, by their paths in the file."""
+
+    use_dictionary: list[str]
+    column_encoding: dict[str, str]
+
+
+def choose(rows: pa.Table, *, modern: bool) -> Encodings:
+    """The encodings that suit these rows; `modern` allows those of v2.
+
+    A column of numbers or times gets a dictionary only if a dictionary is smaller; all other columns always do, and
+    Parquet's writer gives it up where it grows too large.
+    """
+    use_dictionary: list[str] = []
+    column_encoding: dict[str, str] = {}
+    sample = rows.slice(0, SAMPLED_ROWS)
+    for field, column in zip(sample.schema, sample.columns, strict=True):
+        for path, values in _leaves(field.name, column.combine_chunks()):
+            other = _instead_of_a_dictionary(values)
+            if other is None:
+                use_dictionary.append(path)
+            elif modern:
+                column_encoding[path] = other
+    return Encodings(use_dictionary, column_encoding)
+
+
+def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    kind: Any = array.type
+    if isinstance(array, pa.ExtensionArray):
+        yield from _leaves(path, array.storage)
+    elif pa.types.is_struct(kind):
+        for part, values in zip(kind, array.flatten(), strict=True):
+            yield from _leaves(f"{path}.{part.name}", values)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.{kind.key_field.name}", array.keys)
+        yield from _leaves(f"{path}.key_value.{kind.item_field.name}", array.items)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _leaves(f"{path}.list.{kind.value_field.name}", array.flatten())
+    else:
+        yield path, array
+
+
+def _instead_of_a_dictionary(array: pa.Array) -> str | None:
+    """The encoding that takes fewer bits than a dictionary; None if a dictionary is best, or nothing is known."""
+    kind: Any = array.type
+    real = pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    if not (real or pa.types.is_integer(kind) or pa.types.is_temporal(kind)):
+        return None
+    words = array.drop_null().view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy()
+    if len(words) < 2:
+        return None
+    dictionary = _dictionary_bits(words)
+    if real:  # split bytes compress to about half
+        return SPLIT if dictionary > kind.bit_width / 2 else None
+    return DELTA if dictionary > _delta_bits(words) else None
+
+
+def _dictionary_bits(words: NDArray[Any]) -> float:
+    """Bits a value: indices of one width, of which runs of equal ones cost nothing, and the values that are new."""
+    half = len(words) // 2
+    before, distinct = (int(pc.count_distinct(pa.array(some)).as_py()) for some in (words[:half], words))
+    changes = int(np.count_nonzero(words[1:] != words[:-1]))
+    indices: float = (distinct - 1).bit_length() * min(1.0, RUN * changes / len(words))
+    return indices + 8.0 * words.itemsize * (distinct - before) / (len(words) - half)
+
+
+def _delta_bits(words: NDArray[Any]) -> float:
+    """Bits a value: each miniblock has the width of its greatest difference above its block's least."""
+    # Differences wrap around as Parquet's do; so may what they exceed the least by, which is unsigned.
+    differences = np.diff(words)
+    blocks = len(differences) // (4 * MINIBLOCK)
+    if blocks == 0:
+        above = (differences - differences.min()).view(f"u{words.itemsize}")
+        return int(above.max()).bit_length()
+    table = differences[: blocks * 4 * MINIBLOCK].reshape(blocks, 4 * MINIBLOCK)
+    above = (table - table.min(axis=1, keepdims=True)).view(f"u{words.itemsize}")
+    greatest = above.reshape(-1, MINIBLOCK).max(axis=1)
+    return float(np.mean(np.ceil(np.log2(greatest.astype(np.float64) + 1))))
