@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -91,12 +89,12 @@ def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events)
 def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_what_comes_later(
     stream: Any, events: Events, eventually: Any
 ):
-    """On an empty topic and on a stream that is caught up: Spark begins every query with a batch of no ranges."""
+    """On an empty topic and on a stream that is caught up."""
     stream.declare("commit: {interval: 1s}\nwatermark: {idle-timeout: 2s}\n")
     for epoch in (1, 2):
         known = range(1000 * (epoch - 1))
         with stream.writing():
-            eventually(lambda at=epoch: _went_by(stream, epoch=at))
+            eventually(lambda at=epoch: _waits(stream, epoch=at))
             eventually(lambda: len(_marker(stream).idle) == 4 and _beat(stream).phase is Phase.WAITING)
             beat = _beat(stream)
             assert (beat.stall, beat.lag, (beat.epoch, beat.batch)) == (None, 0, _marker(stream).at)
@@ -152,34 +150,6 @@ def test_a_writer_whose_broker_is_away_says_so_and_may_be_restarted(stream: Any)
     assert "Traceback" not in done.stderr
 
 
-SLOW_PYTHON = """#!/bin/sh
-case "$*" in
-*streaming_source*) if mkdir "$0.was-slow" 2>/dev/null; then sleep 30; fi ;;
-esac
-exec {python} "$@"
-"""
-
-
-@pytest.fixture
-def slow_python(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Spark's Python, which takes half a minute where it is to plan for the first time; the path that then exists."""
-    python = tmp_path / "python"
-    python.write_text(SLOW_PYTHON.format(python=sys.executable))
-    python.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    return tmp_path / "python.was-slow"
-
-
-def test_a_python_process_that_starts_too_late_for_spark_is_started_again_in_the_same_epoch(
-    stream: Any, events: Events, slow_python: Path, caplog: Any
-):
-    stream.produce(events(range(1000)), partitions=4)
-    stream.catch_up()
-    assert slow_python.exists()
-    assert "this host is too busy. The writer tries again in 2 s" in caplog.text
-    assert (stream.ids(), _marker(stream).at) == (list(range(1000)), (1, 1))
-
-
 def test_rows_that_no_stream_wrote_ask_for_adoption(stream: Any):
     table = ensure_table(load_catalog(None), stream.spec)
     row = {
@@ -232,6 +202,7 @@ def _marker(stream: Any) -> Any:
     return read_marker(stream.table().metadata.properties, stream.name)
 
 
-def _went_by(stream: Any, *, epoch: int) -> bool:
-    """Whether the query's first batch is over."""
-    return (run_folder(stream.name) / f"checkpoint-{epoch}" / "commits" / "0").exists()
+def _waits(stream: Any, *, epoch: int) -> bool:
+    """Whether the writer has taken over in that epoch, and waits for records."""
+    beat = _beat(stream)
+    return bool(beat) and (beat.phase, beat.epoch) == (Phase.WAITING, epoch)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 from pyiceberg.schema import Schema
@@ -30,7 +30,6 @@ from frazil.stream.plan import BatchPolicy
 from frazil.stream.planner import BatchPlanner, PlannerSettings, check_no_gap, lost_ranges
 from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.source import PlannedTask, PlanReader
 from frazil.stream.stage_rows import StageRows
 
 from .protocol_faults import Faults
@@ -60,11 +59,11 @@ class ModelStage:
 
     world: World
     topic: Topic
-    tasks: Sequence[PlannedTask]
+    plans: Sequence[str]
     leftover: bool
 
     def __call__(self, work: StageRows) -> tuple[TaskAnswer, ...]:
-        plans = [json.loads(task.plan) for task in self.tasks]
+        plans = [json.loads(plan) for plan in self.plans]
         return tuple(
             TaskAnswer(
                 self._task(StageTask.from_json(plan["task"]), work.context),
@@ -122,8 +121,6 @@ class Writer:
         self.runner: BatchRunner | None = None
         self.staged: Journal | None = None
         self.journaled = False
-        self.started = False
-        """Whether the query had its first batch, which Spark builds whether anything is unread or not."""
 
     def _others(self) -> None:
         self.world.foreign_append()
@@ -158,7 +155,6 @@ class Writer:
         marker = self._after_gaps(committer, marker, topics.partitions)
         self.runner = self._open(committer, marker)
         self.planner = self._plan_from(marker)
-        self.started = False
         return settled
 
     def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
@@ -213,23 +209,17 @@ class Writer:
         self.world.clock.wait(1)  # a planner looks once a second
         start = planner.position
         position = planner.next_position()
-        if position != start:
-            pending = {(self.topic.name, p) for p in self.topic.pending}
-            assert not position.idle & pending, "idle, with records in an open transaction"
-        if position == start and self.started:
+        if position == start:
             return False
-        reader = PlanReader({})
-        reader._planner = planner
-        partitions = reader.partitions(start.to_json(), position.to_json())
-        stage = ModelStage(self.world, self.topic, cast(Any, partitions), leftover)
+        pending = {(self.topic.name, p) for p in self.topic.pending}
+        assert not position.idle & pending, "idle, with records in an open transaction"
+        stage = ModelStage(self.world, self.topic, planner.plans(start, position), leftover)
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_stageable"):
-            batch = runner.staged(stage, key)
-        self.started = True
-        self.staged = batch[1] if batch else None
+            _, self.staged = runner.staged(stage, key)
         self.journaled = False
-        return batch is not None
+        return True
 
     def journal(self) -> bool:
         assert self.staged is not None

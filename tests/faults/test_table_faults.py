@@ -85,30 +85,13 @@ def test_a_disk_that_is_full_while_staging_ends_the_writer_and_loses_nothing(
     check_exact(stream, range(20_000))
 
 
-def test_a_writer_whose_checkpoints_are_deleted_starts_from_the_marker(stream: Any, events: Any):
+def test_a_writer_whose_run_folder_is_deleted_starts_from_the_marker(stream: Any, events: Any):
     stream.produce(events(range(1000)), partitions=4)
     stream.catch_up()
     shutil.rmtree(run_folder(stream.name))
     stream.produce(events(range(1000, 1500)), partitions=4)
     stream.catch_up()
     check_exact(stream, range(1500))
-
-
-@pytest.mark.usefixtures("spark")
-def test_a_checkpoint_that_is_deleted_under_a_running_writer_costs_a_restart_at_most(
-    stream: Any, events: Any, eventually: Any
-):
-    stream.produce(events(range(1000)), partitions=4)
-    with stream.writing() as writer:
-        eventually(lambda: stream.has_rows(1000))
-        for folder in run_folder(stream.name).glob("checkpoint-*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        stream.produce(events(range(1000, 2000)), partitions=4)
-        eventually(lambda: not writer.runs or stream.has_rows(2000))
-        if not writer.runs:
-            writer.outcome()
-    stream.catch_up()
-    check_exact(stream, range(2000))
 
 
 def test_a_table_rolled_back_by_two_commits_is_refused_until_its_loss_is_accepted(

@@ -56,24 +56,17 @@ class BatchRunner:
     notices: frozenset[str] = frozenset()
     """Those that were given already."""
 
-    def run(self, stage: Stage) -> bool:
-        """Stage, journal and commit one batch; returns whether it had a task. Raises what ends the epoch.
-
-        A query that starts with nothing unread begins with a batch without tasks, which leaves no trace.
-        """
+    def run(self, stage: Stage) -> None:
+        """Stage, journal and commit one batch. Raises what ends the epoch."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
-            batch = self.staged(stage, key)
+            answers, journal = self.staged(stage, key)
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
             raise
-        if batch is None:
-            self.emit(PhaseBegan(Phase.WAITING, self.marker.at))
-            return False
-        answers, journal = batch
         staged = time.monotonic()
         try:
             commit_s = self._journal_and_commit(journal)
@@ -88,7 +81,6 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.WAITING))
         self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         sweep_batch(self.tables, journal)
-        return True
 
     def _tell(self, journal: Journal, *, stage_s: float, commit_s: float) -> None:
         key, files = journal.key, len(journal.files)
@@ -141,11 +133,11 @@ class BatchRunner:
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
-    def staged(self, stage: Stage, key: BatchKey) -> tuple[tuple[TaskAnswer, ...], Journal] | None:
-        """The tasks' answers and the batch's journal; None for a batch without a task."""
+    def staged(self, stage: Stage, key: BatchKey) -> tuple[tuple[TaskAnswer, ...], Journal]:
+        """The tasks' answers and the batch's journal."""
         context = self._context(key)
         answers = stage(StageRows(context, dataclasses.replace(self.progress, io=context.main.io)))
-        return (answers, self._journal(context, answers)) if answers else None
+        return answers, self._journal(context, answers)
 
     def _discard(self, key: BatchKey) -> None:
         """Delete the files of a failed batch; the next start sweeps what remains."""
@@ -168,7 +160,7 @@ class BatchRunner:
         check_same_source(self.marker.source, source, stream=self.spec.name)
         results, position = [a.result for a in answers], answers[0].position
         if position is None:
-            raise AssertionError("the source names each batch's end")
+            raise AssertionError("each plan of a batch has the position at its end")
         return Journal(
             stream=self.spec.name,
             key=BatchKey(context.epoch, context.batch),

@@ -1,7 +1,6 @@
-"""The interface of what runs a stream's batches: Spark for users, this process alone for most tests.
+"""The interface of what runs the tasks of a stream's batches: Spark for users, this process alone for most tests.
 
-An engine decides nothing. It maps a function over the tasks of a batch (`Stage`). And it runs a query: it asks the
-source (`frazil.stream.source`) where the next batch ends, and calls back with the batch's tasks.
+An engine decides nothing: it maps a function over the tasks of a batch.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -30,33 +28,7 @@ class TaskAnswer:
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
-"""Runs the function on every task of the current batch. Without answers the batch has no task.
-
-Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A query to start: `options` are those of `frazil.stream.source.RangeSource`."""
-
-    name: str
-    options: Mapping[str, str]
-    trigger_s: float
-    """How often the source is asked where the next batch ends."""
-    checkpoint: Path
-    """A folder that does not exist yet."""
-
-
-class RunningQuery(Protocol):
-    def wait(self, timeout_s: float) -> bool:
-        """Wait at most so many seconds; returns whether the query has ended. Raises what ended it.
-
-        That is `PythonStartTimeout` if the engine's host is too busy; other errors of the source may be text only.
-        """
-
-    def stop(self) -> None:
-        """End the query after its current batch, or abandon that batch after a while."""
+"""`Engine.run` with the plans of the current batch."""
 
 
 class Engine(Protocol):
@@ -70,10 +42,13 @@ class Engine(Protocol):
         """Prepare for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over tasks that no query planned; `plans` have the form of `RangeSource`'s."""
+        """Map `work` over plans (`frazil.stream.planner.BatchPlanner.plans`), one task per plan; returns the answers.
 
-    def start(self, query: Query, on_batch: Callable[[Stage], None]) -> RunningQuery:
-        """Start a query. It calls `on_batch` for each batch in turn, in a thread of the engine."""
+        Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
+        """
+
+    def check(self) -> None:
+        """Raises if the engine has ended, so that no batch could run. Called about once a second."""
 
     def __enter__(self) -> Self: ...
 

@@ -1,7 +1,6 @@
 """The planner: asks Kafka once a second where its logs end, and decides where the next batch ends.
 
-It runs in the Python process that Spark keeps for the source. What it observes, or why it had to end, it reports to the
-driver's main process in one small document, because Spark passes on neither.
+It reports what it observes to the heartbeat's thread, which finds lag and stalls.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frazil.clock import now_ms
 from frazil.commit.marker import of_topics
 from frazil.commit.rules import check_same_source
-from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap
+from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.log_watch import LogWatch
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
 from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
-from frazil.stream.planner_exchange import PlannerReport, read_rates, write_report
+from frazil.stream.planner_exchange import PlannerReport, read_rates
 from frazil.stream.position import Position
 
 log = logging.getLogger(__name__)
@@ -39,28 +36,14 @@ UNREACHABLE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """The settings that the driver passes to the planner."""
+    """What a stream declares for its planner."""
 
     stream: str
     topics: tuple[str, ...]
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """The location of the report and the rates, for `frazil.host.exchange.open_exchange`."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> PlannerSettings:
-        raw = json.loads(text)
-        return cls(
-            stream=raw["stream"],
-            topics=tuple(raw["topics"]),
-            policy=BatchPolicy(**raw["policy"]),
-            idle_timeout_s=raw["idle_timeout_s"],
-            exchange=raw["exchange"],
-        )
+    """The location of the rates, for `frazil.host.exchange.open_exchange`."""
 
 
 @dataclass(slots=True)
@@ -75,6 +58,7 @@ class BatchPlanner:
     kafka: KafkaOffsets
     source: SourceIdentity
     position: Position
+    report: Callable[[PlannerReport], None] = field(default=lambda _: None)
     clock: Callable[[], float] = time.monotonic
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
@@ -107,14 +91,18 @@ class BatchPlanner:
             except KafkaUnavailable as error:
                 self._tolerate(error, now)
                 return self.position
-            except FrazilError as error:
-                self._report_end(error)
-                raise
         return self._decide(now)
 
-    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """The tasks of the batch between two positions, all as JSON; none if it reads nothing."""
-        begin, until = Position.from_json(start), Position.from_json(end)
+    def plans(self, start: Position, end: Position) -> list[str]:
+        """The batch between two positions: one JSON document per task, with the task and the position at its end.
+
+        A tick has no ranges, but needs a plan that carries its position to the commit.
+        """
+        tasks = self.tasks(start, end) or ({"index": 0, "ranges": ()},)
+        return [json.dumps({"task": task, "position": end.to_json()}) for task in tasks]
+
+    def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
+        """The tasks of the batch between two positions, as JSON; none if it reads nothing."""
         # A partition that appeared since begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
@@ -134,7 +122,7 @@ class BatchPlanner:
         check_not_cut(read, cut, stream=self.settings.stream)
         for tp, start in read.items():
             if self.ends.get(tp, start) > start:
-                # Spark does not ask while a batch runs: a new record may have come right after the last poll.
+                # Nobody asks while a batch runs: a new record may have come right after the last poll.
                 self.first_seen.setdefault(tp, None if first_poll else last_poll)
             else:
                 self.first_seen.pop(tp, None)
@@ -142,10 +130,8 @@ class BatchPlanner:
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
         self.answered_at = now
-        report = PlannerReport(
-            self.ends, began=self.began, in_transactions=self.watch.in_transactions(), written_at_ms=self.clock_ms()
-        )
-        write_report(self._exchange, report)
+        in_transactions = self.watch.in_transactions()
+        self.report(PlannerReport(dict(self.ends), dict(self.began), in_transactions, self.clock_ms()))
 
     def _read(self) -> dict[TopicPartition, int]:
         """The position in the declared topics."""
@@ -168,12 +154,7 @@ class BatchPlanner:
         self.answered_at = self.answered_at if self.answered_at is not None else now
         log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)
         if silent_s >= UNREACHABLE_S:
-            self._report_end(error)
             raise error
-
-    def _report_end(self, error: FrazilError) -> None:
-        report = PlannerReport({}, type(error).__name__, str(error), written_at_ms=self.clock_ms())
-        write_report(self._exchange, report)
 
     def _decide(self, now: float) -> Position:
         policy = self.settings.policy
@@ -219,18 +200,6 @@ class BatchPlanner:
         return frozenset(retired).union(
             tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
         )
-
-
-def start_planner(options: Mapping[str, str], environment: Mapping[str, str]) -> BatchPlanner:
-    """The planner that the source's options describe; `environment` resolves their references."""
-    spec = StreamSpec.model_validate_json(options["spec"])
-    source = json.loads(options["source"])
-    return BatchPlanner(
-        settings=PlannerSettings.from_json(options["settings"]),
-        kafka=KafkaOffsets(kafka_properties(spec, environment), spec.source.topics),
-        source=SourceIdentity(source["cluster_id"], source["topic_ids"]),
-        position=Position.from_json(json.loads(options["position"])),
-    )
 
 
 def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:

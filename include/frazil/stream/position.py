@@ -1,4 +1,4 @@
-"""Where a batch ends: the source's offset in Spark, and part of the batch's journal."""
+"""Where a batch ends: the planner decides it, and the batch's journal and the marker get it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Position:
     """The epochs of the leaders that had those offsets, if known."""
 
     def to_json(self) -> dict[str, Any]:
-        """Sorted, because Spark compares offsets as text."""
         return {
             "offsets": nested(self.offsets),
             "idle": nested(dict.fromkeys(self.idle, 1)),

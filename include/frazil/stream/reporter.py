@@ -27,7 +27,7 @@ from frazil.events import (
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
-from frazil.stream.planner_exchange import PlannerReport, clear_report, read_report
+from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stall_history import BatchName, Limits, Sample
 from frazil.stream.stall_watch import StallWatch
@@ -55,6 +55,7 @@ class Reporter:
         self._wake = threading.Event()
         self._closing = False
         self._marker: Marker | None = None
+        self._report: PlannerReport | None = None
         self._progress: ProgressFolder | None = None
         self._stretch = 1.0
         self._checked_log_ms = now
@@ -69,7 +70,6 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
-        clear_report(self._exchange)  # an earlier writer's planner knew nothing of what has come since
         self._write()
         self._thread.start()
         return self
@@ -120,6 +120,11 @@ class Reporter:
             epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=us // 1000 if us is not None else None, **commit
         )
 
+    def planned(self, report: PlannerReport | None) -> None:
+        """The planner's last observation; None when another planner begins."""
+        with self._lock:
+            self._report = report
+
     def throttled(self, reason: str | None, *, stretch: float) -> None:
         """Why commits are, or should be, stretched, and by how much they are."""
         with self._lock:
@@ -162,11 +167,10 @@ class Reporter:
 
     def _judge(self) -> None:
         """Find lag and stall from the marker and the planner's report."""
-        # Read before the state: with a phase older than the report, a batch would get credit for later records.
-        report = read_report(self._exchange)
+        # Read together: with a phase older than the report, a batch would get credit for later records.
         with self._lock:
-            state, marker, stretch = self._state, self._marker, self._stretch
-        if marker is None or (report and report.error):
+            state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
+        if marker is None:
             return
         sample = _sample(state, marker, report, at_ms=self._clock_ms())
         lag = sum(sample.unread.values()) if report else state.lag
@@ -198,7 +202,7 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
         offsets=marker.offsets,
         unread=report.unread(marker.offsets) if report else {},
         in_transactions=report.in_transactions if report else {},
-        planned_at_ms=report.written_at_ms if report else None,
+        planned_at_ms=report.observed_at_ms if report else None,
         batch=_current_batch(state, marker),
         batch_records=state.batch_records,
         max_event_times_us=marker.max_event_times_us,

@@ -1,27 +1,24 @@
-"""The engine that runs batches on Spark: the session, the streaming query, and the tasks on the executors."""
+"""The engine that runs the tasks of batches on Spark: its context, and the tasks on the executors."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
-from frazil.stream.engine import Query, Stage, TaskAnswer, read_answers
-from frazil.stream.session import add_source, start_session, warm_up
-from frazil.stream.source import FORMAT, SCHEMA
-from frazil.stream.stage_rows import ANSWER_SCHEMA, StageRows
+from frazil.stream.engine import TaskAnswer, read_answers
+from frazil.stream.session import start_context, warm_up
+from frazil.stream.stage_rows import StageRows
 
-QUIET_WITHIN_S = 2.0
-QUIET_CHECK_S = 0.02
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
@@ -33,18 +30,21 @@ KILLED = 137
 
 
 class SparkEngine:
-    """Starts and ends a session for a stream, or uses a given one, which it leaves running."""
+    """Starts and ends a Spark context for a stream, or uses that of a given session, which it leaves running.
+
+    A batch is one Spark job of plain tasks. Spark ships the function, places the tasks, retries those whose worker
+    died, and returns their answers. It moves no records, so that neither SQL nor Structured Streaming is needed.
+    """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
-        self._spec, self._given = spec, session
+        self._spec, self._given = spec, session.sparkContext if session else None
         self._pool = ThreadPoolExecutor(1, "spark")
-        self._session: Future[SparkSession] = Future()
-        self._has_source = False
+        self._context: Future[SparkContext] = Future()
 
     def __enter__(self) -> Self:
         # In a thread, because the JVM takes as long to start as the take-over, and because Spark replaces signal
         # handlers only in the main thread.
-        self._session = self._pool.submit(self._start_session)
+        self._context = self._pool.submit(self._start)
         return self
 
     def __exit__(
@@ -52,81 +52,61 @@ class SparkEngine:
     ) -> None:
         with self._pool:
             if not self._given:
-                self._session.result().stop()
+                self._context.result().stop()
 
     @property
     def parallelism(self) -> int:
-        return self._session.result().sparkContext.defaultParallelism
+        return self._context.result().defaultParallelism
 
     def warm_up(self) -> None:
-        self._pool.submit(warm_up, self._session, self._spec.resources.cores)
+        self._pool.submit(warm_up, self._context, self._spec.resources.cores)
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        return staged(self._session.result().createDataFrame([(plan,) for plan in plans], SCHEMA), work)
+        context, at = self._context.result(), work.context
+        with task_failures(at.stream):
+            # Spark's UI shows both with the job.
+            context.setJobGroup(f"stream {at.stream}", f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}")
+            answers = context.parallelize(plans, len(plans)).mapPartitions(work).collect()
+        return read_answers(answers)
 
-    def start(self, query: Query, on_batch: Callable[[Stage], None]) -> SparkQuery:
-        def run_batch(tasks: DataFrame, _: int) -> None:
-            on_batch(lambda work: staged(tasks, work))
+    def check(self) -> None:
+        with task_failures(self._spec.name):
+            java = self._context.result()._jsc
+            if java is None or java.sc().isStopped():
+                raise RuntimeError(f"Spark of stream {self._spec.name!r} has ended. Its own words are in writer.log")
 
-        session = self._session.result()
-        if not self._has_source:
-            add_source(session)
-            self._has_source = True
-        with task_failures(query.name):
-            source = session.readStream.format(FORMAT).options(**query.options).load()
-            started = (
-                source.writeStream.foreachBatch(run_batch)
-                .queryName(query.name)
-                .trigger(processingTime=f"{int(query.trigger_s * 1000)} milliseconds")
-                .option("checkpointLocation", query.checkpoint.as_uri())
-                .start()
-            )
-        return SparkQuery(started, query.name)
-
-    def _start_session(self) -> SparkSession:
-        return self._given or start_session(self._spec)
-
-
-class SparkQuery:
-    """A streaming query of Spark's."""
-
-    def __init__(self, query: StreamingQuery, stream: str) -> None:
-        self._query, self._stream = query, stream
-
-    def wait(self, timeout_s: float) -> bool:
-        with task_failures(self._stream):
-            return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # takes fractions of a second
-
-    def stop(self) -> None:
-        """Stop after Spark has written the checkpoint of its batch: interrupted, it prints a long stack trace."""
-        deadline = time.monotonic() + QUIET_WITHIN_S
-        while self._query.isActive and self._query.status["isTriggerActive"] and time.monotonic() < deadline:
-            time.sleep(QUIET_CHECK_S)
-        self._query.stop()
-
-
-def staged(tasks: DataFrame, work: StageRows) -> tuple[TaskAnswer, ...]:
-    """Run `work` on each row of plans, one Spark task per row; see `frazil.stream.engine.Stage`."""
-    with task_failures(work.context.stream):
-        rows = tasks.mapInArrow(work, ANSWER_SCHEMA).collect()
-    return read_answers(row.answer for row in rows)
+    def _start(self) -> SparkContext:
+        return self._given or start_context(self._spec)
 
 
 @contextmanager
 def task_failures(stream: str) -> Iterator[None]:
-    """Turn Spark's page of Java frames about a process that died or started too late into an error of ours."""
+    """Turn Spark's page of Java frames into an error of ours, or at least leave out the frames."""
     try:
         yield
-    except Exception as error:
-        said = str(error)
-        if NOT_CONNECTED in said:
-            raise PythonStartTimeout(
-                f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host "
-                "is too busy"
-            ) from error
-        if died := next((what for words, what in DIED.items() if words in said), None):
-            raise WorkerDied(_death(stream, died, said)) from error
-        raise
+    except (Py4JError, OSError, RuntimeError) as error:
+        raise _failure(error, stream) from error
+
+
+def _failure(error: Exception, stream: str) -> Exception:
+    said = str(error)
+    if NOT_CONNECTED in said:
+        return PythonStartTimeout(
+            f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
+            "too busy"
+        )
+    if died := next((what for words, what in DIED.items() if words in said), None):
+        return WorkerDied(_death(stream, died, said))
+    match error:
+        case RuntimeError():
+            return error
+        case Py4JJavaError():
+            return RuntimeError(f"a task of stream {stream!r} failed: {error.java_exception}")
+        case _:
+            return RuntimeError(
+                f"the JVM of stream {stream!r} has ended ({said}). Nothing of the current batch was committed: the "
+                "next start reads it again. Its own words are in writer.log"
+            )
 
 
 def _death(stream: str, died: str, said: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pyarrow as pa
 from pyspark import TaskContext
 
 from frazil import __version__
@@ -17,9 +16,6 @@ from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.stage import stage
 from frazil.stream.progress import ProgressFolder
 
-ANSWER_SCHEMA = "answer string"
-"""The schema of the rows that Spark gets."""
-
 
 @dataclass(frozen=True)
 class VersionRefusal:
@@ -27,8 +23,8 @@ class VersionRefusal:
 
     sentence: str
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _answered(batches, self.answer)
+    def __call__(self, plans: Iterable[str]) -> Iterator[str]:
+        return map(self.answer, plans)
 
     def answer(self, _: str) -> str:
         return json.dumps({"error_type": VersionChanged.__name__, "error": self.sentence})
@@ -50,15 +46,13 @@ def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
     )
 
 
-def _answered(batches: Iterable[pa.RecordBatch], answer: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for plan in batch.column("plan").to_pylist():
-            yield pa.RecordBatch.from_pydict({"answer": [answer(plan)]})
+def warm_up_worker(_: Iterable[int]) -> None:
+    """A task that stages nothing: before it, Spark starts a Python worker, which imports this module."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """Called with one plan, or on the executors by `mapInArrow` with rows of plans.
+    """The function that an engine ships to its executors, where it is called with the plans of a task.
 
     A FrazilError is returned as an answer, because Spark would retry a task that raises, and staging has retried
     enough. Spark still retries a task whose worker died.
@@ -67,8 +61,8 @@ class StageRows:
     context: StageContext
     progress: ProgressFolder
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _answered(batches, self.answer)
+    def __call__(self, plans: Iterable[str]) -> Iterator[str]:
+        return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Nothing of ours is pickled but the name of one function, because the version of a worker may be another.

@@ -41,7 +41,7 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
 
 
 def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Only for a waiting writer: while a batch runs, Spark does not ask the planner."""
+    """Only for a waiting writer: nobody asks the planner while a batch runs."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None

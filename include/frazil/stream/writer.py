@@ -1,6 +1,6 @@
 """The writer of one stream: takes over, settles, streams, and begins the next epoch after a stale batch.
 
-Spark's checkpoint is disposable: every epoch opens the query in a new folder at the marker's offsets.
+Every epoch begins at the marker's offsets: nothing else records where a stream stands.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
+from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.event_log import log_event
 from frazil.stream.planner import check_no_gap, lost_ranges
+from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.query import RangeQuery
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
@@ -72,7 +73,7 @@ class Writer:
     def run(self) -> Marker | None:
         """Write until stopped, or until everything that was in Kafka at the start is committed.
 
-        Returns the last marker. Raises an error that a restart of the query does not fix.
+        Returns the last marker. Raises an error that another epoch does not fix.
         """
         folder = run_folder(self.spec.name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ class Writer:
         ):
             engine.warm_up()
             tables, progress = self._open(reporter)
-            parts = EpochParts(self.spec, engine, kafka, tables, progress, folder, events.emit)
+            parts = EpochParts(self.spec, engine, kafka, tables, progress, folder, events.emit, reporter.planned)
             with RecordFolding(self.spec, events.emit):
                 return self._epochs(parts)
 
@@ -145,11 +146,13 @@ class EpochParts:
     progress: ProgressFolder
     folder: Path
     emit: Callable[[Happening], None]
+    planned: Callable[[PlannerReport | None], None]
+    """Receives what the planner observes; None when another planner begins."""
 
 
 @dataclass(slots=True)
 class Epoch:
-    """From one take-over to the end of its query."""
+    """From one take-over to the end of its batches."""
 
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
@@ -167,21 +170,22 @@ class Epoch:
         runner = self._begin()
         late = 0
         while not self._over(runner):
-            query = RangeQuery(self.parts.engine, runner, drain=self.goal is not None)
+            p = self.parts
+            loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned)
             try:
-                query.run(until=lambda: self._over(runner))
+                loop.run(until=lambda: self._over(runner), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
-                late = 1 if query.commits else late + 1
+                late = 1 if loop.commits else late + 1
                 if late >= START_ATTEMPTS:
                     raise
                 wait_s = min(2.0**late, START_WAIT_MOST_S)
                 log.warning("%s. The writer tries again in %.0f s", error, wait_s)
-                self.parts.emit(PhaseBegan(Phase.STARTING))
+                p.emit(PhaseBegan(Phase.STARTING))
                 self.stopping.wait(wait_s)
             finally:
-                self.commits += query.commits
+                self.commits += loop.commits
         return runner.marker
 
     def _over(self, runner: BatchRunner) -> bool:

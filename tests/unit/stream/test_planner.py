@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
 from frazil.stream.plan import BatchPolicy, Rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
-from frazil.stream.planner_exchange import read_report, write_rates
+from frazil.stream.planner_exchange import PlannerReport, write_rates
 from frazil.stream.position import Position
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
@@ -65,6 +66,7 @@ class World:
 
     def __init__(self, folder: Path, **policy: object) -> None:
         self.now = 1000.0
+        self.reports: list[PlannerReport] = []
         self.kafka = StandInKafka()
         settings = PlannerSettings(
             stream="s",
@@ -87,11 +89,12 @@ class World:
             kafka=self.kafka,  # type: ignore[arg-type]
             source=self.kafka.identity,
             position=Position({TP0: 0, TP1: 0}),
+            report=self.reports.append,
             clock=lambda: self.now,
         )
 
     def after(self, seconds: float) -> Position:
-        """The position after some seconds in which Spark asked once a second."""
+        """The position after some seconds in which it was asked once a second."""
         position = self.planner.position
         for _ in range(int(seconds)):
             self.now += 1.0
@@ -196,14 +199,11 @@ def test_a_silent_partition_is_recorded_as_idle_by_the_next_batch(world: World):
     assert position.idle == {TP1}
 
 
-def test_a_topic_made_again_ends_the_writer_and_says_why(world: World, tmp_path: Path):
+def test_a_topic_made_again_ends_the_writer_and_says_why(world: World):
     world.after(1)
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
     with pytest.raises(TopicRecreated, match="id-1 became id-2"):
         world.after(15)
-    report = read_report(open_exchange(tmp_path))
-    assert report is not None
-    assert report.error_type == "TopicRecreated"
 
 
 def test_a_topic_made_again_is_told_as_such_where_its_log_ends_earlier(world: World):
@@ -289,16 +289,13 @@ def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_looks_where_no
         world.after(1)
 
 
-def test_a_log_that_was_cut_and_has_grown_past_the_position_is_a_gap(world: World, tmp_path: Path):
+def test_a_log_that_was_cut_and_has_grown_past_the_position_is_a_gap(world: World):
     world.kafka.leader_epoch = 4
     world.kafka.end[TP0] = 1000
     assert world.after(1).leader_epochs == {TP0: 4, TP1: 4}
     world.kafka.end[TP0], world.kafka.leader_epoch, world.kafka.log_cut = 1050, 5, {TP0: 900}
     with pytest.raises(OffsetGap, match="t-0 offsets 900 to 999"):
         world.after(1)
-    report = read_report(open_exchange(tmp_path))
-    assert report is not None
-    assert report.error_type == "OffsetGap"
 
 
 def test_an_answer_of_a_broker_that_was_replaced_is_no_gap(world: World):
@@ -325,7 +322,7 @@ def test_a_topic_that_is_declared_no_more_is_not_asked_for_and_holds_nothing_bac
     end = world.after(1)
     assert world.kafka.asked == {TP0, TP1}
     assert (end.offsets[OLD], end.idle) == (100, {OLD})
-    ranges = [r for task in world.planner.tasks(start.to_json(), end.to_json()) for r in task["ranges"]]
+    ranges = [r for task in world.planner.tasks(start, end) for r in task["ranges"]]
     assert {r["topic"] for r in ranges} == {"t"}
 
 
@@ -341,7 +338,7 @@ def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
     world.planner.settings = replace(world.planner.settings, topics=("t", "old"))
     world.planner.position = start = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset({OLD}))
     end = world.after(1)
-    (task,) = world.planner.tasks(start.to_json(), end.to_json())
+    (task,) = world.planner.tasks(start, end)
     assert task["ranges"] == ({"topic": "old", "partition": 0, "start": 100, "end": 120},)
     assert OLD not in end.idle
 
@@ -353,25 +350,34 @@ def test_draining_waits_for_nothing(tmp_path: Path):
     assert world.after(1).offsets == {TP0: 5, TP1: 0}
 
 
-def test_positions_survive_json_and_keep_their_text():
+def test_a_tick_has_a_plan_without_ranges_that_carries_its_position(world: World):
+    tick = Position(world.planner.position.offsets, frozenset({TP0, TP1}))
+    (plan,) = map(json.loads, world.planner.plans(world.planner.position, tick))
+    assert plan == {"task": {"index": 0, "ranges": []}, "position": tick.to_json()}
+
+
+def test_each_plan_of_a_batch_has_a_task_and_the_position_at_the_batchs_end(world: World):
+    start, end = world.planner.position, Position({TP0: 5, TP1: 7})
+    plans = [json.loads(plan) for plan in world.planner.plans(start, end)]
+    assert [plan["task"] for plan in plans] == json.loads(json.dumps(world.planner.tasks(start, end)))
+    assert all(Position.from_json(plan["position"]) == end for plan in plans)
+
+
+def test_positions_survive_json():
     position = Position({TP1: 2, TP0: 1}, frozenset({TP1}))
-    again = Position.from_json(position.to_json())
-    assert again == position
-    assert list(position.to_json()["offsets"]["t"]) == ["0", "1"]
+    assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
 
 
-def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silent(world: World, tmp_path: Path):
+def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silent(world: World):
     world.planner.clock_ms = lambda: int(world.now * 1000)
     world.after(1)
     world.kafka.down = True
     world.after(10)
-    assert (report := read_report(open_exchange(tmp_path))) is not None
-    assert (report.error, report.written_at_ms) == (None, 1_001_000)
+    assert world.reports[-1].observed_at_ms == 1_001_000
 
 
-def test_what_it_reports_says_where_partitions_begin_that_no_marker_knows(world: World, tmp_path: Path):
+def test_what_it_reports_says_where_partitions_begin_that_no_marker_knows(world: World):
     world.after(1)
     world.kafka.end, world.kafka.begin = {TP0: 0, TP1: 0, TP2: 1005}, {TP0: 0, TP1: 0, TP2: 1000}
     world.after(11)
-    assert (report := read_report(open_exchange(tmp_path))) is not None
-    assert report.unread({TP0: 0, TP1: 0}) == {TP2: 5}
+    assert world.reports[-1].unread({TP0: 0, TP1: 0}) == {TP2: 5}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.event_log import log_event
-from frazil.stream.planner_exchange import PlannerReport, read_report, write_report
+from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
@@ -62,7 +61,7 @@ class Bench:
         for _ in range(seconds):
             self.now_ms += 1_000
             if self.planner_runs:
-                write_report(self.exchange, PlannerReport(self.ends, written_at_ms=self.now_ms))
+                self.reporter.planned(PlannerReport(self.ends, observed_at_ms=self.now_ms))
             self.reporter.beat()
         found = Heartbeat.read(self.exchange)
         assert found is not None
@@ -84,22 +83,16 @@ def test_the_lag_is_what_the_planner_saw_beyond_the_marker(bench: Bench):
     assert bench.after(1).lag == 4
 
 
-def test_what_an_earlier_writers_planner_saw_is_no_lag_of_this_one(bench: Bench):
-    write_report(bench.exchange, PlannerReport(bench.ends, written_at_ms=bench.now_ms))
-    with bench.reporter:
-        bench.waits()
-        bench.reporter.beat()
-        beat = Heartbeat.read(bench.exchange)
-    assert beat is not None
+def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):
+    bench.waits()
+    bench.reporter.beat()
+    assert (beat := Heartbeat.read(bench.exchange)) is not None
     assert beat.lag is None
 
 
 def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     bench.waits()
-    write_report(
-        bench.exchange,
-        PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, written_at_ms=1),
-    )
+    bench.reporter.planned(PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, observed_at_ms=1))
     bench.reporter.beat()
     assert (beat := Heartbeat.read(bench.exchange)) is not None
     assert beat.lag == 5
@@ -190,24 +183,16 @@ def test_a_stall_is_still_said_while_the_writer_begins_another_epoch(bench: Benc
     assert len(warnings(caplog)) == 1
 
 
-def test_the_planner_s_last_words_are_no_end_of_a_stall(bench: Bench):
+def test_a_planner_that_is_replaced_ends_no_stall(bench: Bench):
     bench.waits()
     bench.ends = {TP0: 15, TP1: 20}
     before = bench.after(STILL_S + 1)
+    assert before.stall is not None
     bench.planner_runs = False
-    write_report(bench.exchange, PlannerReport({}, "KafkaUnavailable", "no brokers", written_at_ms=bench.now_ms))
+    bench.reporter.phase(Phase.STOPPING)
+    bench.reporter.planned(None)
     after = bench.after(1)
     assert (after.stall, after.lag) == (before.stall, 5)
-
-
-def test_a_report_says_when_it_was_written_and_one_of_an_older_planner_is_old(tmp_path: Path):
-    report = PlannerReport({TP0: 5}, began={TP1: 3}, in_transactions={TP0: 2}, written_at_ms=7)
-    write_report(open_exchange(tmp_path), report)
-    assert read_report(open_exchange(tmp_path)) == report
-    (tmp_path / "planner.json").write_text(
-        json.dumps({"ends": {"flights": {"0": 5}}, "error_type": None, "error": None})
-    )
-    assert read_report(open_exchange(tmp_path)) == PlannerReport({TP0: 5})
 
 
 def test_what_looks_for_stalls_is_told_of_a_stretch_by_the_thread_that_looks(

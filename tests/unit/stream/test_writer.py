@@ -1,4 +1,4 @@
-"""An epoch of the writer: what opens its query again, and what it leaves to the supervisor."""
+"""An epoch of the writer: what begins its loop again, and what it leaves to the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from frazil.errors import PythonStartTimeout
 from frazil.stream import writer as writer_module
-from frazil.stream.query import trigger_s
 from frazil.stream.writer import START_ATTEMPTS, Epoch
 from frazil.supervise.decide import RESTARTABLE
 
@@ -38,12 +37,12 @@ class Anything:
 
 @pytest.fixture
 def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`epoch([2, None])`: the first query commits two batches and then has no Python, the second ends."""
+    """`epoch([2, None])`: the first loop commits two batches and then has no Python, the second ends."""
 
     def run(outcomes: list[int | None]) -> tuple[Epoch, int]:
         begun, left = [], list(outcomes)
 
-        class Query:
+        class Loop:
             def __init__(self, *_: object, **__: object) -> None:
                 self.commits = 0
 
@@ -57,7 +56,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
             begun.append(1)
             return Anything()
 
-        monkeypatch.setattr(writer_module, "RangeQuery", Query)
+        monkeypatch.setattr(writer_module, "BatchLoop", Loop)
         monkeypatch.setattr(Epoch, "_begin", begin)
         one = Epoch(Anything(), goal=None, stopping=Stopping())  # type: ignore[arg-type]
         try:
@@ -69,14 +68,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-@pytest.mark.parametrize(
-    ("interval_s", "seconds"), [(0.5, 0.05), (1, 0.1), (10, 0.5), (30, 0.5), (60, 1.0), (3600, 1.0)]
-)
-def test_the_planner_is_asked_often_for_the_interval_and_seldom_for_a_quiet_stream(interval_s: float, seconds: float):
-    assert trigger_s(interval_s) == seconds
-
-
-def test_a_query_whose_python_starts_too_late_is_opened_again_in_the_same_epoch(epoch: Any):
+def test_a_loop_whose_python_starts_too_late_begins_again_in_the_same_epoch(epoch: Any):
     one, left = epoch([0, 0, 0, None])
     assert (left, one.stopping.waits) == (0, [2, 4, 8])
 

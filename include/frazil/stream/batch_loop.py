@@ -1,0 +1,141 @@
+"""The loop of an epoch: ask the planner where the next batch ends, run that batch, and ask again.
+
+It is a loop of ours because Spark's streaming engine would have nothing to decide: where a stream stands is in the
+table, and where a batch ends is the planner's decision. See docs/adr/0014-the-batch-loop-is-ours.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from frazil.commit.target import target_file_bytes
+from frazil.events import PhaseBegan, ThrottleJudged
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Phase
+from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import Engine
+from frazil.stream.plan import BatchPolicy
+from frazil.stream.planner import BatchPlanner, PlannerSettings
+from frazil.stream.planner_exchange import PlannerReport, read_rates, write_rates
+from frazil.stream.position import Position
+
+UNTIL_CHECK_S = 0.1
+"""How often the loop asks, while brokers are silent, whether it should end."""
+
+
+@dataclass(slots=True)
+class BatchLoop:
+    """The batches from the marker on, one after the other. Used once."""
+
+    engine: Engine
+    runner: BatchRunner
+    drain: bool
+    """Everything unread is due at once."""
+    planned: Callable[[PlannerReport | None], None]
+    commits: int = 0
+
+    def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
+        """Return once `until` holds between two batches; raise the error that ends the epoch.
+
+        `wait` waits for that many seconds, or less if `until` may have changed.
+        """
+        planner = self._planner()
+        interval_s, position = planning_interval_s(planner.settings.policy.interval_s), planner.position
+        self.runner.emit(PhaseBegan(Phase.WAITING))
+        try:
+            while not until():
+                asked = time.monotonic()
+                self.engine.check()
+                end = next_position(planner, until)
+                if end is None:
+                    return
+                if end != position:
+                    self._run_batch(planner.plans(position, end))
+                    position = end
+                if not until():
+                    wait(max(0.0, interval_s - (time.monotonic() - asked)))
+        finally:
+            self.runner.emit(PhaseBegan(Phase.STOPPING))
+
+    def _run_batch(self, plans: Sequence[str]) -> None:
+        self.runner.run(lambda work: self.engine.run(plans, work))
+        self.commits += 1
+
+    def _planner(self) -> BatchPlanner:
+        r = self.runner
+        exchange = open_exchange(r.run_folder)
+        _clear_earlier_versions(r)
+        self.planned(None)
+        # An earlier writer may have left the interval stretched; this one judges the table itself.
+        write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
+        r.emit(ThrottleJudged(None, stretch=1.0, was_under_pressure=False))
+        return BatchPlanner(
+            settings=self._settings(),
+            kafka=r.kafka,
+            source=r.marker.source,
+            position=Position.of(r.marker),
+            report=self.planned,
+        )
+
+    def _settings(self) -> PlannerSettings:
+        spec = self.runner.spec
+        return PlannerSettings(
+            stream=spec.name,
+            topics=spec.source.topics,
+            policy=BatchPolicy(
+                interval_s=spec.commit.interval / timedelta(seconds=1),
+                longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
+                size_bytes=spec.commit.size,
+                max_records=spec.commit.max_records,
+                target_file_bytes=target_file_bytes(self.runner.tables.main.current()),
+                parallelism=spec.resources.cores,
+                drain=self.drain,
+            ),
+            idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
+            exchange=str(self.runner.run_folder),
+        )
+
+
+def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
+    """The planner's next position; None if `until` holds before it answers.
+
+    Brokers that are silent take minutes to ask, and a writer that is told to stop must not wait for them. So the
+    planner runs in a thread that nobody waits for; it ends when the writer destroys the Kafka client.
+    """
+    answer: Future[Position] = Future()
+    thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
+    thread.start()
+    while True:
+        thread.join(UNTIL_CHECK_S)
+        if answer.done():
+            return answer.result()
+        if until():
+            return None
+
+
+def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
+    try:
+        answer.set_result(planner.next_position())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _clear_earlier_versions(runner: BatchRunner) -> None:
+    """Delete what earlier versions left in the run folder: Spark's checkpoints, and the planner's report."""
+    for old in runner.run_folder.glob("checkpoint-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    (runner.run_folder / "planner.json").unlink(missing_ok=True)
+
+
+def planning_interval_s(commit_interval_s: float) -> float:
+    """How often the planner is asked, in seconds: a small part of the commit interval, at most 1 s.
+
+    Asking is most of what a quiet stream costs.
+    """
+    return min(1.0, max(0.5, commit_interval_s / 60), commit_interval_s / 10)

@@ -1,0 +1,142 @@
+"""The loop of an epoch: which batches it runs, and what it does not wait for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil.errors import OffsetGap
+from frazil.events import Happening, PhaseBegan
+from frazil.host.heartbeat import Phase
+from frazil.stream import batch_loop
+from frazil.stream.batch_loop import BatchLoop, next_position, planning_interval_s
+from frazil.stream.position import Position
+
+TP = ("t", 0)
+START, LATER = Position({TP: 5}), Position({TP: 9})
+IDLE = Position({TP: 9}, frozenset({TP}))
+
+
+class Answers:
+    """A planner that gives the answers, one per call."""
+
+    def __init__(self, *answers: Position | Exception) -> None:
+        self.answers, self.position = list(answers), START
+        self.settings = SimpleNamespace(policy=SimpleNamespace(interval_s=60.0))
+
+    def next_position(self) -> Position:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def plans(self, start: Position, end: Position) -> list[str]:
+        return [json.dumps([start.offsets[TP], end.offsets[TP]])]
+
+
+class Runner:
+    """Commits whatever it is given."""
+
+    def __init__(self) -> None:
+        self.emitted: list[Happening] = []
+        self.emit = self.emitted.append
+        self.ran: list[Any] = []
+
+    def run(self, stage: Callable[[Any], Any]) -> None:
+        self.ran.append(stage("work"))
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def check(self) -> None:
+        if self.failure:
+            raise self.failure
+
+    def run(self, plans: list[str], work: str) -> tuple[Any, ...]:
+        return (work, *map(json.loads, plans))
+
+
+class Looping:
+    """A loop over a planner's answers, with an engine that answers with the plans."""
+
+    def __init__(self, planner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.planner, self.runner, self.engine = planner, Runner(), Engine()
+        self.waits: list[float] = []
+        monkeypatch.setattr(BatchLoop, "_planner", lambda _: planner)
+
+    def run(self, until: Callable[[], bool] | None = None) -> BatchLoop:
+        loop = BatchLoop(self.engine, self.runner, drain=False, planned=lambda _: None)  # type: ignore[arg-type]
+        loop.run(until=until or (lambda: not self.planner.answers), wait=self.waits.append)
+        return loop
+
+
+def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_the_last_ended(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    looping = Looping(Answers(START, LATER, LATER, IDLE), monkeypatch)
+    assert looping.run().commits == 2
+    assert looping.runner.ran == [("work", [5, 9]), ("work", [9, 9])]
+    assert [e.phase for e in looping.runner.emitted if isinstance(e, PhaseBegan)] == [Phase.WAITING, Phase.STOPPING]
+
+
+def test_it_asks_no_more_often_than_the_commit_interval_wants(monkeypatch: pytest.MonkeyPatch):
+    looping = Looping(Answers(START, START, START), monkeypatch)
+    looping.run()
+    assert len(looping.waits) == 2
+    assert all(0 < wait <= planning_interval_s(60) for wait in looping.waits)
+
+
+def test_what_ends_the_planner_is_raised_and_it_is_asked_no_more(monkeypatch: pytest.MonkeyPatch):
+    looping = Looping(Answers(OffsetGap("the log ends below the position"), LATER), monkeypatch)
+    with pytest.raises(OffsetGap):
+        looping.run()
+    assert len(looping.planner.answers) == 1
+
+
+def test_an_engine_that_ended_ends_the_loop_although_nothing_is_due(monkeypatch: pytest.MonkeyPatch):
+    looping = Looping(Answers(START), monkeypatch)
+    looping.engine.failure = RuntimeError("the JVM has ended")
+    with pytest.raises(RuntimeError, match="the JVM has ended"):
+        looping.run()
+
+
+def test_a_writer_that_is_to_end_asks_nothing(monkeypatch: pytest.MonkeyPatch):
+    looping = Looping(Answers(LATER), monkeypatch)
+    assert looping.run(until=lambda: True).commits == 0
+    assert len(looping.planner.answers) == 1
+
+
+def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batch_loop, "UNTIL_CHECK_S", 0.001)
+    asked, released, stopping = threading.Event(), threading.Event(), threading.Event()
+
+    class Silent:
+        def next_position(self) -> Position:
+            asked.set()
+            assert released.wait(60)
+            return LATER
+
+    def until() -> bool:
+        assert asked.wait(60)
+        stopping.set()
+        return True
+
+    try:
+        assert next_position(Silent(), until) is None  # type: ignore[arg-type]
+        assert stopping.is_set()
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "seconds"), [(0.5, 0.05), (1, 0.1), (10, 0.5), (30, 0.5), (60, 1.0), (3600, 1.0)]
+)
+def test_the_planner_is_asked_often_for_the_interval_and_seldom_for_a_quiet_stream(interval_s: float, seconds: float):
+    assert planning_interval_s(interval_s) == seconds
