@@ -1,6 +1,6 @@
 """Where frazil keeps the files of this machine: `$FRAZIL_HOME`, by default `.frazil` in the current folder.
 
-<home>/streams/<application>/   a writer's run folder: lock, status.json, exit.json, writer.log, checkpoint-<epoch>/
+<home>/streams/<application>/   a writer's run folder: lock, status.json, exit.json, writer.log
 <home>/declared/         the last sound declarations: see `frazil.spec.last_sound`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow

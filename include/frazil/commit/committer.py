@@ -1,8 +1,8 @@
 """The only committer of a stream: take-over, dead letters and batches, each one compare-and-swap with the marker.
 
 Relies on: (1) no marker changes without a snapshot on main in the same update; (2) one process per epoch; (3) a
-journal is written whole before its commit; (4) staged files never change. It does not rely on clocks, on Spark's
-checkpoint, or on a lock.
+journal is written whole before its commit; (4) staged files never change. It does not rely on clocks, or on a
+lock.
 """
 
 from __future__ import annotations

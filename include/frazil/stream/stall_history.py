@@ -75,7 +75,7 @@ class Sample:
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """How many offsets wait for transactions to end, for partitions with any."""
     planned_at_ms: int | None = None
-    """When the planner last heard from Kafka; None if it has not since the query was opened."""
+    """When the planner last heard from Kafka; None if it has not since this planner began."""
     batch: BatchName | None = None
     """The current batch; None while the writer waits, and once the batch has landed."""
     batch_records: int = 0
