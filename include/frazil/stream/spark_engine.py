@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -52,7 +52,10 @@ class SparkEngine:
     ) -> None:
         with self._pool:
             if not self._given:
-                self._context.result().stop()
+                context = self._context.result()
+                # A JVM that is gone has ended the writer with an error of its own.
+                with suppress(OSError):
+                    context.stop()
 
     @property
     def parallelism(self) -> int:
@@ -84,12 +87,13 @@ def task_failures(stream: str) -> Iterator[None]:
     """Turn Spark's page of Java frames into an error of ours, or at least leave out the frames."""
     try:
         yield
-    except (Py4JError, OSError, RuntimeError) as error:
-        raise _failure(error, stream) from error
+    except Exception as error:
+        if found := _failure(error, str(error), stream):
+            raise found from error
+        raise
 
 
-def _failure(error: Exception, stream: str) -> Exception:
-    said = str(error)
+def _failure(error: Exception, said: str, stream: str) -> Exception | None:
     if NOT_CONNECTED in said:
         return PythonStartTimeout(
             f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
@@ -97,16 +101,11 @@ def _failure(error: Exception, stream: str) -> Exception:
         )
     if died := next((what for words, what in DIED.items() if words in said), None):
         return WorkerDied(_death(stream, died, said))
-    match error:
-        case RuntimeError():
-            return error
-        case Py4JJavaError():
-            return RuntimeError(f"a task of stream {stream!r} failed: {error.java_exception}")
-        case _:
-            return RuntimeError(
-                f"the JVM of stream {stream!r} has ended ({said}). Nothing of the current batch was committed: the "
-                "next start reads it again. Its own words are in writer.log"
-            )
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return WorkerDied(_death(stream, "the JVM", said))
+    if isinstance(error, Py4JJavaError):
+        return RuntimeError(f"a task of stream {stream!r} failed: {error.java_exception}")
+    return None
 
 
 def _death(stream: str, died: str, said: str) -> str:

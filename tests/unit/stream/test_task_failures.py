@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.stream.spark_engine import task_failures
@@ -40,6 +41,15 @@ def test_an_executor_that_dies_is_told_with_its_exit_code():
 
 def test_without_details_it_is_still_our_sentence():
     assert said(CRASHED).startswith("a Python worker of stream 'ticks' died. Nothing of the batch was committed")
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError()])
+def test_a_jvm_that_is_gone_is_one_sentence(error: Exception):
+    with (
+        pytest.raises(WorkerDied, match="the JVM of stream 'ticks' died"),
+        task_failures("ticks"),
+    ):
+        raise error
 
 
 def test_other_failures_are_raised_as_they_are():
