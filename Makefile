@@ -14,6 +14,8 @@ STATIC := $(wildcard include demo spark_apps dags plugins tests bench)
 # The cache may be on another device than the checkout, where hard links fail.
 export UV_LINK_MODE ?= copy
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+# Each of the many processes that tests start would compile the package, and pytest the tests, anew.
+unexport PYTHONDONTWRITEBYTECODE
 # The venv's commands (spark-submit, airflow) come before any of the system's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -37,7 +39,8 @@ lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/lint-imports
 
 unit: venv ## The fast tests alone
-	$(BIN)/pytest $(PARALLEL) tests/unit $(PYTEST)
+	$(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
+	  -o tmp_path_retention_policy=failed tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
 	@set -e; for name in $(or $(BENCH),$(filter-out peers,$(basename $(notdir $(wildcard bench/*.py))))); do \

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from demo.run import DAY_DAGS, STREAM, WRITER_DAG
 from frazil.airflow.writers.log_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN_HOUR, WriterLines
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.supervise.decision import Cause, Decision, WriterAction
@@ -51,6 +52,13 @@ def test_the_exported_names_are_these_and_each_can_be_imported(tmp_path: Path) -
 def test_a_name_that_is_not_exported_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         importlib.import_module("frazil.airflow").no_such_name  # noqa: B018
+
+
+def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
+    room = importlib.import_module("frazil.airflow")
+    assert room.writer_dag_id(STREAM) == WRITER_DAG
+    by_partition, by_day = room.partitions_dag_id("demo.flights"), room.daily_dag_id("flights_per_day")
+    assert (by_partition, by_day, room.reopened_dag_id("flights_per_day")) == DAY_DAGS
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,12 @@ from demo.days import HOURS, Days
 from demo.interrupt import only_demo
 from demo.landed import Summary, differences
 from demo.publish import SECONDS_PER_HOUR, LiveHours, Publisher
-from demo.run import DAY_DAGS, STREAM, WRITER_DAG
 from demo.screen import Screen, State
-from frazil.airflow import daily_dag_id, partitions_dag_id, reopened_dag_id, writer_dag_id
 from frazil.errors import EnvironmentUnusable
 
 
 def table(*numbers: int) -> pa.Table:
     return pa.table({"n": pa.array(numbers, pa.int32())})
-
-
-def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
-    assert writer_dag_id(STREAM) == WRITER_DAG
-    made = (partitions_dag_id("demo.flights"), daily_dag_id("flights_per_day"), reopened_dag_id("flights_per_day"))
-    assert made == DAY_DAGS
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -19,21 +16,6 @@ import pytest
 
 from frazil.ingest import compiled as compiled_module
 from frazil.ingest.compiled import compiled, compiler_notices, load32, load64, memcpy
-
-PROGRAM = """
-import json, sys
-import numpy as np
-sys.path.insert(0, sys.argv[1])
-from loop import doubled
-print(json.dumps([int(doubled(3)), float(doubled(1.5)), sum(doubled.stats.cache_hits.values())]))
-"""
-LOOP = """
-from frazil.ingest.compiled import compiled
-
-@compiled
-def doubled(x):
-    return x * 2
-"""
 
 
 @pytest.fixture
@@ -49,12 +31,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     compiled_module.code_folder.cache_clear()
 
 
-def start(tmp_path: Path) -> subprocess.Popen[str]:
-    (tmp_path / "loop.py").write_text(LOOP)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def test_memory_is_read_and_copied_where_it_lies() -> None:
     data = np.arange(32, dtype=np.uint8)
     to = np.zeros(8, np.uint8)
@@ -66,18 +42,6 @@ def test_memory_is_read_and_copied_where_it_lies() -> None:
 
     assert loop(data.ctypes.data, to.ctypes.data) == (0x04030201, 0x0807060504030201)
     assert to.tolist() == [3, 4, 5, 6, 7, 0, 0, 0]
-
-
-@pytest.mark.usefixtures("cache")
-def test_processes_that_compile_at_once_share_what_they_made(tmp_path: Path) -> None:
-    for hits in (None, 2):
-        processes = [start(tmp_path) for _ in range(2)]
-        for process in processes:
-            out, err = process.communicate(timeout=120)
-            assert (process.returncode, err) == (0, "")
-            six, three, found = json.loads(out)
-            assert (six, three) == (6, 3.0)
-            assert hits in {None, found}
 
 
 def test_without_a_folder_code_is_compiled_in_memory_with_one_warning(

@@ -19,7 +19,6 @@ from frazil.table.local_storage import LocalStore
 from frazil.table.object_storage import KEYS_AT_ONCE, OPEN_MOST, FsspecStore, _failures
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import open_store
-from tests.processes import several_processes
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -203,23 +202,6 @@ def test_an_object_is_durable_by_its_bytes_its_name_and_its_folder(
 def test_syncing_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         LocalStore().sync_files([f"{tmp_path}/nothing"])
-
-
-def _put_all(start: Any, folder: str, me: int) -> list[int]:
-    store = open_store(folder, {})
-    start.wait()
-    return [index for index in range(50) if store.put_if_absent(f"{folder}/j/{index}", str(me).encode() * 10_000)]
-
-
-def test_of_many_processes_one_wins_each_path_and_its_bytes_are_whole(tmp_path: Path) -> None:
-    context = several_processes()
-    with context.Manager() as manager:
-        start = manager.Barrier(4)
-        with context.Pool(4) as pool:
-            won = pool.starmap(_put_all, [(start, str(tmp_path), me) for me in range(4)])
-    assert sorted(index for wins in won for index in wins) == list(range(50))
-    for me, wins in enumerate(won):
-        assert all(LocalStore().get(f"{tmp_path}/j/{index}") == str(me).encode() * 10_000 for index in wins)
 
 
 def test_a_scheme_that_no_store_serves_is_told() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.types import IntegerType, LongType, StringType, TimeType
+from pyiceberg.types import IntegerType, StringType, TimeType
 
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.spec import iceberg
@@ -25,7 +23,6 @@ from frazil.table.tables import (
     ensure_table,
     state_location,
 )
-from tests.processes import several_processes
 
 Stream = Callable[..., StreamSpec]
 
@@ -236,28 +233,3 @@ def test_locations_follow_the_table(catalog: Catalog, stream: Stream, tmp_path: 
     assert state_location(table, "flights") == f"file://{tmp_path}/t/_frazil/flights"
     moved = ensure_table(catalog, stream(table={"identifier": "a.c", "properties": {"write.data.path": "file:///d/"}}))
     assert data_location(moved) == "file:///d"
-
-
-def _ensure_in_a_process(start: Any, environment: dict[str, str], spec_json: str) -> str:
-    os.environ.clear()
-    os.environ.update(environment)
-    spec = StreamSpec.model_validate_json(spec_json)
-    start.wait()
-    catalog = load_catalog(None)
-    ensure_dead_letters(catalog, spec)
-    return ensure_table(catalog, spec).metadata.table_uuid.hex
-
-
-@pytest.mark.usefixtures("unconfigured")
-def test_processes_that_make_and_evolve_one_table_at_once_agree(stream: Stream) -> None:
-    """The catalog's file, the namespace, both tables: all are made by four processes at one moment."""
-    context = several_processes()
-    with context.Manager() as manager:
-        start = manager.Barrier(4)
-        specs = [stream(schema=COLUMNS | {f"extra_{index}": "long"}) for index in range(4)]
-        with context.Pool(4) as pool:
-            uuids = pool.starmap(_ensure_in_a_process, [(start, {**os.environ}, s.model_dump_json()) for s in specs])
-    assert len(set(uuids)) == 1
-    table = load_catalog(None).load_table("demo.flights")
-    assert {field.name for field in table.schema().fields} >= {f"extra_{index}" for index in range(4)}
-    assert all(isinstance(table.schema().find_type(f"extra_{index}"), LongType) for index in range(4))

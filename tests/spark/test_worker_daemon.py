@@ -96,5 +96,5 @@ def test_without_an_installed_pyspark_it_comes_from_the_archive(monkeypatch: pyt
 
 
 def test_writers_name_it_to_spark():
-    flights = find_stream(Path(__file__).parents[3] / "include" / "streams", "flights")
+    flights = find_stream(Path(__file__).parents[2] / "include" / "streams", "flights")
     assert writer_properties(flights)["spark.python.daemon.module"] == "frazil.stream.worker_daemon"
