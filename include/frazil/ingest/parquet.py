@@ -18,13 +18,14 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
     schema_to_pyarrow,
 )
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.types import IcebergType
 
 from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile, Target, TargetTable
-from frazil.ingest.encodings import choose
+from frazil.ingest.encodings import Encodings
 from frazil.ingest.required import revealed
 
 ROW_GROUP_BYTES = 128 * 2**20
@@ -51,7 +52,11 @@ class FileLayout:
     modern: bool
     """Whether encodings may be used that the first generation of Parquet's readers lacks."""
     writer_options: Mapping[str, Any]
-    properties: Mapping[str, str]
+    statistics: Mapping[int, Any]
+    """Which statistics PyIceberg keeps of each column, by field id."""
+    column_ids: Mapping[str, int]
+    """Field ids by the columns' paths in the file."""
+    partition_types: tuple[IcebergType, ...]
 
     def retained_bytes(self, written: int) -> int:
         """About how many bytes an open file keeps after a row group of `written` Arrow bytes: pages and dictionaries.
@@ -66,18 +71,21 @@ class FileLayout:
     def of(cls, table: TargetTable, target: Target) -> FileLayout:
         """Raises SpecError where a table property cannot be used."""
         schema = Schema.model_validate_json(table.schema_json)
+        spec = PartitionSpec.model_validate_json(table.spec_json)
         properties = table.properties
         return cls(
             target=target,
             schema=schema,
-            spec=PartitionSpec.model_validate_json(table.spec_json),
+            spec=spec,
             order=SortOrder.model_validate_json(table.sort_order_json),
             arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
             row_group_bytes=_number(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
             row_group_rows=_number(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
             modern=_modern(properties),
             writer_options=_writer_options(properties),
-            properties=properties,
+            statistics=compute_statistics_plan(schema, dict(properties)),
+            column_ids=parquet_path_to_id_mapping(schema),
+            partition_types=tuple(field.field_type for field in spec.partition_type(schema).fields),
         )
 
 
@@ -119,16 +127,14 @@ class ParquetFile:
     """A file that grows by row groups until it is closed, or removed; without `io` it is only in memory."""
 
     def __init__(
-        self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...], *, like: pa.Table
+        self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...], *, encodings: Encodings
     ) -> None:
-        """`like` are the first rows that will be written: encodings are chosen for them."""
         self.path = path
         self._io = io
         self._layout = layout
         self._partition = partition
         self._sorted_runs = 0
         self._stream: Any = io.new_output(path).create(overwrite=True) if io else memory.BytesIO()
-        encodings = choose(like, modern=layout.modern)
         self._writer = pq.ParquetWriter(
             self._stream,
             layout.arrow_schema,
@@ -167,9 +173,7 @@ class ParquetFile:
     def _staged(self, metadata: pq.FileMetaData, size: int) -> StagedFile:
         layout = self._layout
         statistics = data_file_statistics_from_parquet_metadata(
-            metadata,
-            compute_statistics_plan(layout.schema, dict(layout.properties)),
-            parquet_path_to_id_mapping(layout.schema),
+            metadata, dict(layout.statistics), dict(layout.column_ids)
         ).to_serialized_dict()
         ordered = layout.order.order_id != UNSORTED_SORT_ORDER.order_id and self._sorted_runs == 1
         return StagedFile(
@@ -193,12 +197,9 @@ class ParquetFile:
 
 def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> tuple[str | None, ...]:
     """Partition values as base64 of Iceberg's single-value serialisation."""
-    if layout.spec == UNPARTITIONED_PARTITION_SPEC:
-        return ()
-    kinds = [field.field_type for field in layout.spec.partition_type(layout.schema).fields]
     return tuple(
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives
-        for kind, value in zip(kinds, values, strict=True)
+        for kind, value in zip(layout.partition_types, values, strict=True)
     )
 
 

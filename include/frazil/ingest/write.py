@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyiceberg.io import FileIO
 
 from frazil.ingest.contract import StagedFile, Target, TargetTable
+from frazil.ingest.encodings import SAMPLED_ROWS, Encodings, choose
 from frazil.ingest.parquet import FileLayout, ParquetFile, partition_bytes
 from frazil.ingest.split import sort, split
 
@@ -26,6 +27,10 @@ FIRST_GUESS_BYTES_PER_BYTE = 3.0
 MERGED_BYTES = 2**20
 """Larger tables of a partition value are not merged: they cost little beside their values."""
 MERGED_TABLES = 8
+UNSPLIT_BYTES = 64 * 2**20
+"""The most that waits to be split together, where each table alone would be split into crumbs."""
+PART_ROWS = 512
+"""Rows that a partition value needs on average for a table to be split at once: a part costs as much as so many."""
 COLUMN_BYTES = 512
 """About what a column of a table costs beside its values."""
 
@@ -95,12 +100,19 @@ class TableWriter:
         self._io: FileIO | None = io
         self._file_name = file_name
         self._buffer_bytes = buffer_bytes
+        self._unsplit_bytes = min(UNSPLIT_BYTES, buffer_bytes // 4)
         self._open_bytes = open_bytes
         self._expansion = FIRST_GUESS_BYTES_PER_BYTE
+        self._parts = 0
+        """How many partition values the last split found."""
+        self._encodings = Encodings([], {})
+        self._sampled = 0
         self._begin()
 
     def _begin(self) -> None:
         self._gathered: dict[PartitionKey, _Gathered] = {}
+        self._unsplit: list[pa.Table] = []
+        self._unsplit_held = 0
         self._held = 0
         self._open: dict[int, _Gathered] = {}  # by id, the least recently written first
         self._retained = 0
@@ -112,7 +124,25 @@ class TableWriter:
 
     def add(self, rows: pa.Table) -> None:
         """Take rows of the table's schema, in any order of partitions."""
+        if rows.num_rows:
+            self._unsplit.append(rows)
+            self._unsplit_held += (size := held_bytes(rows))
+            self._held += size
+        if rows.num_rows >= PART_ROWS * self._parts or self._unsplit_held >= self._unsplit_bytes:
+            self._split()
+        while self._held > self._buffer_bytes:
+            self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
+
+    def _split(self) -> None:
+        """Give the rows that wait to their partition values."""
+        if not self._unsplit:
+            return
+        rows = pa.concat_tables(self._unsplit).combine_chunks()
+        self._held -= self._unsplit_held
+        self._unsplit, self._unsplit_held = [], 0
+        self._parts = 0
         for part in split(rows, self._layout.schema, self._layout.spec):
+            self._parts += 1
             key = partition_bytes(self._layout, part.values)
             gathered = self._gathered.setdefault(key, _Gathered(part.values))
             self._held -= gathered.bytes
@@ -120,8 +150,6 @@ class TableWriter:
             self._held += gathered.bytes
             if gathered.bytes >= self._enough():
                 self._flush(gathered)
-        while self._held > self._buffer_bytes:
-            self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
 
     def rehearse(self, rows: pa.Table) -> None:
         """Do with these rows alone, in memory, all that `add` and `finish` would do. Raises what they would raise."""
@@ -133,6 +161,7 @@ class TableWriter:
 
     def finish(self) -> list[StagedFile]:
         """Write what is left and close every file."""
+        self._split()
         for gathered in self._gathered.values():
             self._flush(gathered)
             if gathered.file is not None:
@@ -163,7 +192,7 @@ class TableWriter:
         rows = sort(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
         if gathered.file is None:
             path = f"{self._folder}/{self._file_name()}"
-            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values, like=rows)
+            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values, encodings=self._suited(rows))
         before = gathered.file.bytes
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
@@ -176,6 +205,13 @@ class TableWriter:
             oldest = next(iter(self._open.values()))
             assert oldest.file
             self._close(oldest, oldest.file)
+
+    def _suited(self, rows: pa.Table) -> Encodings:
+        """Encodings for a file that begins with these rows: chosen anew while no earlier file began with enough."""
+        if self._sampled < SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
+            self._sampled = rows.num_rows
+            self._encodings = choose(rows, modern=self._layout.modern)
+        return self._encodings
 
     def _retain(self, gathered: _Gathered, size: int) -> None:
         """Update what the open file of a partition value keeps."""

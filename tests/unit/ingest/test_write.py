@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +24,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
 from frazil.errors import SpecError
+from frazil.ingest import write
 from frazil.ingest.contract import StagedFile
+from frazil.ingest.split import Part, split
 from frazil.ingest.write import TableWriter
 
 Commit = Callable[[Table, Sequence[StagedFile]], Table]
@@ -259,6 +261,41 @@ def test_what_waits_in_memory_is_counted_as_it_is(
     assert sum(f.records for f in writer.finish()) == 300_000
 
 
+def test_tables_of_many_partition_values_are_split_together(
+    make_table: MakeTable, make_writer: MakeWriter, commit: Commit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(LONGS, PartitionSpec(PartitionField(1, 1000, tr.IdentityTransform(), "n")))
+    writer = make_writer(table)
+    split_rows: list[int] = []
+
+    def watched(rows: pa.Table, *arguments: Any) -> Iterator[Part]:
+        split_rows.append(rows.num_rows)
+        return split(rows, *arguments)
+
+    monkeypatch.setattr(write, "split", watched)
+    for _ in range(20):
+        writer.add(longs([n % 50 for n in range(1000)]))
+    assert split_rows == [1000]
+    files = writer.finish()
+    assert split_rows == [1000, 19_000]
+    assert len(files) == 50
+    commit(table, files)
+    assert sorted(table.scan().to_arrow()["n"].to_pylist()) == sorted(list(range(50)) * 400)
+
+
+def test_encodings_follow_the_first_file_that_has_enough_rows(make_table: MakeTable, make_writer: MakeWriter) -> None:
+    spec = PartitionSpec(PartitionField(2, 1000, tr.IdentityTransform(), "k"))
+    writer = make_writer(make_table(LONGS, spec, properties={"write.parquet.format-version": "v2"}))
+    writer.add(longs([7] * 3, ["a"] * 3))
+    writer.add(longs(range(10_000), ["b"] * 10_000))
+    writer.add(longs([7] * 3, ["c"] * 3))
+    used = [
+        "DELTA_BINARY_PACKED" in pq.read_metadata(file.path.removeprefix("file://")).row_group(0).column(0).encodings
+        for file in writer.finish()
+    ]
+    assert used == [False, True, True]
+
+
 def test_many_small_tables_that_wait_become_few(make_table: MakeTable, make_writer: MakeWriter) -> None:
     table = make_table(LONGS, PartitionSpec(PartitionField(1, 1000, tr.IdentityTransform(), "n")))
     writer = make_writer(table)
@@ -346,7 +383,12 @@ def test_files_carry_field_ids_and_no_arrow_schema(make_table: MakeTable, make_w
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("write.parquet.page-size-bytes", "1MB"), ("write.parquet.compression-codec", "zip")]
+    ("name", "value"),
+    [
+        ("write.parquet.page-size-bytes", "1MB"),
+        ("write.parquet.compression-codec", "zip"),
+        ("write.parquet.format-version", "2"),
+    ],
 )
 def test_a_property_that_cannot_be_used_is_refused(
     name: str, value: str, make_table: MakeTable, make_writer: MakeWriter
