@@ -2,241 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
-import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import ManifestEntryStatus
-from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
-from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate
-from pyiceberg.transforms import DayTransform, HourTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.table.update import RemoveSnapshotRefUpdate
+from pyiceberg.transforms import DayTransform
 
 from frazil.audit.run import audit_stream
-from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, open_branch
-from frazil.commit.marker_change import forget, reset
+from frazil.commit.marker_change import forget
 from frazil.commit.reset import standing
-from frazil.commit.settle import bare_path, referenced, sweep
+from frazil.commit.settle import sweep
 from frazil.errors import Fenced, RolledBack, SchemaIncompatible
 from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
-from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
-
-TOPIC, P0, P1 = "events", ("events", 0), ("events", 1)
-SCHEMA = Schema(
-    NestedField(1, "ts", TimestamptzType(), required=False),
-    NestedField(2, "name", StringType(), required=False),
-    NestedField(3, "kafka_partition", IntegerType(), required=True),
-    NestedField(4, "kafka_offset", LongType(), required=True),
-    NestedField(5, "kafka_topic", StringType(), required=False),
+from tests.unit.commit.aligned import (
+    BRANCH,
+    FAR,
+    P0,
+    P1,
+    TOPIC,
+    Aligned,
+    aligned_in,
+    expire,
 )
-BY_HOUR = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=HourTransform(), name="ts_hour"))
-BEGAN = datetime(2013, 12, 30, 10, tzinfo=UTC)
-BRANCH = open_branch("events")
-LATENESS = 30
-ALIGN = Alignment("ts", Grain.HOUR, lateness_us=LATENESS * 60_000_000)
-FAR = 3 * 24 * 60
-"""Minutes ahead of all clocks: rows of a clock that nobody believes."""
-
-Row = tuple[int, int]
-
-
-def micros(minute: int) -> int:
-    return int((BEGAN + timedelta(minutes=minute)).timestamp()) * 1_000_000
-
-
-@dataclasses.dataclass
-class Aligned:
-    """A stream of two partitions, whose records have event times in minutes since `BEGAN`, or none."""
-
-    world: Any
-    log: dict[int, list[int | None]] = dataclasses.field(default_factory=lambda: defaultdict(list))
-    committer: Committer = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self.align(ALIGN)
-        self.begin()
-
-    def align(self, align: Alignment | None) -> None:
-        self.world.tables = dataclasses.replace(self.world.tables, align=align)
-
-    def begin(self) -> None:
-        self.committer = self.world.begin()
-
-    def stage(self, minutes: Sequence[Sequence[int | None]], idle: frozenset[tuple[str, int]] = frozenset()) -> Journal:
-        """Produce records to each partition, and stage all that is unread."""
-        marker = self.world.marker()
-        ranges, rows, newest = {}, [], {}
-        for p, produced in zip((0, 1), [*minutes, [], []], strict=False):
-            self.log[p] += produced
-            start, end = marker.offsets[TOPIC, p], len(self.log[p])
-            if start < end:
-                ranges[p] = (start, end)
-                rows += [self._row(p, offset) for offset in range(start, end)]
-                believed = [m for m in self.log[p][start:end] if m is not None and m < FAR]
-                newest[p] = micros(max(believed)) if believed else None
-        key = BatchKey(self.committer.epoch, marker.at.batch + 1)
-        files = self.world._write(self.world.load(), key, "main", rows)
-        journal = self.world.journal(key, ranges, files, idle=idle, seen=self.committer.letters_seen())
-        progress = tuple(dataclasses.replace(p, max_event_time_us=newest[p.partition]) for p in journal.progress)
-        return dataclasses.replace(journal, progress=progress)
-
-    def run(self, *minutes: Sequence[int | None], idle: frozenset[tuple[str, int]] = frozenset()) -> None:
-        journal = self.stage(minutes, idle)
-        assert self.world.tables.journals.put(journal)
-        self.committer.commit(journal)
-
-    def _row(self, partition: int, offset: int) -> dict[str, Any]:
-        minute = self.log[partition][offset]
-        when = None if minute is None else BEGAN + timedelta(minutes=minute)
-        return {"ts": when, "kafka_partition": partition, "kafka_offset": offset, "kafka_topic": TOPIC}
-
-    def reset(self, target: dict[tuple[str, int], int]) -> None:
-        world = self.world
-        reset(world.tables, target=target, source=world.source, seen=standing(world.tables))
-        self.begin()
-
-    def head(self, branch: str = BRANCH) -> int | None:
-        ref = self.world.load().metadata.refs.get(branch)
-        return ref.snapshot_id if ref else None
-
-    def main(self) -> list[Row]:
-        return [row for row in self.world.rows() if row[0] < 99]
-
-    def waiting(self) -> list[Row]:
-        head = self.head()
-        return self.world.rows(snapshot_id=head) if head else []
-
-    def check(self) -> None:
-        """Each row of what is committed once; windows that are complete whole in main, and of open ones nothing."""
-        marker, main, waiting = self.world.marker(), self.main(), self.waiting()
-        assert self.head() == marker.open_snapshot_id
-        committed = {(p, o) for p in self.log for o in range(marker.offsets[TOPIC, p])}
-        assert sorted(main + waiting) == sorted(committed)
-        for row in committed:
-            assert (row in waiting) == self.waits(self.log[row[0]][row[1]], marker), row
-
-    def waits(self, minute: int | None, marker: Marker) -> bool:
-        """Whether a row's window is open: by the marker alone, in other words than the code's."""
-        if minute is None or (minute >= FAR and marker.max_event_times_us):
-            return False
-        return marker.watermark_us is None or marker.watermark_us < micros((minute // 60 + 1) * 60 + LATENESS)
-
-    def check_storage(self) -> None:
-        """Nothing is missing that a snapshot of either branch needs, and nothing is left over."""
-        table = self.world.load()
-        assert referenced(table) >= self.world.parquet_files()
-        assert self.world.used_manifests() == self.world.manifests()
 
 
 @pytest.fixture
-def make(world: Any) -> Callable[..., Any]:
-    """A stream by the hour in a catalog and folder of its own."""
-
-    def fresh(folder: Path) -> Aligned:
-        inner = SqlCatalog("lake", uri=f"sqlite:///{folder}/hourly.db", warehouse=(folder / "hourly").as_uri())
-        inner.create_namespace("demo")
-        inner.create_table("demo.events", SCHEMA, partition_spec=BY_HOUR)
-        inner.create_table("demo.events_dead_letters", DEAD_LETTER_SCHEMA)
-        return Aligned(type(world)(type(world.catalog)(inner), folder))
-
-    return fresh
-
-
-@pytest.fixture
-def stream(make: Callable[..., Any], tmp_path: Path) -> Iterator[Aligned]:
-    made = make(tmp_path)
+def stream(tmp_path: Path) -> Iterator[Aligned]:
+    made = aligned_in(tmp_path)
     yield made
     made.world.catalog.inner.engine.dispose()
-
-
-minutes = st.lists(st.integers(0, 359) | st.none() | st.just(FAR + 5), max_size=3)
-steps = st.one_of(
-    st.tuples(st.just("batch"), minutes, minutes),
-    st.tuples(st.just("batch"), minutes, st.just([])),
-    st.sampled_from([("tick", {P0, P1}), ("tick", {P1}), ("take over",), ("crash",), ("compact",), ("append",)]),
-    st.sampled_from([("lost",), ("late",), ("meets",), ("fails",), ("expire",)]),
-)
-
-
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
-@given(st.lists(steps, min_size=4, max_size=10))
-def test_a_reader_of_main_sees_each_window_whole_or_not_at_all(make: Any, walk: list[Any]) -> None:
-    memory = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="frazil-open-", dir=memory if memory.is_dir() else None))
-    stream = make(folder)
-    try:
-        for step in [*walk, ("batch", [0], [359]), ("tick", {P0, P1})]:
-            take(stream, *step)
-            stream.check()
-        stream.check_storage()
-        assert audit_stream(stream.world.tables).clean
-    finally:
-        stream.world.catalog.inner.engine.dispose()
-        shutil.rmtree(folder)
-
-
-def take(stream: Aligned, what: str, *more: Any) -> None:
-    world = stream.world
-    if what == "batch":
-        stream.run(*more)
-    elif what == "tick":
-        stream.run(idle=frozenset(*more))
-    elif what == "take over":
-        stream.begin()
-    elif what == "crash":
-        assert world.tables.journals.put(stream.stage([[61], [100, 200]]))
-        stream.begin()
-    elif what == "append":
-        world.foreign_append()
-    elif what == "compact":
-        if world.rows():
-            world.compact()
-    elif what == "expire":
-        expire(stream)
-    else:
-        faults = {
-            "lost": world.catalog.next_answer_is_lost,
-            "late": world.catalog.next_lands_late,
-            "meets": lambda: world.catalog.next_meets(world.foreign_append),
-            "fails": lambda: world.catalog.next_fails_before(ConnectionError("down")),
-        }
-        faults[what]()
-        stream.run([30, 90], [150])
-        world.catalog.land_now()
-
-
-def expire(stream: Aligned) -> None:
-    """All snapshots but the heads go, with every manifest and file that only they used."""
-    world = stream.world
-    table = world.load()
-    heads = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    gone = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in heads]
-    if not gone:
-        return
-    files, manifests = referenced(table), world.used_manifests()
-    world.catalog.inner.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=gone),))
-    left = world.load()
-    for path in files - referenced(left):
-        Path(path).unlink()
-    for name in manifests - world.used_manifests():
-        (Path(bare_path(left.location())) / "metadata" / name).unlink()
-
-
-# One by one
 
 
 def test_rows_of_an_open_window_wait_and_come_as_new_files_of_main(stream: Aligned) -> None:

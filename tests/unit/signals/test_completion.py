@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pyiceberg.catalog import Catalog
 
 from frazil.commit.late_rows import WINDOWS, late_rows
 from frazil.commit.marker_change import adopt, forget
@@ -25,69 +19,11 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import Assessment, Gate, assess, release, send_again, signal
-from frazil.signals.signal import Signal, SignalState
+from frazil.signals.signal import SignalState
 from frazil.signals.signal_table import IDENTIFIER, TableSignals, newest_signals
-from frazil.spec.load import load_stream, streams_of
+from frazil.spec.load import streams_of
 from frazil.table.branches import head_of
-from frazil.table.catalogs import load_catalog
-from tests.made_batches import EventTimes, MadeStream
-
-NOON = 1_388_404_800_000_000
-"""2013-12-30T12:00:00Z."""
-MINUTE = 60_000_000
-HOUR = 60 * MINUTE
-NOW_MS = 2_000_000_000_000
-
-
-class Minutes:
-    """A stream of one record a minute, from noon on, over two partitions; a table by day whose hours complete."""
-
-    def __init__(self, folder: Path, name: str = "minutes", extra: str = "", by: str = "day") -> None:
-        path = folder / f"{name}.yaml"
-        path.write_text(
-            f"name: {name}\nsource: {{topics: [{name}], bootstrap-servers: '127.0.0.1:1'}}\ntable: demo.minutes\n"
-            f"schema: {{at: timestamptz not null}}\nevent-time: at\npartition-by: [{by}(at)]\ncomplete: hour\n{extra}"
-        )
-        self.spec = load_stream(path)
-        self.made = MadeStream(self.spec, NOW_MS, partitions=2)
-        self.read = 0
-        self.counts = True
-        """Whether its commits say how many rows of each window they bring."""
-
-    def send(self, first: int, last: int, *, rejected: int = 0) -> None:
-        """Commit the records of the minutes `[first, last)`, in both partitions' ranges as one batch."""
-        times = [NOON + m * MINUTE for m in range(first, last)]
-        windows = Counter(us // HOUR * HOUR for us in times) if self.counts else None
-        self.made.columns = lambda _: {"at": pa.array(times)}
-        begin, self.read = self.read, self.read + len(times) + rejected
-        self.made.land(
-            {0: (begin, self.read), 1: (0, 0)},
-            rejected={0: range(self.read - rejected, self.read)},
-            times=EventTimes(dict.fromkeys((0, 1), max(times)), windows),
-        )
-
-    @cached_property
-    def catalog(self) -> Catalog:
-        return load_catalog(None)
-
-    def assess(self, *others: Minutes) -> Assessment:
-        seen = assess(self.catalog, [self.spec, *(o.spec for o in others)])
-        assert seen is not None
-        return seen
-
-    def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
-        """Assess and signal: the windows' keys, revisions, rows and late rows."""
-        return [facts(s) for s in signal(self.catalog, self.assess(), clock_ms=NOW_MS, gates=gates)]
-
-    def signal_with(self, other: Minutes) -> list[tuple[str, int, int, int]]:
-        return [facts(s) for s in signal(self.catalog, self.assess(other), clock_ms=NOW_MS)]
-
-    def stored(self) -> list[tuple[str, int, int, int]]:
-        return [facts(s) for s in TableSignals.load(self.catalog, "demo.minutes").after(0)]
-
-
-def facts(s: Signal) -> tuple[str, int, int, int]:
-    return (s.partition[-3:], s.revision, s.rows, s.late_rows)
+from tests.unit.signals.minutes import HOUR, MINUTE, NOON, NOW_MS, Minutes, facts
 
 
 @pytest.fixture
@@ -459,58 +395,6 @@ def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_bef
     again.send(10, 130)
     assert again.signal() == [("T12", 2, 60, 60), ("T13", 2, 60, 60)]
     assert again.signal() == []
-
-
-moves = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(["minutes", "others"]), st.integers(-2, 5), st.integers(1, 90)),
-        st.tuples(st.sampled_from(["look", "forget minutes", "forget others", "uncounted"])),
-    ),
-    min_size=4,
-    max_size=14,
-)
-
-
-@settings(max_examples=max(10, settings().max_examples // 5), suppress_health_check=list(HealthCheck))
-@given(moves)
-def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_look(moves):
-    """Two streams that begin, are forgotten and begin again; the commits of one may not tell their rows."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FRAZIL_HOME", f"{folder}/home")
-        streams = {name: Minutes(Path(folder), name=name) for name in ("minutes", "others")}
-        for stream in streams.values():
-            stream.made.begin()
-            stream.send(0, 1)
-        one, other = streams.values()
-        one.signal_with(other)
-        since: Counter[str] = Counter()
-        revisions: dict[str, int] = {}
-        for move, *how in [*moves, ("minutes", 4, 61), ("others", 4, 61), ("look",)]:
-            if move in streams:
-                first, last = 60 * how[0], 60 * how[0] + how[1]
-                streams[move].send(first, last)
-                since.update(f"T{12 + m // 60}" for m in range(first, last) if m >= 0)
-            elif move == "uncounted":
-                other.counts = not other.counts
-            elif move.startswith("forget"):
-                stream = streams[move.removeprefix("forget ")]
-                tables = stream.made.tables
-                forget(tables, state=tables.state)
-                made = stream.made
-                adopt(tables, offsets={(made.topic, p): 0 for p in range(made.partitions)}, source=made.source)
-                made.begin()
-                stream.read = 0
-            else:
-                found = one.signal_with(other)
-                again = {key: late for key, revision, _, late in found if revision > 1}
-                decided = one.assess(other).decision.through_us is not None
-                expected = {key: rows for key, rows in since.items() if key in revisions and decided}
-                assert again == expected
-                for key, revision, *_ in found:
-                    assert revision == revisions.get(key, 0) + 1
-                    revisions[key] = revision
-                if found:
-                    since.clear()
 
 
 def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes):
