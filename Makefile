@@ -38,7 +38,7 @@ lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: venv ## The fast tests alone
+unit: venv loops ## The fast tests alone
 	$(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
 	  -o tmp_path_retention_policy=failed tests/unit $(PYTEST)
 
