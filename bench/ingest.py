@@ -57,6 +57,8 @@ TICKS = Schema(
     t.NestedField(10, "kafka_offset", t.LongType(), required=True),
     t.NestedField(11, "kafka_timestamp", t.TimestamptzType()),
 )
+NEW_TABLE = {"write.parquet.format-version": "v2"}
+"""What frazil sets when it makes a table, as far as writing files is concerned."""
 BY_HOUR = PartitionSpec(PartitionField(2, 1000, HourTransform(), "ts_hour"))
 
 
@@ -86,7 +88,7 @@ def context(bootstrap: str, folder: Path) -> StageContext:
             schema_json=schema.model_dump_json(),
             spec_json=spec.model_dump_json(),
             sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
-            properties={},
+            properties=NEW_TABLE,
             folder=str(folder / name),
             target_file_bytes=128 * 2**20,
         )

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 
 RESULTS = Path(__file__).parent / "results"
+PLOT = Path("docs/explanation/peers.svg")
 
 
 def main() -> None:
@@ -41,7 +43,11 @@ def main() -> None:
     parser.add_argument("--records", choices=sorted(KINDS), default="ticks")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated")
     parser.add_argument("--keep", action="store_true", help="write the page and the runs to bench/results/")
+    parser.add_argument("--draw", action="store_true", help="run nothing, draw the newest runs in bench/results/")
     options = parser.parse_args()
+    if options.draw:
+        draw()
+        return
     systems = [SYSTEMS[name] for name in options.systems.split(",")]
     records, count = KINDS[options.records], int(options.millions * 1e6)
     with tempfile.TemporaryDirectory() as name:
@@ -59,6 +65,26 @@ def main() -> None:
         stem = RESULTS / f"peers-{records.name}-{datetime.now(UTC):%Y-%m-%d}"
         stem.with_suffix(".md").write_text(text)
         stem.with_suffix(".json").write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+
+
+def draw() -> None:
+    """The newest runs of each kind of record that were kept: each system's least CPU, and its median."""
+    from bench.peer.plots import bars  # noqa: PLC0415 - matplotlib, which a run has no need of
+
+    groups: dict[str, dict[str, tuple[float, float]]] = {}
+    for kind in KINDS:
+        kept = sorted(RESULTS.glob(f"peers-{kind}-*.json"))
+        if not kept:
+            continue
+        cpu: dict[str, list[float]] = {}
+        runs = [Run(**run) for run in json.loads(kept[-1].read_text())]
+        for run in runs:
+            cpu.setdefault(run.system, []).append(run.cpu_s)
+        title = f"{runs[0].rows:,} {kind}, start included"
+        groups[title] = {name: (min(cpu[name]), statistics.median(cpu[name])) for name in SYSTEMS if name in cpu}
+    if not groups:
+        raise SystemExit(f"{RESULTS} has no runs of peers: run with --keep first")
+    bars(PLOT, groups, "CPU core-s, least of the rounds, and their median")
 
 
 def configure(home: Path) -> None:
