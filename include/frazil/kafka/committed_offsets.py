@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message
@@ -30,8 +30,6 @@ _SETTINGS = {
 def read_offsets(
     properties: Mapping[str, str],
     ranges: Mapping[TopicPartition, tuple[int, int]],
-    *,
-    on_progress: Callable[[int], None] = lambda _: None,
 ) -> dict[TopicPartition, OffsetTally]:
     """The offsets of the committed records in each range `[start, end)`; a range ends at a record or EOF past its end.
 
@@ -44,7 +42,7 @@ def read_offsets(
     consumer = Consumer({**properties, **_SETTINGS})
     try:
         consumer.assign([KafkaTopicPartition(*tp, start) for tp, (start, _) in open_ranges.items()])
-        _drain(consumer, open_ranges, tallies, on_progress)
+        _drain(consumer, open_ranges, tallies)
     finally:
         consumer.close()
     return tallies
@@ -54,7 +52,6 @@ def _drain(
     consumer: Consumer,
     open_ranges: dict[TopicPartition, tuple[int, int]],
     tallies: dict[TopicPartition, OffsetTally],
-    on_progress: Callable[[int], None],
 ) -> None:
     """Read until every open range has ended, and count the offsets of its records.
 
@@ -80,7 +77,6 @@ def _drain(
                 consumer.incremental_unassign([KafkaTopicPartition(*tp)])
         for tp, offsets in pieces.items():
             tallies[tp].add(np.array(offsets))
-        on_progress(sum(map(len, pieces.values())))
 
 
 def _read(message: Message) -> tuple[TopicPartition, int, bool]:

@@ -57,7 +57,7 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
 
 
 def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
-    name, status = state.name, f"`frazil status {state.name}`"
+    name = state.name
     yield flag(
         "declaration",
         state.problem is not None,
@@ -72,11 +72,17 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         else flag(
             "writer",
             True,
-            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. {status} says more. Once the "
-            f"cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` says that none shall run",
+            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
+            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` says that "
+            "none shall run",
             "the supervisor gave up",
         )
     )
+    yield from _of_batches(state, alerts)
+
+
+def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
+    name, status = state.name, f"`frazil status {state.name}`"
     yield Reading(
         "restarts",
         state.fruitless,
