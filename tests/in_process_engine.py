@@ -22,6 +22,9 @@ class InProcessEngine:
 
     parallelism = 2
 
+    def start(self) -> None:
+        pass
+
     def __enter__(self) -> Self:
         return self
 

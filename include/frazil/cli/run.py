@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -36,6 +36,9 @@ from frazil.host.processes import end_group, mark
 from frazil.host.writer_log import LOG_FILE, redirect, rotate
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
+
+if TYPE_CHECKING:
+    from frazil.events import Event
 
 log = logging.getLogger(__name__)
 
@@ -208,13 +211,14 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
     voice.say(f"{spec.name}: {', '.join(spec.source.topics)} to {spec.table.identifier}; log: {log_file}")
-    from frazil.events import BatchCommitted, Event  # noqa: PLC0415
-    from frazil.stream.main import write  # noqa: PLC0415 - seconds of imports, which only the writer needs
+    from frazil.stream.main import write  # noqa: PLC0415 - only the writer needs it
 
     logging.getLogger("frazil").addHandler(voice)
     totals = Totals(spec)
 
     def say_batch(event: Event) -> None:
+        from frazil.events import BatchCommitted  # noqa: PLC0415 - `write` imports it after it has started the JVM
+
         if isinstance(event.what, BatchCommitted):
             voice.say(totals.add(event.what))
 

@@ -7,6 +7,7 @@ the JVM loads the classes from the jars.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -32,7 +33,10 @@ def archive_path() -> Path:
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "([^"]+)"', said)
     place = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]
-    return cache_folder() / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{place}.jsa"
+    program = hashlib.sha256(_PROGRAM.encode()).hexdigest()[:8]
+    return (
+        cache_folder() / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{place}-{program}.jsa"
+    )
 
 
 def java_options() -> str:
@@ -74,6 +78,9 @@ def make() -> Path:
     if ran.returncode or not temporary.exists():
         raise RuntimeError(ran.stderr[-2000:])
     temporary.replace(path)
+    for old in path.parent.glob(f"{path.stem.rpartition('-')[0]}*.jsa"):  # of earlier versions, 150 MB each
+        if old != path:
+            old.unlink(missing_ok=True)
     return path
 
 

@@ -1,4 +1,7 @@
-"""The writer's process: its signal handlers, and the exit code that the supervisor reads."""
+"""The writer's process: its signal handlers, and the exit code that the supervisor reads.
+
+It starts the JVM before it imports the rest of the writer, which takes more than a second of a core.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError
-from frazil.events import Sink
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.model import StreamSpec
-from frazil.stream.writer import Writer
+
+if TYPE_CHECKING:
+    from frazil.events import Sink
 
 log = logging.getLogger("frazil")
 
@@ -35,7 +40,16 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    writer = Writer(spec, until_caught_up=until_caught_up, sinks=sinks)
+    # Before the take-over, so that a host without Java or PySpark fences nobody.
+    require_pyspark()
+    find_java(os.environ)
+    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - needs PySpark
+
+    engine = SparkEngine(spec)
+    engine.start()
+    from frazil.stream.writer import Writer  # noqa: PLC0415 - see the module
+
+    writer = Writer(spec, until_caught_up=until_caught_up, engine=engine, sinks=sinks)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
         log.info("%s: the writer commits its current batch, then ends", signal.Signals(signum).name)
@@ -43,8 +57,5 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    # Before the take-over, so that a host without Java or PySpark fences nobody.
-    require_pyspark()
-    find_java(os.environ)
     writer.run()
     return writer.stopping.is_set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from concurrent.futures import Future
 
 from pyspark import SparkConf, SparkContext
 
@@ -13,7 +12,6 @@ from frazil.spark.java import java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
 from frazil.stream import worker_daemon
-from frazil.stream.stage_rows import warm_up_worker
 
 TASK_ATTEMPTS = 4
 
@@ -46,8 +44,3 @@ def start_context(spec: StreamSpec) -> SparkContext:
         context = SparkContext.getOrCreate(conf)
     context.setLogLevel("WARN")
     return context
-
-
-def warm_up(context: Future[SparkContext], workers: int) -> None:
-    """Let Python workers start, and import what staging needs, while the driver takes over."""
-    context.result().parallelize(range(workers), workers).foreachPartition(warm_up_worker)

@@ -1,4 +1,7 @@
-"""The engine that runs the tasks of batches on Spark: its context, and the tasks on the executors."""
+"""The engine that runs the tasks of batches on Spark: its context, and the tasks on the executors.
+
+Imports as little as a JVM needs to start: see `frazil.stream.main`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
@@ -15,9 +18,11 @@ from pyspark.sql import SparkSession
 
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
-from frazil.stream.engine import TaskAnswer, read_answers
-from frazil.stream.session import start_context, warm_up
-from frazil.stream.stage_rows import StageRows
+from frazil.stream.session import start_context
+
+if TYPE_CHECKING:
+    from frazil.stream.engine import TaskAnswer
+    from frazil.stream.stage_rows import StageRows
 
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
@@ -39,12 +44,20 @@ class SparkEngine:
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
         self._spec, self._given = spec, session.sparkContext if session else None
         self._pool = ThreadPoolExecutor(1, "spark")
-        self._context: Future[SparkContext] = Future()
+        self._started: Future[SparkContext] | None = None
+
+    def start(self) -> Future[SparkContext]:
+        """Start Spark in the background, if it was not started before.
+
+        In a thread, because the JVM takes as long to start as the take-over, and because Spark replaces signal handlers
+        only in the main thread.
+        """
+        if self._started is None:
+            self._started = self._pool.submit(self._start)
+        return self._started
 
     def __enter__(self) -> Self:
-        # In a thread, because the JVM takes as long to start as the take-over, and because Spark replaces signal
-        # handlers only in the main thread.
-        self._context = self._pool.submit(self._start)
+        self.start()
         return self
 
     def __exit__(
@@ -52,20 +65,22 @@ class SparkEngine:
     ) -> None:
         with self._pool:
             if not self._given:
-                context = self._context.result()
+                context = self._context
                 # A JVM that is gone has ended the writer with an error of its own.
                 with suppress(OSError):
                     context.stop()
 
     @property
     def parallelism(self) -> int:
-        return self._context.result().defaultParallelism
+        return self._context.defaultParallelism
 
     def warm_up(self) -> None:
-        self._pool.submit(warm_up, self._context, self._spec.resources.cores)
+        self._pool.submit(self._start_workers)
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        context, at = self._context.result(), work.context
+        from frazil.stream.engine import read_answers  # noqa: PLC0415 - see the module
+
+        context, at = self._context, work.context
         with task_failures(at.stream):
             # Spark's UI shows both with the job.
             context.setJobGroup(f"stream {at.stream}", f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}")
@@ -74,9 +89,20 @@ class SparkEngine:
 
     def check(self) -> None:
         with task_failures(self._spec.name):
-            java = self._context.result()._jsc
+            java = self._context._jsc
             if java is None or java.sc().isStopped():
                 raise RuntimeError(f"Spark of stream {self._spec.name!r} has ended. Its own words are in writer.log")
+
+    @property
+    def _context(self) -> SparkContext:
+        return self.start().result()
+
+    def _start_workers(self) -> None:
+        """Let Python workers start, and import what staging needs, while the driver takes over."""
+        from frazil.stream.stage_rows import warm_up_worker  # noqa: PLC0415 - see the module
+
+        workers = self._spec.resources.cores
+        self._context.parallelize(range(workers), workers).foreachPartition(warm_up_worker)
 
     def _start(self) -> SparkContext:
         return self._given or start_context(self._spec)

@@ -59,9 +59,9 @@ class Writer:
     """The work of one process for one stream. `stop` may be called from a signal handler."""
 
     spec: StreamSpec
+    engine: Engine
+    """What stages the batches."""
     until_caught_up: bool = False
-    engine: Engine | None = None
-    """What stages the batches; Spark by default."""
     sinks: tuple[Sink, ...] = ()
     """They receive the events after the log and the heartbeat."""
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -88,7 +88,7 @@ class Writer:
         kafka_settings = kafka_properties(self.spec, os.environ)
         with (
             KafkaOffsets(kafka_settings, self.spec.source.topics) as kafka,
-            self.engine or _spark(self.spec) as engine,
+            self.engine as engine,
         ):
             engine.warm_up()
             tables, progress = self._open(reporter)
@@ -127,12 +127,6 @@ class Writer:
         progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties)
         reporter.table(main.location(), progress)
         return tables, progress
-
-
-def _spark(spec: StreamSpec) -> Engine:
-    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - only its users need Spark
-
-    return SparkEngine(spec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def test_a_writer_without_java_says_so_before_it_takes_over(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("frazil.stream.main.Writer.run", lambda _: pytest.fail("it went on"))
+    monkeypatch.setattr("frazil.stream.writer.Writer.run", lambda _: pytest.fail("it went on"))
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     spec = StreamSpec.model_validate(
         {
