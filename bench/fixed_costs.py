@@ -50,10 +50,6 @@ ROLES = (
     ("spark-submit", "spark-submit (bash)"),
     ("spark-class", "spark-submit (bash)"),
     ("daemon", "worker daemon"),
-    ("create_data_source", "source: create"),
-    ("lookup_data_sources", "source: look up"),
-    ("python_streaming_source_runner", "source: planner"),
-    ("plan_data_source_read", "source: plan read"),
     ("-version", "java -version"),
 )
 
