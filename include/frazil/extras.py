@@ -29,10 +29,13 @@ EXTRAS = {
 """The extra that installs each module."""
 
 
-def require(module: str) -> None:
-    """Raise MissingExtra if the module of an extra is not installed, without importing it."""
+def require(module: str, *, extra: str | None = None) -> None:
+    """Raise MissingExtra if the module of an extra is not installed, without importing it.
+
+    `extra` is the one to name, where several bring the module.
+    """
     if find_spec(module) is None:
-        raise _missing(module)
+        raise _missing(module, extra)
 
 
 @contextmanager
@@ -47,8 +50,8 @@ def extras_named() -> Iterator[None]:
         raise _missing(module) from error
 
 
-def _missing(module: str) -> MissingExtra:
-    extra = EXTRAS[module]
+def _missing(module: str, extra: str | None = None) -> MissingExtra:
+    extra = extra or EXTRAS[module]
     return MissingExtra(
         f"the Python package {module} is not installed. Install frazil[{extra}]: pip install 'frazil[{extra}]'.",
         name=module,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from frazil.spec.load import load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import warnings
 
+if TYPE_CHECKING:
+    from frazil.cli.connect import Connections
+
 MOST_ERRORS = 200
 
 
@@ -24,13 +27,17 @@ MOST_ERRORS = 200
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @streams_option
 @json_option
+@click.option("--connect", is_flag=True, help="Also ask Kafka, catalog and storage, and try what a writer needs.")
 @click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and end.")
-def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_schema: bool) -> None:
+def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, connect: bool, json_schema: bool) -> None:
     """Check declared streams: FILES, or all of the folder.
 
     A file is also held against the other streams of its folder. Prints a line for each sound stream, and every error
     with its file, key, value and what is allowed; a warning is what only a table that exists already may have. Reads
     files only: no broker, no catalog. Exits with 10 where there is an error.
+
+    With --connect it also lists the topics, opens the catalog, and tries on a table and an object of its own, which it
+    removes again, whether catalog and storage can hold the stream and allow what a writer does.
 
     \b
     Example:
@@ -40,22 +47,33 @@ def validate(files: tuple[Path, ...], streams_folder: Path, as_json: bool, json_
         click.echo(render(), nl=False)
         return
     streams, errors = _load(files or _all_of(streams_folder))
+    connections = _connections(streams) if connect else None
+    errors += connections.errors if connections else []
     errors, more = errors[:MOST_ERRORS], len(errors) - MOST_ERRORS
     if more > 0:
         errors.append(f"and {more:,} more; fix these first")
     warned = [f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in warnings(spec)]
     if as_json:
         told = {"streams": [_summary(spec) for spec in streams.values()], "errors": errors, "warnings": warned}
+        told |= {"connections": connections.good} if connections else {}
         click.echo(json.dumps(told, indent=2))
     else:
         for spec in streams.values():
             click.echo(_line(spec))
+        for good in connections.good if connections else ():
+            click.echo(good)
         for warning in warned:
             click.echo(f"warning: {warning}", err=True)
         for error in errors:
             click.echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
+
+
+def _connections(streams: dict[Path, StreamSpec]) -> Connections:
+    from frazil.cli.connect import Connections  # noqa: PLC0415 - PyIceberg, only where it is asked
+
+    return Connections.of(streams)
 
 
 def _all_of(folder: Path) -> tuple[Path, ...]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frazil import clock, errors
+from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
-from frazil.commit.marker import Marker, of_topics
+from frazil.commit.marker import Marker, of_topics, read_marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_fence
@@ -124,6 +125,8 @@ class Writer:
             clock_ms=clock.now_ms,
             align=Alignment.of(self.spec),
         )
+        if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
+            check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
         progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties)
         reporter.table(main.location(), progress)
         return tables, progress

@@ -21,7 +21,6 @@ from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     BadRequestError,
     ForbiddenError,
-    NotInstalledError,
     OAuthError,
     ServerError,
     ServiceUnavailableError,
@@ -33,13 +32,15 @@ from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, SpecError
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError
+from frazil.extras import extras_named
 from frazil.home import home
+from frazil.table.catalog_mistakes import check_storage, client_error, loading_error
 from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
 from frazil.table.metadata_reuse import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
-from frazil.table.spark_catalog import spark_catalog
+from frazil.table.spark_catalog import inferred_type, spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
 """How long a process waits for another's write; Spark gets the same in milliseconds."""
@@ -149,7 +150,14 @@ def catalog_errors(catalog: str) -> Iterator[None]:
         reason = str(error.orig)
         if any(sign in reason for sign in _REFUSED_BY_DATABASE):
             raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
-        raise CommitUnavailable(f"the database of the catalog {catalog!r} cannot be used: {reason}") from error
+        raise CommitUnavailable(
+            f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
+        ) from error
+    except Exception as error:
+        meant = client_error(catalog, error)
+        if meant is None:
+            raise
+        raise meant from error
 
 
 def _outage(error: Exception) -> str:
@@ -203,10 +211,20 @@ def _open(config: CatalogConfig) -> Catalog:
 
 
 def _open_once(config: CatalogConfig) -> Catalog:
+    kind, uri = inferred_type(config.properties), config.properties.get("uri", "")
+    if kind == "hive" and uri and not uri.startswith("thrift://"):
+        raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
+    check_storage(config.properties.get("warehouse", ""))
     try:
-        catalog = pyiceberg.catalog.load_catalog(config.name, **config.properties)
-    except (ValueError, NotInstalledError) as error:
-        raise SpecError(f"the catalog {config.name!r} is wrongly configured: {error}") from error
+        with extras_named():
+            catalog = pyiceberg.catalog.load_catalog(config.name, **config.properties)
+    except (FrazilError, DBAPIError, *_REFUSED, *_UNREACHABLE, BadRequestError):
+        raise
+    except Exception as error:
+        meant = loading_error(config.name, error)
+        if meant is None:
+            raise
+        raise meant from error
     return reuse_metadata(keep_times_in_order(catalog))
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +21,16 @@ from pyiceberg.exceptions import (
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from frazil.errors import AccessDenied, CommitUnavailable, SpecError
-from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, load_catalog, spark_properties
+from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
+from frazil.table.catalogs import (
+    CatalogConfig,
+    _open,
+    catalog_config,
+    catalog_errors,
+    existing_catalog,
+    load_catalog,
+    spark_properties,
+)
 from frazil.table.spark_catalog import spark_catalog
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -86,6 +97,75 @@ def test_a_wrongly_configured_catalog_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "rest")
     with pytest.raises(SpecError, match="'lake' is wrongly configured: URI missing"):
         load_catalog("lake")
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"type": "nope"}, "SpecError: the catalog 'lake' is wrongly configured: 'nope' is not a valid CatalogType"),
+        ({"uri": "nonsense", "type": "sql"}, "SpecError: .* Could not parse SQLAlchemy URL"),
+        ({"uri": "foo+bar://h/d", "type": "sql"}, "SpecError: .* Can't load plugin: sqlalchemy.dialects:foo.bar"),
+        ({"uri": "localhost", "type": "rest"}, "SpecError: .* Invalid URL"),
+        ({"uri": "nonsense", "type": "hive"}, r"SpecError: .* its uri is not thrift://host:port"),
+        ({"py-catalog-impl": "a.b"}, "SpecError: .* Could not initialize Catalog: a.b"),
+    ],
+)
+def test_each_mistake_in_a_configuration_is_one_sentence(properties: dict[str, str], said: str) -> None:
+    with pytest.raises(FrazilError) as raised:
+        _open(CatalogConfig("lake", properties))
+    text = f"{type(raised.value).__name__}: {raised.value}"
+    assert re.match(said, text)
+    assert "\n" not in text
+
+
+def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_told_at_its_first_use() -> None:
+    with pytest.raises(SpecError, match="'lake' is wrongly configured: You must specify a region"):
+        _first_use({"type": "glue"})
+    with pytest.raises(CommitUnavailable, match="the metastore of the catalog 'lake' cannot be reached"):
+        _first_use({"type": "hive", "uri": "thrift://127.0.0.1:1"})
+
+
+def _first_use(properties: dict[str, str]) -> None:
+    with catalog_errors("lake"):
+        _open(CatalogConfig("lake", properties)).list_namespaces()
+
+
+WITHOUT_PACKAGES = """
+import importlib.util, sys
+from frazil.errors import MissingExtra
+from frazil.table.catalogs import CatalogConfig, _open
+
+ABSENT = {"adlfs", "boto3", "gcsfs", "psycopg2", "s3fs", "thrift"}
+find_spec = importlib.util.find_spec
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.modules["frazil.extras"].find_spec = lambda name: None if name in ABSENT else find_spec(name)
+for properties in (
+    {"type": "in-memory", "warehouse": "s3://b/w"},
+    {"type": "in-memory", "warehouse": "gs://b/w"},
+    {"type": "in-memory", "warehouse": "abfss://c@a.dfs.core.windows.net/w"},
+    {"type": "glue"},
+    {"type": "hive", "uri": "thrift://127.0.0.1:1"},
+    {"type": "sql", "uri": "postgresql+psycopg2://h/d"},
+    {"type": "rest", "uri": "http://127.0.0.1:1", "rest.sigv4-enabled": "true"},
+):
+    try:
+        _open(CatalogConfig("lake", properties))
+    except MissingExtra as error:
+        print(str(error).partition("Install ")[2])
+"""
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PACKAGES], capture_output=True, text=True, check=False)
+    named = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    wanted = ["s3", "gcs", "adls", "glue", "hive", "postgres", "s3"]
+    assert named == [f"frazil[{extra}]" for extra in wanted], done.stderr
 
 
 def test_a_catalog_that_cannot_be_reached_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,264 @@
+"""Finds out, on a table of its own, whether a catalog and its storage can hold a stream.
+
+A stream relies on four abilities of a catalog, which a catalog may lack without an error: it keeps the snapshot history
+and the table's properties, it refuses a commit whose base has changed, and a commit to a branch leaves main alone. Of
+the storage it relies on a conditional put. The probe commits empty snapshots to a table and looks what became of them.
+
+It runs before a stream's first take-over, because afterwards the stream's marker shows that the catalog held one. A
+host remembers a catalog that passed, so that the first starts of many streams do not repeat it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.exceptions import NamespaceAlreadyExistsError
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
+from pyiceberg.types import LongType, NestedField
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from frazil.commit.branch_end import BranchEnd
+from frazil.commit.snapshot import Prepared, SnapshotWriter
+from frazil.errors import AccessDenied, CommitRefused, SpecError
+from frazil.home import home
+from frazil.spec.model import StreamSpec
+from frazil.table.branches import head_of
+from frazil.table.catalogs import CatalogConfig, catalog_config, catalog_errors
+from frazil.table.remains import STATE
+from frazil.table.storage import open_store
+from frazil.table.tables import DEFAULT_PROPERTIES
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Raised when the probe asks for more: every host then probes its catalogs again."""
+PREFIX = "frazil_probe_"
+BRANCH = "frazil-probe"
+PROPERTY = "frazil.probe"
+ABANDONED_AFTER_MS = 15 * 60_000
+"""A probe takes seconds; a table of this age is what a killed one left."""
+
+_SCHEMA = Schema(NestedField(1, "x", LongType()))
+_NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
+
+
+def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
+    """Refuse a catalog that cannot hold the stream; what this host has found sound is not probed again.
+
+    Where we may not make a table the probe is left out, with a warning. The embedded catalog needs none.
+    Raises CommitRefused, CommitUnavailable.
+    """
+    config = catalog_config(spec.table.catalog)
+    record = _record(config)
+    if config.embedded or record.exists():
+        return
+    try:
+        lacks = probe(catalog, spec, now_ms=now_ms)
+    except AccessDenied as error:
+        log.warning("whether the catalog %r can hold a stream was not probed: %s", catalog.name, error)
+        return
+    if lacks:
+        raise CommitRefused(
+            f"stream {spec.name}: the catalog {catalog.name!r} cannot hold a stream: {'; '.join(lacks)}. Nothing was "
+            "written to the stream's table. Declare the table in another catalog"
+        )
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps({"catalog": catalog.name, "probed-at-ms": now_ms}))
+
+
+def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
+    """What the catalog and its storage lack, a sentence each; nothing where they can hold the stream.
+
+    It makes a table in the namespace of the stream's table (and the namespace, if it is missing) and removes it again,
+    as well as the tables of earlier probes that were killed.
+    Raises AccessDenied, CommitUnavailable, CommitRefused, SpecError.
+    """
+    with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
+        _sweep(catalog, namespace, now_ms=now_ms)
+        with _table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
+            lacks = (*_Probe(catalog, table, now_ms).lacks(), *_storage_lacks(table))
+    return tuple(dict.fromkeys(lacks))
+
+
+@dataclass(slots=True)
+class _Probe:
+    """The commits to one table, and what each of them is found to have done."""
+
+    catalog: Catalog
+    table: Table
+    now_ms: int
+    found: list[str] = field(default_factory=list)
+
+    def lacks(self) -> list[str]:
+        first = self._commit(SnapshotWriter(()), value="first")
+        base = self._load()
+        second = self._commit(SnapshotWriter(()), value="second", table=base)
+        self._check_history(first, second)
+        self._check_conditional(base, second)
+        self._check_branch()
+        return self.found
+
+    def _commit(self, writer: SnapshotWriter, *, value: str, table: Table | None = None) -> Prepared:
+        prepared = writer.prepare(table or self.table, summary={}, now_ms=self.now_ms)
+        self._swap(table or self.table, prepared, SetPropertiesUpdate(updates={PROPERTY: value}))
+        return prepared
+
+    def _swap(self, table: Table, prepared: Prepared, *more: TableUpdate) -> None:
+        self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
+
+    def _load(self) -> Table:
+        """As a reader would see it, whatever the commit was answered."""
+        return self.catalog.load_table(self.table.name())
+
+    def _check_history(self, first: Prepared, second: Prepared) -> None:
+        now = self._load()
+        ids = {snapshot.snapshot_id for snapshot in now.metadata.snapshots}
+        head = head_of(now.metadata)
+        if not {first.snapshot.snapshot_id, second.snapshot.snapshot_id} <= ids or (
+            head is None or head.parent_snapshot_id != first.snapshot.snapshot_id
+        ):
+            self.found.append("it keeps no snapshot history: of two commits the table shows only the last")
+        if now.properties.get(PROPERTY) != "second":
+            self.found.append("it drops table properties that are set with a commit")
+
+    def _check_conditional(self, base: Table, second: Prepared) -> None:
+        """Commit once more from the base of the second commit, which has been replaced."""
+        stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
+        refused = False
+        try:
+            self._swap(base, stale)
+        except Exception as error:  # however it says so: what counts is what became of the table
+            log.debug("the second commit from one base was refused: %r", error)
+            refused = True
+        if not refused or self._head() != second.snapshot.snapshot_id:
+            self.found.append("its commits are not conditional: two commits from one base both succeeded")
+
+    def _check_branch(self) -> None:
+        table = self._load()
+        head = self._head()
+        prepared = SnapshotWriter((), branch=BRANCH).prepare(table, summary={}, now_ms=self.now_ms)
+        try:
+            self._swap(table, prepared)
+        except Exception as error:
+            self.found.append(f"it refuses branches: {' '.join(str(error).split())}")
+            return
+        now = self._load()
+        if self._head(now) != head:
+            self.found.append("a commit to a branch replaces main's data")
+        branch = head_of(now.metadata, BRANCH)
+        if branch is None or branch.snapshot_id != prepared.snapshot.snapshot_id:
+            self.found.append("it ignores branches: one that was committed to is not there")
+            return
+        self.catalog.commit_table(now, (), BranchEnd(BRANCH).updates(now))
+        if BRANCH in self._load().metadata.refs:
+            self.found.append("it does not remove branches")
+
+    def _head(self, table: Table | None = None) -> int | None:
+        head = head_of((table or self._load()).metadata)
+        return head.snapshot_id if head else None
+
+
+def _storage_lacks(table: Table) -> Iterator[str]:
+    """Put, put again, read, list and delete an object beside the table's data, as journals are."""
+    store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
+    store.put_if_absent(path, b"first")
+    if store.put_if_absent(path, b"second") or store.get(path) != b"first":
+        yield "its storage has no conditional put (If-None-Match): a second put of one object replaced the first"
+    if path not in {found.path for found in store.list_files(path.rpartition("/")[0])}:
+        yield "its storage does not list an object that was put before"
+    store.delete([path])
+    if store.get(path) is not None:
+        yield "its storage does not delete objects"
+
+
+@contextmanager
+def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
+    """The namespace, made for as long as the probe takes if it is missing."""
+    made = []
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        if not catalog.namespace_exists(tuple(parts[:depth])):
+            with suppress(NamespaceAlreadyExistsError):
+                catalog.create_namespace(tuple(parts[:depth]))
+                made.append(tuple(parts[:depth]))
+    try:
+        yield name
+    finally:
+        for namespace in reversed(made):
+            _best_effort("drop a namespace", lambda n=namespace: catalog.drop_namespace(n))  # type: ignore[misc]
+
+
+@contextmanager
+def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
+    name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
+    # Where the stream's table has a location of its own, the rights may end there; no listing takes this for a stream.
+    place = f"{location.rstrip('/')}/{STATE}/_probe/{name}" if location else None
+    try:
+        table = catalog.create_table(f"{namespace}.{name}", _SCHEMA, location=place, properties=DEFAULT_PROPERTIES)
+    except ValueError as error:
+        raise SpecError(f"the catalog {catalog.name!r} is wrongly configured: {error}") from error
+    try:
+        yield table
+    finally:
+        _best_effort("drop its table", lambda: _remove(catalog, table))
+
+
+def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
+    """Remove what killed probes left."""
+
+    def sweep() -> None:
+        for identifier in catalog.list_tables(namespace):
+            found = _NAME.fullmatch(identifier[-1])
+            if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
+                _remove(catalog, catalog.load_table(identifier))
+
+    _best_effort("remove what an earlier one left", sweep)
+
+
+def _remove(catalog: Catalog, table: Table) -> None:
+    catalog.drop_table(table.name())
+    location = table.location()
+    store = open_store(location, table.io.properties)
+    try:
+        store.delete([found.path for found in store.list_files(location)])
+    except AccessDenied:
+        if isinstance(catalog, MetastoreCatalog):
+            raise
+        # A server that removes a dropped table's files itself may refuse us its folder from then on.
+    if urlsplit(location).scheme in {"", "file"}:
+        with suppress(OSError):
+            Path(urlsplit(location).path).rmdir()
+
+
+def _best_effort(doing: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except Exception as error:
+        log.warning("the catalog's probe could not %s: %s", doing, " ".join(str(error).split()))
+
+
+def _record(config: CatalogConfig) -> Path:
+    """Where this host remembers that the catalog passed: by its address, without its credentials."""
+    key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
+    return home() / "catalogs" / f"{key}.json"
+
+
+def _address(properties: Mapping[str, str]) -> list[str]:
+    uri = properties.get("uri", "")
+    with suppress(ArgumentError):
+        uri = make_url(uri).render_as_string(hide_password=True)
+    keys = ("type", "warehouse", "prefix", "glue.id", "glue.region", "glue.endpoint", "s3.endpoint")
+    return [uri, *(properties.get(key, "") for key in keys)]

@@ -1,0 +1,91 @@
+"""`frazil validate --connect` says what is wrong with catalog and storage; tests/e2e has it ask a broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from moto import mock_aws
+
+from frazil.cli import connect
+from frazil.cli.main import frazil
+from frazil.errors import KafkaUnavailable
+from frazil.table.catalogs import load_catalog
+
+
+def declare(folder: Path, name: str = "rides") -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(
+        f"name: {name}\nsource: {{topics: [{name}], format: json, bootstrap-servers: '127.0.0.1:1'}}\n"
+        f"table: {{identifier: city.{name}, catalog: lake}}\n"
+        "schema: {at: timestamptz not null}\nevent-time: at\n"
+    )
+    return file
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, **properties: str) -> None:
+    for key, value in properties.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{key.upper()}", value)
+
+
+def validate(*arguments: str) -> Result:
+    return CliRunner().invoke(frazil, ["validate", "--connect", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _brokers_answer(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setattr(connect, "_kafka", lambda spec: f"{spec.source.topics[0]}: 3 partitions")
+
+
+def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    result = validate(str(declare(tmp_path)))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1:] == [
+        "rides: rides: 3 partitions",
+        "rides: the catalog and its storage can hold city.rides",
+    ]
+    assert load_catalog("lake").list_namespaces() == []
+
+
+def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_kafka(_: object) -> str:
+        raise KafkaUnavailable("no broker answers")
+
+    monkeypatch.setattr(connect, "_kafka", no_kafka)
+    asked = []
+    problems = connect._catalog_problems
+    monkeypatch.setattr(connect, "_catalog_problems", lambda spec: asked.append(spec.name) or problems(spec))
+    configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
+    result = validate(*(str(declare(tmp_path, name)) for name in ("rides", "trips")))
+    assert result.exit_code == 10
+    assert len(result.stderr.splitlines()) == 4
+    assert "rides.yaml: source: KafkaUnavailable: no broker answers" in result.stderr
+    assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
+    assert asked == ["rides"]
+
+
+def test_a_warehouse_that_may_not_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db")
+    result = validate(str(declare(tmp_path)))
+    assert result.exit_code == 10
+    assert "table: SpecError: the catalog 'lake' is wrongly configured: No default path is set" in result.stderr
+
+
+def test_glue_can_hold_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against moto, whose conditional update by version is Glue's."""
+    configure(
+        monkeypatch,
+        type="glue",
+        glue__region="eu-west-1",
+        glue__access_key_id="key",
+        glue__secret_access_key="secret",
+        warehouse=f"file://{tmp_path}/warehouse",
+    )
+    with mock_aws():
+        result = validate(str(declare(tmp_path)))
+        assert result.exit_code == 0, result.output
+        assert load_catalog("lake").list_namespaces() == []

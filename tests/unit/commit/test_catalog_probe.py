@@ -1,0 +1,171 @@
+"""A catalog that cannot hold a stream is found out on a table of the probe's own, which leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import ForbiddenError
+from pyiceberg.table import Table
+from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
+from sqlalchemy import text
+
+from frazil.commit import catalog_probe
+from frazil.commit.catalog_probe import ABANDONED_AFTER_MS, PREFIX, check_can_hold, probe
+from frazil.errors import CommitRefused
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.local_storage import LocalStore
+
+NOW_MS = 1_700_000_000_000
+SPEC = StreamSpec.model_validate(
+    {
+        "name": "rides",
+        "source": {"topics": ["rides"], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
+        "table": {"identifier": "city.rides", "catalog": "lake"},
+        "schema": {"at": "timestamptz not null"},
+        "event-time": "at",
+    }
+)
+
+
+@pytest.fixture
+def lake(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:  # noqa: ARG001
+    """A sound catalog that somebody configured."""
+    for key, value in {
+        "TYPE": "sql",
+        "URI": f"sqlite:///{tmp_path}/lake.db",
+        "WAREHOUSE": f"file://{tmp_path}/w",
+    }.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{key}", value)
+    return load_catalog("lake")
+
+
+class Flawed:
+    """A catalog that answers every commit, and does something else."""
+
+    def __init__(self, inner: Catalog, **flaws: Callable[..., Any]) -> None:
+        self._inner, self._flaws, self.commits = inner, flaws, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def load_table(self, identifier: Any) -> Table:
+        table = self._inner.load_table(identifier)
+        return self._flaws["load"](table) if "load" in self._flaws else table
+
+    def commit_table(self, table: Table, requirements: Any, updates: Any) -> Any:
+        self.commits += 1
+        if "swap" in self._flaws:
+            self._flaws["swap"](self._inner, table)
+        if "commit" in self._flaws:
+            requirements, updates = self._flaws["commit"](requirements, updates)
+        return self._inner.commit_table(self._inner.load_table(table.name()), requirements, updates)
+
+
+def without_history(table: Table) -> Table:
+    alone = [s.model_copy(update={"parent_snapshot_id": None}) for s in table.metadata.snapshots[-1:]]
+    metadata = table.metadata.model_copy(update={"snapshots": alone})
+    return Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
+
+
+def without_properties(requirements: Any, updates: Any) -> Any:
+    return requirements, tuple(u for u in updates if not isinstance(u, SetPropertiesUpdate))
+
+
+def unconditional(catalog: Any, base: Table) -> None:
+    """The last writer wins: whatever the table has become, a commit goes on from its own base."""
+    with catalog.engine.begin() as connection:
+        connection.execute(text("update iceberg_tables set metadata_location = :at"), {"at": base.metadata_location})
+
+
+def branches_are_main(_: Any, updates: Any) -> Any:
+    """As Nessie's: a commit to any branch is one to main."""
+    return (), tuple(
+        u.model_copy(update={"ref_name": "main"}) if isinstance(u, SetSnapshotRefUpdate) else u for u in updates
+    )
+
+
+def branches_are_ignored(requirements: Any, updates: Any) -> Any:
+    return requirements, tuple(u for u in updates if not (isinstance(u, SetSnapshotRefUpdate) and u.ref_name != "main"))
+
+
+def test_a_sound_catalog_lacks_nothing_and_nothing_of_the_probe_is_left(lake: Catalog, tmp_path: Path) -> None:
+    assert probe(lake, SPEC, now_ms=NOW_MS) == ()
+    assert lake.list_namespaces() == []
+    assert [path for path in (tmp_path / "w").rglob("*") if path.name != "city"] == []
+
+
+@pytest.mark.parametrize(
+    ("flaws", "said"),
+    [
+        ({"load": without_history}, "no snapshot history"),
+        ({"commit": without_properties}, "drops table properties"),
+        ({"swap": unconditional}, "not conditional"),
+        ({"commit": branches_are_main}, "a commit to a branch replaces main's data"),
+        ({"commit": branches_are_ignored}, "ignores branches"),
+    ],
+)
+def test_each_flaw_is_said(lake: Catalog, flaws: dict[str, Callable[..., Any]], said: str) -> None:
+    lacks = probe(Flawed(lake, **flaws), SPEC, now_ms=NOW_MS)  # type: ignore[arg-type]
+    assert said in "; ".join(lacks)
+    assert lake.list_namespaces() == []
+
+
+def test_a_storage_without_conditional_put_is_said(lake: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(store: LocalStore, path: str, data: bytes) -> bool:
+        store.put(path, data)
+        return True
+
+    monkeypatch.setattr(LocalStore, "put_if_absent", put)
+    (said,) = probe(lake, SPEC, now_ms=NOW_MS)
+    assert "no conditional put" in said
+
+
+def test_a_flawed_catalog_is_refused_at_every_start_and_a_sound_one_is_probed_once(lake: Catalog) -> None:
+    flawed: Any = Flawed(lake, swap=unconditional)
+    for _ in range(2):
+        with pytest.raises(
+            CommitRefused, match=r"stream rides: the catalog 'lake' cannot hold a stream: .*conditional"
+        ):
+            check_can_hold(flawed, SPEC, now_ms=NOW_MS)
+    sound: Any = Flawed(lake)
+    check_can_hold(sound, SPEC, now_ms=NOW_MS)
+    probed = sound.commits
+    assert probed > 0
+    check_can_hold(sound, SPEC, now_ms=NOW_MS)
+    assert sound.commits == probed
+
+
+def test_what_a_host_remembers_of_a_catalog_ends_with_the_probe_that_it_passed(
+    lake: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_can_hold(lake, SPEC, now_ms=NOW_MS)
+    monkeypatch.setattr(catalog_probe, "VERSION", catalog_probe.VERSION + 1)
+    again: Any = Flawed(lake)
+    check_can_hold(again, SPEC, now_ms=NOW_MS)
+    assert again.commits > 0
+
+
+def test_a_stream_whose_tables_others_make_starts_where_we_may_make_none(
+    lake: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ForbiddenError("create is not yours")
+
+    lake.create_namespace("city")
+    lake.create_table = refuse  # type: ignore[method-assign]
+    check_can_hold(lake, SPEC, now_ms=NOW_MS)
+    assert "was not probed" in caplog.text
+
+
+def test_the_next_probe_removes_what_a_killed_one_left_and_no_table_of_others(lake: Catalog) -> None:
+    lake.create_namespace("city")
+    killed, running = NOW_MS - ABANDONED_AFTER_MS - 1, NOW_MS - 1000
+    for name in (f"{PREFIX}{killed}_ab12", f"{PREFIX}{running}_ab12", f"{PREFIX}mine", "rides"):
+        lake.create_table(f"city.{name}", catalog_probe._SCHEMA)
+    assert probe(lake, SPEC, now_ms=NOW_MS) == ()
+    assert {name for _, name in lake.list_tables("city")} == {f"{PREFIX}{running}_ab12", f"{PREFIX}mine", "rides"}
