@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -127,10 +127,11 @@ def _failure(error: Exception, said: str, stream: str) -> Exception | None:
         )
     if died := next((what for words, what in DIED.items() if words in said), None):
         return WorkerDied(_death(stream, died, said))
-    if isinstance(error, Py4JNetworkError | ConnectionError):
-        return WorkerDied(_death(stream, "the JVM", said))
     if isinstance(error, Py4JJavaError):
         return RuntimeError(f"a task of stream {stream!r} failed: {error.java_exception}")
+    # A JVM that answers has a trace to give.
+    if isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and "Trace:" not in said):
+        return WorkerDied(_death(stream, "the JVM", said))
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.stream.spark_engine import task_failures
@@ -43,7 +43,14 @@ def test_without_details_it_is_still_our_sentence():
     assert said(CRASHED).startswith("a Python worker of stream 'ticks' died. Nothing of the batch was committed")
 
 
-@pytest.mark.parametrize("error", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        Py4JNetworkError("Answer from Java side is empty"),
+        Py4JError("An error occurred while calling o33.sc"),
+        ConnectionRefusedError(),
+    ],
+)
 def test_a_jvm_that_is_gone_is_one_sentence(error: Exception):
     with (
         pytest.raises(WorkerDied, match="the JVM of stream 'ticks' died"),
@@ -57,3 +64,7 @@ def test_other_failures_are_raised_as_they_are():
         raise RuntimeError("Python worker failed to connect back")
     with pytest.raises(ValueError, match="a bug"), task_failures("ticks"):
         raise ValueError("a bug")
+    with pytest.raises(Py4JError), task_failures("ticks"):
+        raise Py4JError(
+            "An error occurred while calling o33.gone. Trace:\npy4j.Py4JException: Method gone([]) does not exist"
+        )
