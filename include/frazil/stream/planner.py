@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 DESCRIBE_S = 10.0
+WARN_S = 30.0
+"""Between two warnings that Kafka does not answer: they reach the terminal and the Airflow task's log."""
 UNREACHABLE_S = 120.0
 """How long brokers may be silent before the writer ends; its supervisor then restarts it."""
 
@@ -69,6 +71,7 @@ class BatchPlanner:
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
+    warned_at: float = float("-inf")
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
 
@@ -152,7 +155,9 @@ class BatchPlanner:
     def _tolerate(self, error: KafkaUnavailable, now: float) -> None:
         silent_s = now - self.answered_at if self.answered_at is not None else 0.0
         self.answered_at = self.answered_at if self.answered_at is not None else now
-        log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)
+        if now - self.warned_at >= WARN_S:
+            self.warned_at = now
+            log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)
         if silent_s >= UNREACHABLE_S:
             raise error
 

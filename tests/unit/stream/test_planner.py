@@ -343,6 +343,14 @@ def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
     assert OLD not in end.idle
 
 
+def test_a_silence_is_told_of_twice_a_minute(world: World, caplog: pytest.LogCaptureFixture):
+    world.kafka.down = True
+    world.after(60)
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == [
+        f"Kafka has been silent for {seconds} s" for seconds in (0, 30)
+    ]
+
+
 def test_draining_waits_for_nothing(tmp_path: Path):
     world = World(tmp_path, drain=True)
     world.after(1)
