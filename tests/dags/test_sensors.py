@@ -11,10 +11,11 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.partitions import waiting_trigger
+from frazil.airflow.partitions import tasks, waiting_trigger
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
-from frazil.errors import CommitUnavailable, MarkerUnreadable
+from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
 from frazil.signals.completion import Gate, assess, signal
+from frazil.signals.window_status import window_status
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -206,3 +207,19 @@ def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_men
         "the check failed, and is tried again: ConnectionError('reset by peer')",
         "the check failed, and is tried again: no answer",
     ]
+
+
+def test_a_lost_catalog_is_said_and_none_is_made_in_its_place(flow: Flow, frazil_home: Path) -> None:
+    flow.land(4)
+    flow.signal()
+    for path in frazil_home.glob("catalog.db*"):
+        path.rename(frazil_home / f"aside-{path.name}")
+    for asks in (
+        lambda: window_status([flow.made.spec], "2013-12-30T01"),
+        lambda: tasks.ready("demo.made", flow.folder, after=0),
+        lambda: tasks.act("demo.made", flow.folder, {}),
+        lambda: tasks.held("demo.made", flow.folder, {}),
+    ):
+        with pytest.raises(TableLost, match=r"demo\.made is not in the catalog 'default'"):
+            asks()
+    assert not (frazil_home / "catalog.db").exists()

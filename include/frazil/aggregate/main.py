@@ -11,7 +11,7 @@ from frazil.aggregate.run import aggregate_day
 from frazil.aggregate.spec import AggregationSpec, find_aggregation, parse_day
 from frazil.errors import FrazilError
 from frazil.spark.application import log_to_stderr, start_session
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger("frazil")
 
@@ -33,7 +33,7 @@ def run_aggregation(
 
 
 def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
-    catalog = load_catalog(spec.catalog)
+    catalog = existing_catalog(spec.catalog)
     if snapshot_id is None:
         given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:

@@ -16,7 +16,7 @@ from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import log_to_stderr, start_session
 from frazil.spec.load import sound_streams
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger("frazil")
 
@@ -42,7 +42,7 @@ def run_maintenance(
     try:
         for table in tables:
             now_ms = clock.now_ms()
-            outcomes += maintain(lambda: spark, load_catalog(table.catalog), table, actions=actions, now_ms=now_ms)
+            outcomes += maintain(lambda: spark, existing_catalog(table.catalog), table, actions=actions, now_ms=now_ms)
             _write(report, outcomes)
     finally:
         spark.stop()

@@ -16,7 +16,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType, Timestam
 
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest
-from frazil.table.catalogs import catalog_config, catalog_errors, load_catalog, spark_properties
+from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, spark_properties
 
 _NULLABLE = {
     pa.bool_(): pd.BooleanDtype(),
@@ -78,7 +78,7 @@ class GatedWindow:
 
 def open_window(request: GateRequest) -> GatedWindow:
     """Find the window. Raises SpecError (no such table or column), FrazilError (no snapshot), catalog errors."""
-    catalog = load_catalog(request.catalog)
+    catalog = existing_catalog(request.catalog)
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(request.table)

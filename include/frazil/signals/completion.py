@@ -21,7 +21,7 @@ from frazil.commit.late_rows import late_rows
 from frazil.commit.marker import Marker, of_topics, read_markers
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
-from frazil.errors import CommitUnavailable, RolledBack, SpecError
+from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
 from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Feed, WindowDecision, complete_to, decide
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.window_rows import window_rows
@@ -31,6 +31,7 @@ from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
+from frazil.table.tables import lost_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT
     """Assess the table that these streams feed. None if it does not exist, or if its windows never complete.
 
     `specs` are all declared streams of one table; they declare the same windows. At most `most` windows complete at
-    once. Raises `MarkerUnreadable`, and what `catalog_errors` turns a catalog's errors into.
+    once. Raises `MarkerUnreadable`, `TableLost`, and what `catalog_errors` turns a catalog's errors into.
     """
     spec = specs[0]
     if spec.window is None:
@@ -84,7 +85,11 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT
         try:
             table = catalog.load_table(spec.table.identifier)
         except NoSuchTableError:
-            return None
+            table = None
+    if table is None:
+        if lost := next(filter(None, map(lost_table, specs)), None):
+            raise TableLost(lost)
+        return None
     grain = Grain(spec.window)
     feeds = feeds_of(table, specs)
     cursor = _of_this_table(signals.cursor, table)

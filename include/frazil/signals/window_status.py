@@ -11,7 +11,7 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     """
     table = specs[0].table.identifier
     wanted = _window(key, specs[0])
-    seen = assess(load_catalog(specs[0].table.catalog), specs)
+    seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return WindowStatus((), f"there is no table {table} yet: its writer never ran")
     cursor = seen.signals.cursor

@@ -11,7 +11,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, Happening
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
@@ -51,7 +51,7 @@ class RecordFolding:
 
     def fold(self) -> int:
         """Fold old records and return their number. Raises what the catalog and the storage raise."""
-        table = load_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
+        table = existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:
             return read_marker(table.refresh().metadata.properties, self.spec.name)

@@ -367,6 +367,16 @@ def lost_table(spec: StreamSpec) -> str | None:
     return _lost(catalog, spec.table.identifier, found) if found else None
 
 
+def stream_catalog(spec: StreamSpec) -> Catalog:
+    """The catalog of a stream's table, for everybody but its writer: it is not made if it does not exist.
+
+    Raises TableLost if the catalog lost the table, and what `lost_table` raises.
+    """
+    if lost := lost_table(spec):
+        raise TableLost(f"stream {spec.name!r}: {lost}")
+    return existing_catalog(spec.table.catalog)
+
+
 def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
     """The error for a table that its catalog does not have: lost with a table of these streams, or not made yet.
 

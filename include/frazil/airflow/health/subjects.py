@@ -30,7 +30,8 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
+from frazil.table.tables import stream_catalog
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def _care(table: str, spec: StreamSpec) -> Subject:
         return Subject(alerts, list, (maintenance_dag_id(table),))
 
     def read() -> Iterable[Reading]:
-        signals = TableSignals.load(load_catalog(spec.table.catalog), table)
+        signals = TableSignals.load(stream_catalog(spec), table)
         starts = signals.cursor.held if signals.cursor else frozenset()
         newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
         held = [(s.partition, s.note or "the gate said nothing") for s in newest.values() if not s.sent]
@@ -138,7 +139,7 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return
-    catalog = load_catalog(spec.catalog)
+    catalog = existing_catalog(spec.catalog)
     first_days[name] = first = first_days[name] or open_day(catalog, spec)
     if first is not None:
         waiting = waiting_days(catalog, spec, first=first)

@@ -25,7 +25,7 @@ from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import rounded_bytes
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[
 def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
     """The table's health; None if there is no table; or a sentence that says why it cannot be measured."""
     try:
-        found = measure(load_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
+        found = measure(existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
     log.info("%s: %s", table.name, _measurement(found) if found else "there is no table yet")

@@ -149,7 +149,7 @@ def release(streams: str) -> None:
     """Release the window that the form names, on behalf of the person who triggered the run."""
     from frazil.partitions.windows import Window  # noqa: PLC0415 - as above
     from frazil.signals import completion  # noqa: PLC0415 - as above
-    from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
+    from frazil.table.tables import stream_catalog  # noqa: PLC0415 - as above
 
     context = get_current_context()
     form, person = context["params"], context["dag_run"].triggering_user_name or "Airflow"
@@ -159,7 +159,7 @@ def release(streams: str) -> None:
         raise AirflowFailException(f"partition: {error}") from error
     spec = streams_feeding(Path(streams), form["table"])[0]
     note = f"released by {person}: {form['reason']}"
-    completion.release(load_catalog(spec.table.catalog), spec, window, note=note, clock_ms=clock.now_ms())
+    completion.release(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
 
 
 def _page(table: str, specs: list[StreamSpec]) -> str:

@@ -24,7 +24,8 @@ from frazil.partitions.completeness import moment
 from frazil.signals.completion import assess, signal
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import existing_catalog
+from frazil.table.tables import stream_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -57,7 +58,7 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     Reads only metadata. Raises whatever `assess` raises.
     """
     specs = streams_feeding(streams, table)
-    seen = assess(load_catalog(specs[0].table.catalog), specs)
+    seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return False, f"there is no table {table} yet: its writer never ran"
     first = seen.signals.cursor is None and seen.cursor is not None
@@ -70,7 +71,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
     Raises whatever `assess` and `signal` raise.
     """
     specs = streams_feeding(streams, table)
-    catalog = load_catalog(specs[0].table.catalog)
+    catalog = stream_catalog(specs[0])
     gates = gates_of(expectations, table)
     seen = assess(catalog, specs, **({"most": MOST_JUDGED} if gates else {}))
     if seen is None:
@@ -120,7 +121,7 @@ def facts(s: Signal) -> dict[str, Any]:
 
 
 def _signals(table: str, streams: Path) -> TableSignals:
-    return TableSignals.load(load_catalog(streams_feeding(streams, table)[0].table.catalog), table)
+    return TableSignals.load(stream_catalog(streams_feeding(streams, table)[0]), table)
 
 
 def _assets(table: str) -> dict[str, Asset]:
