@@ -1,7 +1,7 @@
 """A Kafka broker on loopback, from pinned jars, for development, the demo and tests; never for real data.
 
-It is a KRaft broker and controller in one JVM. It does *not* replicate, authenticate, or flush on every write. It keeps
-records for ever whatever their timestamps, so that a test can send last year's events.
+It is a KRaft broker and controller in one JVM. It does *not* replicate, flush on every write, or authenticate unless
+its settings say so. It keeps records for ever whatever their timestamps, so that a test can send last year's events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from confluent_kafka import KafkaException
@@ -35,8 +35,8 @@ _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners={listeners},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners={listeners}
 controller.listener.names=CONTROLLER
 log.dirs={data}
 auto.create.topics.enable=false
@@ -56,6 +56,7 @@ broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 log.cleaner.backoff.ms=1000
 log.cleaner.dedupe.buffer.size=16777216
+{settings}
 """
 
 
@@ -63,11 +64,20 @@ class EmbeddedKafka:
     """A broker with its data, log and process record in one folder.
 
     Later starts on the same folder reuse the first one's port, unless another is given; a broker that already runs
-    there, started by this process or another, is used as it is.
+    there, started by this process or another, is used as it is. Clients that have no credentials use `port`; further
+    `listeners`, ports by name, need `settings`, which are the broker's own and replace those that it has here.
     """
 
-    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        listeners: Mapping[str, int] = MappingProxyType({}),
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.folder = folder.absolute()
+        self._listeners, self._settings = dict(listeners), dict(settings)
         self.port = port or self.last_port(self.folder) or process.free_port()
         self.log = self.folder / "kafka.log"
 
@@ -145,7 +155,7 @@ class EmbeddedKafka:
         if not properties.is_file():
             return None
         listeners = next(x for x in properties.read_text().splitlines() if x.startswith("advertised.listeners="))
-        return int(listeners.rpartition(":")[2])
+        return int(listeners.partition(",")[0].rpartition(":")[2])
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="Kafka", option="--kafka-port")
@@ -154,8 +164,14 @@ class EmbeddedKafka:
         data = self.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
         properties = self.folder / PROPERTIES_FILE
-        controller_port = process.free_port()
-        properties.write_text(_SETTINGS.format(port=self.port, controller_port=controller_port, data=data))
+        listeners = {"PLAINTEXT": self.port, **self._listeners}
+        text = _SETTINGS.format(
+            listeners=",".join(f"{name}://{process.LOOPBACK}:{port}" for name, port in listeners.items()),
+            controller_port=process.free_port(),
+            data=data,
+            settings="\n".join(f"{key}={value}" for key, value in self._settings.items()),
+        )
+        properties.write_text(text)
         if not (data / "meta.properties").exists():
             _format(java, properties, data)
         process.start("kafka", [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)

@@ -16,10 +16,10 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException
 from numpy.typing import NDArray
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.kafka.client import DENIED
+from frazil.kafka.client import refusal
 from frazil.offsets.spans import TopicPartition
 
 CHUNK_RECORDS = 50_000
@@ -71,19 +71,25 @@ def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int
 
 
 class RangeReader(ABC):
-    """Reads `[start, end)` of each range once. Iterate it to the end, then `close` (or use it as a context)."""
+    """Reads `[start, end)` of each range once. Iterate it to the end, then `close` (or use it as a context).
+
+    Errors name the `stream`, if it is given.
+    """
 
     notice: str | None = None
     """What people should know about how it reads."""
 
     def __init__(
         self,
+        properties: Mapping[str, str],
         ranges: Sequence[OffsetRange],
         *,
+        stream: str | None = None,
         unreachable_limit_s: float = UNREACHABLE_LIMIT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ranges = ranges
+        self._stream, self._servers = stream, properties.get("bootstrap.servers", "")
         self._limit_s = unreachable_limit_s
         self._monotonic = monotonic
         self._ends = np.array([r.end for r in ranges], np.int64)
@@ -185,10 +191,9 @@ class RangeReader(ABC):
         """Keep the failure, which the loop raises: an exception in a callback would be lost."""
         self._last_trouble = text
         place = where or ", ".join(sorted({r.topic for r in self._ranges}))
-        if code in DENIED:
-            self._failure = AccessDenied(
-                f"Kafka refuses access to {place}: {text}. Check source.properties and the ACLs."
-            )
+        refused = refusal(code, text, what=f"access to {place}", stream=self._stream, servers=self._servers)
+        if refused:
+            self._failure = refused
         elif code in _GONE:
             self._failure = TopicMissing(f"Kafka does not know {place}: {text}. Was the topic deleted?")
 

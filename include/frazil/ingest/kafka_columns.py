@@ -155,7 +155,7 @@ class ColumnReader(RangeReader):
     """Raises LibraryUnfit if librdkafka's C API cannot be used."""
 
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
-        super().__init__(ranges, **limits)
+        super().__init__(properties, ranges, **limits)
         self._library = librdkafka()
         self._pid = os.getpid()
         self._messages = np.zeros(CONSUME_RECORDS, np.int64)

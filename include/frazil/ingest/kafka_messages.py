@@ -28,7 +28,7 @@ _timestamp_ms = itemgetter(1)
 
 class MessageReader(RangeReader):
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
-        super().__init__(ranges, **limits)
+        super().__init__(properties, ranges, **limits)
         self._topic_rows = {topic: row for row, topic in enumerate(self._partitions)}
         # The last row is that of unknown topics, which have no partitions.
         self._firsts, self._sizes = np.array([*self._partitions.values(), (0, 0)], np.int32).T

@@ -22,16 +22,18 @@ FORCED = "FRAZIL_KAFKA_READER"
 EACH_RECORD = "records of Kafka are read one by one, which costs more CPU"
 
 
-def kafka_reader(properties: Mapping[str, str], ranges: Sequence[OffsetRange]) -> RangeReader | TurnReader:
-    """A reader of these ranges; a topic-partition may have several. Raises SpecError."""
+def kafka_reader(
+    properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
+) -> RangeReader | TurnReader:
+    """A reader of these ranges; a topic-partition may have several. Errors name the stream. Raises SpecError."""
     reason = why_messages(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
         from frazil.ingest.kafka_columns import ColumnReader  # noqa: PLC0415 - it needs Numba, which may be unfit
 
-        open_ranges = partial(ColumnReader, properties)
+        open_ranges = partial(ColumnReader, properties, stream=stream)
     else:
-        open_ranges = partial(MessageReader, properties)
+        open_ranges = partial(MessageReader, properties, stream=stream)
     partitions = {(r.topic, r.partition) for r in ranges}
     reader = open_ranges(ranges) if len(partitions) == len(ranges) else TurnReader(open_ranges, ranges)
     reader.notice = reason and f"{EACH_RECORD}: {reason}"

@@ -254,7 +254,7 @@ def _writer(context: StageContext, target: Target, file_name: Callable[[], str])
 
 def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
     if not context.files:
-        return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges)
+        return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
     return FileReader(context.files, task.ranges, io=io, schema=schema)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -12,13 +14,15 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, TopicMissing
-from frazil.kafka.client import DENIED, AdminClient, client_errors
+from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
+from frazil.kafka.client import AdminClient, client_errors, refusal
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LogEnd, diverged
 from frazil.offsets.spans import TopicPartition
 
 TIMEOUT_S = 10.0
+POLL_S = 0.1
+"""How often a client is asked, while its answer does not come, what keeps it."""
 PERSON_WAITS_S = 5.0
 """How long a command that a person runs waits for an answer; the first one that does not come ends it."""
 
@@ -32,9 +36,20 @@ class Topics:
 
 
 class KafkaOffsets:
-    """An admin client that answers in frazil's terms. Every question is one batched request per broker."""
+    """An admin client that answers in frazil's terms. Every question is one batched request per broker.
 
-    def __init__(self, properties: Mapping[str, str], topics: Collection[str], *, timeout_s: float = TIMEOUT_S) -> None:
+    Errors name the `stream`, if it is given.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        topics: Collection[str],
+        *,
+        stream: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._stream = stream
         self._servers = properties.get("bootstrap.servers", "")
         self._properties = dict(properties)
         self._topics = list(topics)
@@ -55,7 +70,7 @@ class KafkaOffsets:
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
             answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=self._timeout_s)
-            cluster_id = cluster.result(self._timeout_s).cluster_id
+            cluster_id = self._result(cluster).cluster_id
             described = self._described(answers)
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error, "describing") from error
@@ -69,7 +84,7 @@ class KafkaOffsets:
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
-                described[name] = answer.result(self._timeout_s)
+                described[name] = self._result(answer)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
@@ -148,18 +163,39 @@ class KafkaOffsets:
 
     def _answers(self, asked: Mapping[Any, Any]) -> dict[TopicPartition, Any]:
         try:
-            return {(tp.topic, tp.partition): answer.result(self._timeout_s) for tp, answer in asked.items()}
+            return {(tp.topic, tp.partition): self._result(answer) for tp, answer in asked.items()}
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error, "listing offsets of") from error
 
+    def _result(self, answer: Future[Any]) -> Any:
+        """The answer, once it is there. Raises KafkaException, TimeoutError, and AccessDenied if none can come.
+
+        librdkafka connects again and again, whatever a broker says; a refusal is therefore found beside the answer.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while not wait([answer], POLL_S).done:
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            self._admin.poll(0)
+            for trouble in self._admin.troubles:
+                if refused := self._refusal(trouble, f"access to topics {', '.join(self._topics)}"):
+                    raise refused
+        self._admin.poll(0)
+        self._admin.troubles.clear()  # an answer came: what was wrong before is over
+        return answer.result()
+
+    def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
+        return refusal(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
+
     def _translated(self, error: Exception, doing: str) -> FrazilError:
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
-        what = f"{doing} topics {', '.join(self._topics)} at {self._servers}"
-        if code in DENIED:
-            said = error.args[0].str()
-            return AccessDenied(f"Kafka refuses {what}: {said}. Check source.properties and the topic's ACLs")
+        topics = f"{doing} topics {', '.join(self._topics)}"
+        if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
+            return refused
+        what = f"{topics} at {self._servers}"
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         is_late = code in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
-        return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers")
+        last = f"; the last error was: {self._admin.troubles[-1].str()}" if is_late and self._admin.troubles else ""
+        return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")

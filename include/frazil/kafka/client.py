@@ -1,17 +1,19 @@
-"""What all clients of librdkafka share: how their refusals are reported, and where they may be destroyed."""
+"""What all clients of librdkafka share: how refusals are reported, and where a client may be destroyed."""
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as confluent_admin
 
-from frazil.errors import SpecError
+from frazil.errors import AccessDenied, SpecError
 
 DENIED = frozenset(
     {
@@ -23,7 +25,37 @@ DENIED = frozenset(
     }
 )
 
+_CERTIFICATE = re.compile(r"certificate verify failed|SSL routines.*alert .*(certificate|unknown ca)")
+_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+_TOKEN_REFUSED = re.compile(
+    r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
+)
+"""Error codes of RFC 6749, and librdkafka's words. The server that issues tokens may also be away for a moment."""
+
 _left: deque[AdminClient] = deque()
+
+
+def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
+    """The error for a refusal that waiting does not mend; None for any other trouble of a client. Pure.
+
+    `code` and `text` are librdkafka's; `what` says what was refused, such as "access to flights".
+    """
+    if _CERTIFICATE.search(text):
+        said = f"the TLS connection fails: {text}"
+        check = (
+            "ssl.* in source.properties, and the broker's certificate: its authority, its host name, and whether it "
+            "has expired"
+        )
+    elif text.startswith(_TOKEN):
+        if not _TOKEN_REFUSED.search(text):
+            return None
+        said, check = text, "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock"
+    elif code in DENIED:
+        said, check = f"Kafka refuses {what}: {text}", "source.properties and the ACLs"
+    else:
+        return None
+    place = f"brokers {servers}" if stream is None else f"stream {stream}, brokers {servers}"
+    return AccessDenied(f"{place}: {said}. Check {check}.")
 
 
 class AdminClient(confluent_admin.AdminClient):
@@ -34,9 +66,14 @@ class AdminClient(confluent_admin.AdminClient):
     kept until a Python thread makes another one.
     """
 
+    troubles: deque[KafkaError]
+    """What `poll` found wrong with the connections, the newest last."""
+
     def __init__(self, properties: Mapping[str, str | int]) -> None:
         _destroy_left()
-        super().__init__(dict(properties))
+        self.troubles = deque(maxlen=20)
+        settings: dict[str, Any] = {**properties, "error_cb": self.troubles.append}
+        super().__init__(settings)
 
     def __del__(self) -> None:
         if _is_foreign_thread():

@@ -88,7 +88,7 @@ class Writer:
     def _run(self, folder: Path, events: Events, reporter: Reporter) -> Marker | None:
         kafka_settings = kafka_properties(self.spec, os.environ)
         with (
-            KafkaOffsets(kafka_settings, self.spec.source.topics) as kafka,
+            KafkaOffsets(kafka_settings, self.spec.source.topics, stream=self.spec.name) as kafka,
             self.engine as engine,
         ):
             engine.warm_up()

@@ -130,9 +130,9 @@ def test_brokers_that_are_down_are_waited_for_briefly(
     waits_s: list[float] = []
 
     class Hurried(KafkaOffsets):
-        def __init__(self, *arguments: Any, timeout_s: float) -> None:
+        def __init__(self, *arguments: Any, timeout_s: float, **others: Any) -> None:
             waits_s.append(timeout_s)
-            super().__init__(*arguments, timeout_s=timeout_s / 50)
+            super().__init__(*arguments, timeout_s=timeout_s / 50, **others)
 
     monkeypatch.setattr(opened, "KafkaOffsets", Hurried)
     MadeStream(load_stream(streams / "rides.yaml"), 1_800_000_000_000, partitions=1).begin()

@@ -1,9 +1,14 @@
-"""A client may be left to the garbage collector, in whatever thread that runs."""
+"""Which refusals of a client are final. And a client may be left to the garbage collector, in whatever thread."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
+from confluent_kafka import KafkaError
+
+from frazil.kafka.client import refusal
 
 # A process of its own, for librdkafka would abort this one. The server accepts connections and answers nothing.
 PROGRAM = """
@@ -31,3 +36,29 @@ print(len(client._left))
 def test_a_client_that_is_collected_in_a_thread_of_its_own_is_destroyed_in_one_of_pythons():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stdout.split()) == (0, ["1", "0"]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "check"),
+    [
+        (KafkaError._AUTHENTICATION, "SASL authentication error", "source.properties and the ACLs"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed", "source.properties and the ACLs"),
+        (KafkaError._SSL, "SSL handshake failed: SSL routines::certificate verify failed: ...", "ssl.*"),
+        (KafkaError._SSL, "SSL routines::tlsv1 alert unknown ca: SSL alert number 48", "ssl.*"),
+        (KafkaError._SSL, "SSL routines::tlsv13 alert certificate required: SSL alert number 116", "ssl.*"),
+        (KafkaError._AUTHENTICATION, 'Failed to acquire SASL OAUTHBEARER token: {"error": "invalid_client"}', "sasl."),
+        # What follows may pass, so that a writer waits and starts again.
+        (KafkaError._AUTHENTICATION, "Failed to acquire SASL OAUTHBEARER token: Could not connect to server", None),
+        (KafkaError._AUTHENTICATION, "Failed to acquire SASL OAUTHBEARER token: Service Unavailable", None),
+        (KafkaError._SSL, "SSL handshake failed: Disconnected", None),
+        (KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down", None),
+        (KafkaError._TRANSPORT, "Connection refused", None),
+    ],
+)
+def test_a_refusal_is_told_from_trouble_that_may_pass(code: int, text: str, check: str | None) -> None:
+    found = refusal(code, text, what="access to t", stream="flights", servers="kafka:9092")
+    assert (found is None) == (check is None)
+    if check is not None:
+        said = str(found)
+        assert said.startswith("stream flights, brokers kafka:9092: ")
+        assert (text in said, f" Check {check}" in said) == (True, True)
