@@ -54,17 +54,22 @@ setup: check-java venv jars loops ## Everything that demo and tests need: .venv,
 venv: $(INSTALLED) ## .venv alone
 
 $(INSTALLED): requirements.txt pyproject.toml | check-python
+	@[ -x $(BIN)/uv ] || echo "setup: making $(VENV) (seconds)"
 	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); }
+	@echo "setup: installing $$(grep -c == requirements.txt) packages and compiling their bytecode (minutes, 2 GB)"
 	$(BIN)/uv pip install --quiet --compile-bytecode --requirements requirements.txt
 	$(BIN)/uv pip install --quiet --no-deps --editable .
 	@rm -rf include/frazil.egg-info  # the installation's metadata once more, by which Airflow would find the plugin twice
 	@touch $@
 
 jars: venv check-java
+	@echo "setup: fetching the JVM jars that are missing (105 MB the first time)"
 	@$(BIN)/python -m frazil.spark.jars fetch >/dev/null
+	@echo "setup: archiving the JVM's classes if they changed (half a minute)"
 	@$(BIN)/python -m frazil.spark.class_archive
 
 loops: venv
+	@echo "setup: compiling the loops over records if they changed (half a minute)"
 	@$(BIN)/python -m frazil.ingest.precompile
 
 lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest versions that fit)

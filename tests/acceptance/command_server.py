@@ -1,11 +1,13 @@
 """`frazil` commands as processes of their own, forked from one that has imported everything: a start costs 50 ms.
 
 A process may be killed, stopped and left alone as a user's is; only its imports and, with a writer, the JVM are spared.
+The server adopts what a killed process leaves behind, so that none of them outlives the test that started it.
 Run as a program this is the server: a line of JSON on standard input is a `Request`, its answer the pid.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -19,7 +21,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.polling import eventually
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 IMPORTED = (
     "pyspark.sql",
@@ -118,7 +124,21 @@ class CommandServer:
         self._server.stdin.flush()
         return Running(int(self._answer()), out)
 
+    def end_all(self) -> None:
+        """Kill every process that the commands left, those that stand still too."""
+        server = psutil.Process(self._server.pid)
+
+        def none_left() -> bool:
+            left = server.children(recursive=True)
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return not left
+
+        eventually(none_left)
+
     def stop(self) -> None:
+        self.end_all()
         self._server.terminate()
         self._server.communicate()
 
@@ -131,13 +151,14 @@ def _serve() -> None:
     for module in IMPORTED:
         import_module(module)
     children: dict[int, str] = {}
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def reap(*_: object) -> None:
-        for pid, out in list(children.items()):
-            with suppress(ChildProcessError):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    del children[pid]
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if (out := children.pop(pid, None)) is not None:
                     half = Path(f"{out}.half")
                     half.write_text(str(os.waitstatus_to_exitcode(status)))
                     half.rename(f"{out}.code")

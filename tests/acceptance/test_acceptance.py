@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from frazil.dev.kafka import EmbeddedKafka
@@ -26,6 +28,7 @@ from tests.acceptance.command_server import CommandServer
 from tests.acceptance.happenings import HAPPENINGS, Happening
 from tests.acceptance.situations import SITUATIONS, Situation
 from tests.acceptance.world import SHAPES, Shape, World
+from tests.polling import eventually
 
 IN_TEST = 40
 SEED = int(os.environ.get("FRAZIL_ACCEPTANCE_SEED", "1"))
@@ -112,10 +115,12 @@ def world(
         monkeypatch.setenv(key, value)
     name = f"rides_{os.urandom(4).hex()}"
     made = World(tmp_path, *surfaces, request.param, name, spark=partial(request.getfixturevalue, "spark"))
-    made.begin()
-    airflow.begin(streams=made.file.parent, home=tmp_path / "one")
-    yield made
-    made.close()
+    try:
+        made.begin()
+        airflow.begin(streams=made.file.parent, home=tmp_path / "one")
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize(
@@ -149,3 +154,11 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     world.check()
     world.check_green()
     world.stop()
+
+
+def test_no_process_outlives_its_test_not_even_one_that_stands_still(commands: CommandServer, tmp_path: Any):
+    left = commands.start("dev", "down", environment={"FRAZIL_HOME": str(tmp_path)})
+    left.signal(signal.SIGSTOP)
+    commands.end_all()
+    eventually(lambda: not left.runs)
+    assert not psutil.pid_exists(left.pid)

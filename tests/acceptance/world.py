@@ -425,6 +425,8 @@ class World:
             return True
 
     def close(self) -> None:
+        """Also where the test failed, whatever stands still by then."""
+        self.commands.end_all()
         for clean in reversed(self.cleanups):
             clean()
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from frazil.commit.marker import read_marker
-from frazil.errors import SchemaIncompatible
+from frazil.errors import SchemaIncompatible, TopicMissing
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.table.catalogs import load_catalog
-from frazil.table.tables import ensure_table
+from frazil.table.tables import ensure_table, load_stream_table
 
 Events = Callable[[Iterable[int]], Iterator[bytes]]
 
@@ -206,3 +206,11 @@ def _waits(stream: Any, *, epoch: int) -> bool:
     """Whether the writer has taken over in that epoch, and waits for records."""
     beat = _beat(stream)
     return bool(beat) and (beat.phase, beat.epoch) == (Phase.WAITING, epoch)
+
+
+def test_a_topic_that_does_not_exist_leaves_no_table_behind(stream: Any):
+    stream.topic = "no-such-topic"
+    stream.declare()
+    with pytest.raises(TopicMissing, match="has no topic no-such-topic"):
+        stream.catch_up()
+    assert load_stream_table(stream.spec) is None

@@ -44,7 +44,7 @@ from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import load_catalog
-from frazil.table.tables import ensure_dead_letters, ensure_table
+from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, lost_table
 
 log = logging.getLogger(__name__)
 
@@ -87,15 +87,15 @@ class Writer:
 
     def _run(self, folder: Path, events: Events, reporter: Reporter) -> Marker | None:
         kafka_settings = kafka_properties(self.spec, os.environ)
-        with (
-            KafkaOffsets(kafka_settings, self.spec.source.topics, stream=self.spec.name) as kafka,
-            self.engine as engine,
-        ):
-            engine.warm_up()
-            tables, progress = self._open(reporter)
-            parts = EpochParts(self.spec, engine, kafka, tables, progress, folder, events.emit, reporter.planned)
-            with RecordFolding(self.spec, events.emit):
-                return self._epochs(parts)
+        with KafkaOffsets(kafka_settings, self.spec.source.topics, stream=self.spec.name) as kafka:
+            if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
+                kafka.describe()  # a mistyped topic leaves no empty table behind, and starts no JVM
+            with self.engine as engine:
+                engine.warm_up()
+                tables, progress = self._open(reporter)
+                parts = EpochParts(self.spec, engine, kafka, tables, progress, folder, events.emit, reporter.planned)
+                with RecordFolding(self.spec, events.emit):
+                    return self._epochs(parts)
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
