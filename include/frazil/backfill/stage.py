@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 
 from frazil.backfill.commit import LaneCommitter, clear_ended
 from frazil.backfill.run import ATTEMPTS, Backfill, BackfillPlan
@@ -13,6 +14,7 @@ from frazil.commit.lane_records import lane_folder
 from frazil.commit.rules import check_same_source
 from frazil.commit.settle import discard_batch
 from frazil.errors import StaleBatch
+from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans
 from frazil.stream.engine import Engine
 from frazil.stream.progress import ProgressFolder
@@ -57,12 +59,24 @@ def stage(backfill: Backfill, engine: Engine) -> Lane | None:
 def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: BackfillPlan) -> None:
     cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
     planned = committer.lane.chunks + len(cut)
+    said: set[str] = set()
     for spans in cut:
-        done = committer.commit(_chunk(backfill, engine, committer, spans, plan), planned=planned)
+        journal, results = _chunk(backfill, engine, committer, spans, plan)
+        log_notices(results, said)
+        done = committer.commit(journal, planned=planned)
         log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
 
 
-def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: Spans, plan: BackfillPlan) -> Journal:
+def log_notices(results: Iterable[StageResult], said: set[str]) -> None:
+    """Log what tasks want people to know, such as a slower way of reading; what was `said` before is not said again."""
+    for notice in sorted({notice for result in results for notice in result.notices} - said):
+        log.warning("%s", notice)
+        said.add(notice)
+
+
+def _chunk(
+    backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: Spans, plan: BackfillPlan
+) -> tuple[Journal, list[StageResult]]:
     """Stage one chunk; its source is asked once more whether it is still what was planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
@@ -79,7 +93,7 @@ def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: 
         discard_batch(own, key)
         raise
     results = [answer.result for answer in answers]
-    return Journal(
+    journal = Journal(
         stream=opened.spec.name,
         key=key,
         table_uuid=str(own.main.current().metadata.table_uuid),
@@ -91,3 +105,4 @@ def _chunk(backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: 
         idle=frozenset(),
         offsets_after={},
     )
+    return journal, results

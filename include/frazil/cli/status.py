@@ -91,11 +91,20 @@ def _fields(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
         "writer": _writer_words(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": "unknown" if one.lag is None else f"{one.lag:,}",
+        "backpressure": _backpressure_words(one.backpressure_ms),
         "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rows": "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}",
     }
+
+
+def _backpressure_words(beyond_ms: int | None) -> str:
+    if beyond_ms is None:
+        return "unknown"
+    if beyond_ms == 0:
+        return "none"
+    return f"a batch takes {ago(beyond_ms)} longer than its interval"
 
 
 def _writer_words(writer: WriterStatus, *, now_ms: int) -> str:

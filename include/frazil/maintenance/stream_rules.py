@@ -61,8 +61,8 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
     yield flag(
         "declaration",
         state.problem is not None,
-        f"the declaration of stream {name} is broken. A writer that runs goes on, and Airflow's DAGs stay as they "
-        f"were; no writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
+        f"the declaration of stream {name} is broken. A writer that runs goes on, and DAGs stay as they were; no "
+        f"writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
     )
     yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
     down_s = _down_s(state, now_ms)
@@ -122,9 +122,10 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         down_s,
         alerts.writer_down.total_seconds(),
         "a writer runs, or none is wanted" if not down_s else f"no writer {runs}",
-        f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more; its "
-        f"DAG frazil_writer_{name} must be unpaused, and a triggerer must run. `frazil resume {name}` tries again what "
-        f"was given up; `frazil pause {name}` says that none shall run",
+        f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more. "
+        f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must be "
+        f"unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; `frazil pause {name}` "
+        "says that none shall run",
     )
 
 

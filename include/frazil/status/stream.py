@@ -64,6 +64,8 @@ class StreamStatus:
     batch: int | None
     lag: int | None
     """Records not yet committed, as the live writer on this host reports, or else as Kafka says."""
+    backpressure_ms: int | None
+    """By how much the live writer's batches take longer than their interval; None without a heartbeat."""
     last_commit_at_ms: int | None
     watermark_ms: int | None
     snapshot_id: int | None
@@ -129,6 +131,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         epoch=at.epoch,
         batch=at.batch,
         lag=lag,
+        backpressure_ms=beat_now.backpressure_ms if beat_now else None,
         last_commit_at_ms=at.last_commit_at_ms,
         watermark_ms=at.watermark_ms,
         snapshot_id=at.snapshot_id,

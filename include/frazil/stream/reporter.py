@@ -57,7 +57,8 @@ class Reporter:
         self._marker: Marker | None = None
         self._report: PlannerReport | None = None
         self._progress: ProgressFolder | None = None
-        self._stretch = 1.0
+        self._stretch, self._interval_ms = 1.0, limits.interval_ms
+        self._staging_since_ms: int | None = None
         self._checked_log_ms = now
         self._state = Heartbeat(
             stream=events.stream,
@@ -88,13 +89,18 @@ class Reporter:
         """Receive one event."""
         match event.what:
             case PhaseBegan(phase, key):
+                if phase not in BATCH_PHASES:
+                    self._staging_since_ms = None
+                elif phase is Phase.STAGING:
+                    self._staging_since_ms = event.at_ms
                 self.phase(phase, key=key)
             case EpochBegan(marker=marker, settled=settled):
                 self.committed(marker, at_ms=event.at_ms if settled.committed else None)
             case RecordsSkipped(marker=marker):
                 # Records that retention deleted are no lag, because nobody can read them.
                 self.committed(marker, at_ms=None)
-            case BatchCommitted(marker=marker):
+            case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
+                self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
                 self.committed(marker, at_ms=event.at_ms)
             case ThrottleJudged(reason, stretch):
                 self.throttled(reason, stretch=stretch)
@@ -154,6 +160,7 @@ class Reporter:
     def beat(self) -> None:
         """Take one sample and write the heartbeat. The thread calls this every second."""
         self._count_records()
+        self._judge_backpressure()
         self._judge()
         self._write()
         self._rotate_log()
@@ -164,6 +171,18 @@ class Reporter:
             records = progress.records(epoch=state.epoch, batch=state.batch)
             if records > state.batch_records:
                 self._change(batch_records=records)
+
+    def _beyond_interval_ms(self, batch_ms: int) -> int:
+        return max(0, batch_ms - round(self._interval_ms * self._stretch))
+
+    def _judge_backpressure(self) -> None:
+        """A batch that hangs says so before it ends."""
+        if (since_ms := self._staging_since_ms) is None:
+            return
+        beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
+        with self._lock:
+            if beyond_ms > self._state.backpressure_ms:
+                self._state = dataclasses.replace(self._state, backpressure_ms=beyond_ms)
 
     def _judge(self) -> None:
         """Find lag and stall from the marker and the planner's report."""

@@ -1,4 +1,4 @@
-"""What travels to a backfill's tasks."""
+"""What travels to a backfill's tasks, and what they say."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pyspark.cloudpickle import dumps
 
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
+from frazil.backfill.stage import log_notices
 from frazil.commit.marker import BatchKey
 from frazil.ingest import stage as stage_module
-from frazil.ingest.contract import OffsetRange, StageTask
+from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.unit.stream_with_secret import SPEC
@@ -28,6 +29,13 @@ def test_the_closure_of_a_chunk_holds_references_that_tasks_resolve(
     assert b"hunter2" not in dumps(context)
 
     opened: list[dict[str, str]] = []
-    monkeypatch.setattr(stage_module, "kafka_reader", lambda properties, _: opened.append(properties))
+    monkeypatch.setattr(stage_module, "kafka_reader", lambda properties, _, **__: opened.append(properties))
     stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
+
+
+def test_a_notice_of_tasks_is_logged_once_however_many_chunks_repeat_it(caplog: pytest.LogCaptureFixture) -> None:
+    said: set[str] = set()
+    for notices in (("slow",), ("slow", "other"), ()):
+        log_notices([StageResult((), (), {}, notices)] * 2, said)
+    assert [record.getMessage() for record in caplog.records] == ["slow", "other"]

@@ -389,3 +389,31 @@ def test_what_it_reports_says_where_partitions_begin_that_no_marker_knows(world:
     world.kafka.end, world.kafka.begin = {TP0: 0, TP1: 0, TP2: 1005}, {TP0: 0, TP1: 0, TP2: 1000}
     world.after(11)
     assert world.reports[-1].unread({TP0: 0, TP1: 0}) == {TP2: 5}
+
+
+def test_batches_that_outlast_their_interval_grow_to_the_most_and_follow_each_other_without_a_pause(tmp_path: Path):
+    """Records come for ten minutes, faster than they can be written, and then no more."""
+    world = World(tmp_path, interval_s=10.0)
+    begun = stopped = world.now
+    sizes: list[int] = []
+    pauses_s: list[float] = []
+    idle_since, before = begun, world.planner.position
+    while world.now < begun + 600 or before.offsets != world.kafka.end:
+        stopped = min(world.now, begun + 600)
+        arrived = int(60 * (stopped - begun))
+        world.kafka.end = {TP0: arrived // 2, TP1: arrived - arrived // 2}
+        end = world.planner.next_position()
+        if end == before:
+            world.now += 1.0
+            continue
+        sizes.append(sum(end.offsets.values()) - sum(before.offsets.values()))
+        pauses_s.append(world.now - idle_since)
+        world.now += 5.0 + 0.02 * sizes[-1]
+        idle_since, before = world.now, end
+        assert world.now < begun + 3600
+    full = next(n for n, size in enumerate(sizes) if size >= 1000)
+    assert sizes[:full] == sorted(sizes[:full])
+    assert 1 <= full <= 5
+    assert all(1000 <= size <= 1002 for size in sizes[full:-1]), "a share a partition, rounded up"
+    assert set(pauses_s[full:]) == {0.0}
+    assert sum(sizes) == 36_000

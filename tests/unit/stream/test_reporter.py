@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import Events, NoticeGiven
+from frazil.events import BatchCommitted, Events, NoticeGiven, PhaseBegan
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
@@ -234,3 +234,23 @@ def test_a_heartbeat_of_another_version_is_read(bench: Bench):
     for raw in (older, {**dataclasses.asdict(beat), "of-a-later-version": 1}):
         bench.exchange.write("status.json", raw)
         assert Heartbeat.read(bench.exchange) == beat
+
+
+def test_a_batch_that_outlasts_the_interval_says_by_how_much_while_it_runs_and_until_one_is_in_time(bench: Bench):
+    def batch(number: int, *, takes_s: int) -> Heartbeat:
+        key = BatchKey(MARKER.at.epoch, number)
+        bench.events.emit(PhaseBegan(Phase.STAGING, key))
+        running = bench.after(takes_s)
+        marker = dataclasses.replace(MARKER, at=key)
+        bench.events.emit(BatchCommitted(key, marker, 1, 0, 1, stage_s=takes_s - 1.0, commit_s=1.0))
+        bench.events.emit(PhaseBegan(Phase.WAITING))
+        return running
+
+    late_ms = 5_000
+    assert batch(1, takes_s=INTERVAL_S).backpressure_ms == 0
+    assert batch(2, takes_s=INTERVAL_S + 5).backpressure_ms == late_ms
+    assert bench.after(1).backpressure_ms == late_ms
+    assert batch(3, takes_s=INTERVAL_S - 1).backpressure_ms == late_ms, (
+        "the last batch was late, and this one is not yet"
+    )
+    assert bench.after(1).backpressure_ms == 0

@@ -65,7 +65,7 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     assert "s3.session-token" not in context.dead_letters.io
 
     opened: list[dict[str, str]] = []
-    monkeypatch.setattr(stage_module, "kafka_reader", lambda properties, _: opened.append(properties))
+    monkeypatch.setattr(stage_module, "kafka_reader", lambda properties, _, **__: opened.append(properties))
     stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
 
