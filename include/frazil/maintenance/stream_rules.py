@@ -123,9 +123,9 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         alerts.writer_down.total_seconds(),
         "a writer runs, or none is wanted" if not down_s else f"no writer {runs}",
         f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more. "
-        f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must be "
-        f"unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; `frazil pause {name}` "
-        "says that none shall run",
+        f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must "
+        f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
+        f"`frazil pause {name}` says that none shall run",
     )
 
 
