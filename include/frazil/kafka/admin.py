@@ -181,8 +181,9 @@ class KafkaOffsets:
                 if refused := self._refusal(trouble, f"access to topics {', '.join(self._topics)}"):
                     raise refused
         self._admin.poll(0)
+        found = answer.result()
         self._admin.troubles.clear()  # an answer came: what was wrong before is over
-        return answer.result()
+        return found
 
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
         return refusal(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
