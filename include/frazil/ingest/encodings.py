@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SAMPLED_ROWS = 8_192
+"""Also the most elements, keys or values of lists and maps that are looked at."""
 MINIBLOCK = 32
 """Values of DELTA_BINARY_PACKED that share a width; four of them share a minimum."""
 RUN = 8
@@ -43,7 +44,7 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
     sample = rows.slice(0, SAMPLED_ROWS)
     for field, column in zip(sample.schema, sample.columns, strict=True):
         for path, values in _leaves(field.name, column.combine_chunks()):
-            other = _instead_of_a_dictionary(values)
+            other = _instead_of_a_dictionary(values[:SAMPLED_ROWS])
             if other is None:
                 use_dictionary.append(path)
             elif modern:
