@@ -100,12 +100,20 @@ def test_a_reader_is_closed_at_once_although_brokers_that_it_asked_are_silent(
 
 
 def test_a_writer_that_starts_without_brokers_says_so_and_may_be_restarted(
-    own_kafka: EmbeddedKafka, faulty: Any, events: Any
+    own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
 ):
     faulty.produce(events(range(100)), partitions=4)
     with silent(own_kafka), pytest.raises(KafkaUnavailable, match=r"Check source\.bootstrap-servers"):
         faulty.catch_up()
-    faulty.catch_up()
+
+    def restarted() -> bool:
+        """A broker that comes back may answer for a moment that it does not know its partitions' leaders yet."""
+        with contextlib.suppress(KafkaUnavailable):
+            faulty.catch_up()
+            return True
+        return False
+
+    eventually(restarted)
     check_exact(faulty, range(100))
 
 
