@@ -54,6 +54,18 @@ def finished(client: AirflowClient, run_id: str) -> dict[str, Any]:
     return wait_for(ended, what="the end of the run", within_s=120)
 
 
+def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:
+    """It comes first: a process that has run a task shows its connections to nobody but root."""
+    listening = []
+    for component in COMPONENTS:
+        server = airflow.server(component)
+        assert server is not None
+        leader = psutil.Process(server.pid)
+        for process in [leader, *leader.children(recursive=True)]:
+            listening += [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert {address[0] for address in listening} == {"127.0.0.1"}
+
+
 @pytest.mark.timeout(600)
 def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
     client = airflow.client()
@@ -81,17 +93,6 @@ def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:
 def test_a_dag_that_never_appears_is_said_so(airflow: EmbeddedAirflow) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"the DAG nowhere did not appear within 1 s\. Airflow has no import"):
         airflow.client().wait_for_dag("nowhere", within_s=1)
-
-
-def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:
-    listening = []
-    for component in COMPONENTS:
-        server = airflow.server(component)
-        assert server is not None
-        leader = psutil.Process(server.pid)
-        for process in [leader, *leader.children(recursive=True)]:
-            listening += [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    assert {address[0] for address in listening} == {"127.0.0.1"}
 
 
 def test_a_killed_component_comes_back_and_the_others_stay(airflow: EmbeddedAirflow) -> None:
