@@ -89,16 +89,18 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """The note that a stream leaves, as a table property, with the topics of an earlier note of its cluster."""
+    """The note that a stream leaves, as a table property, with the topics of an earlier note."""
     marker = _readable(properties, stream)
     before = _note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
-    known = before.get("topic-ids", {}) if before.get("cluster-id") == cluster_id else {}
+    others = dict(_topic_ids(before))
+    known = others.pop(cluster_id, {})
     note = {
         "format": FORMAT_VERSION,
         "epoch": max(marker.at.epoch if marker else 0, forgotten_epoch(properties, stream)),
         "cluster-id": cluster_id,
         "topic-ids": {**known, **(marker.source.topic_ids if marker else {})},
+        **({"other-clusters": others} if others else {}),
     }
     return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}
 
@@ -109,9 +111,14 @@ def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
 
 
 def _has_read(note: str, source: SourceIdentity) -> bool:
-    raw = _note(note)
-    known = raw.get("topic-ids", {}) if raw.get("cluster-id") == source.cluster_id else {}
+    known = _topic_ids(_note(note)).get(source.cluster_id, {})
     return any(known.get(topic) == topic_id for topic, topic_id in source.topic_ids.items())
+
+
+def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
+    """The topics of a note, by cluster."""
+    newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
+    return {**note.get("other-clusters", {}), **newest}
 
 
 def _note(text: str) -> Mapping[str, Any]:

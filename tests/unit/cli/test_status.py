@@ -141,6 +141,19 @@ def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
     assert (found["lag"], found["problems"]) == (12, [])
 
 
+def test_a_batch_that_outlasts_its_interval_is_said_while_the_writer_beats(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        for beyond_ms, words in ((0, "none"), (12_400, "a batch takes 12 s longer than its interval")):
+            beat(pid=os.getpid(), written_at_ms=now_ms, backpressure_ms=beyond_ms).write(ticks())
+            (found,) = status(streams)["streams"]
+            people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
+            (line,) = (line for line in people.splitlines() if line.startswith("backpressure"))
+            assert (found["backpressure-ms"], found["problems"]) == (beyond_ms, [])
+            assert line.endswith(f" {words}")
+    assert status(streams)["streams"][0]["backpressure-ms"] is None
+
+
 def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believed(streams: Path):
     with WriterLock(run_folder("ticks")):
         old_ms = status(streams)["at-ms"] - STALE_AFTER_MS - 5_000

@@ -324,3 +324,14 @@ def test_a_stream_that_is_forgotten_twice_has_still_read_what_it_read_before_the
     assert forgotten_reader(properties, second, stream="another") == "events"
     unreadable = forgotten({**properties, marker.property_name: "edited by hand"}, "events")
     assert unreadable == {name: text for name, text in properties.items() if "forgotten" in name}
+
+
+def test_a_stream_that_is_forgotten_on_one_cluster_and_then_on_another_has_read_the_topics_of_both():
+    sources = [SourceIdentity(f"cluster-{n}", {"a": f"id-{n}"}) for n in (1, 2, 1)]
+    properties: dict[str, str] = {}
+    for epoch, source in enumerate(sources, 1):
+        marker = first_marker("events", epoch=epoch, offsets={("a", 0): 0}, source=source)
+        properties |= forgotten({**properties, marker.property_name: marker.to_property()}, "events")
+        for seen in sources[:epoch]:
+            assert forgotten_reader(properties, seen, stream="another") == "events"
+    assert forgotten_reader(properties, SourceIdentity("cluster-3", {"a": "id-1"}), stream="another") is None
