@@ -53,7 +53,8 @@ class BatchLoop:
                 asked = time.monotonic()
                 self.engine.check()
                 end = next_position(planner, until)
-                if end is None:
+                # A batch may take long, and whoever stops the writer waits for no batch but the current one.
+                if end is None or until():
                     return
                 if end != position:
                     self._run_batch(planner.plans(position, end))

@@ -71,6 +71,8 @@ class BatchPlanner:
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
+    silent_since: float | None = None
+    """When the first poll was made that got no answer; None if the last one got one. Nobody asks while a batch runs."""
     warned_at: float = float("-inf")
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
@@ -132,7 +134,7 @@ class BatchPlanner:
             if not self.watch.is_silent(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
-        self.answered_at = now
+        self.answered_at, self.silent_since = now, None
         in_transactions = self.watch.in_transactions()
         self.report(PlannerReport(dict(self.ends), dict(self.began), in_transactions, self.clock_ms()))
 
@@ -153,8 +155,8 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _tolerate(self, error: KafkaUnavailable, now: float) -> None:
-        silent_s = now - self.answered_at if self.answered_at is not None else 0.0
-        self.answered_at = self.answered_at if self.answered_at is not None else now
+        self.silent_since = now if self.silent_since is None else self.silent_since
+        silent_s = now - self.silent_since
         if now - self.warned_at >= WARN_S:
             self.warned_at = now
             log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)

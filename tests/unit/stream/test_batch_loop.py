@@ -80,7 +80,7 @@ class Looping:
 def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_the_last_ended(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    looping = Looping(Answers(START, LATER, LATER, IDLE), monkeypatch)
+    looping = Looping(Answers(START, LATER, LATER, IDLE, IDLE), monkeypatch)
     assert looping.run().commits == 2
     assert looping.runner.ran == [("work", [5, 9]), ("work", [9, 9])]
     assert [e.phase for e in looping.runner.emitted if isinstance(e, PhaseBegan)] == [Phase.WAITING, Phase.STOPPING]
@@ -111,6 +111,11 @@ def test_a_writer_that_is_to_end_asks_nothing(monkeypatch: pytest.MonkeyPatch):
     looping = Looping(Answers(LATER), monkeypatch)
     assert looping.run(until=lambda: True).commits == 0
     assert len(looping.planner.answers) == 1
+
+
+def test_no_batch_begins_once_the_writer_is_to_end(monkeypatch: pytest.MonkeyPatch):
+    looping = Looping(Answers(LATER), monkeypatch)
+    assert looping.run(until=lambda: not looping.planner.answers).commits == 0
 
 
 def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch):

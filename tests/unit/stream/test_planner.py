@@ -248,6 +248,15 @@ def test_a_silent_kafka_is_borne_for_a_while(world: World):
         world.after(UNREACHABLE_S + 2)
 
 
+def test_the_time_of_a_batch_does_not_count_as_silence(world: World):
+    world.after(1)
+    world.now += 2 * UNREACHABLE_S
+    world.kafka.down = True
+    world.after(UNREACHABLE_S - 2)
+    with pytest.raises(KafkaUnavailable):
+        world.after(3)
+
+
 def test_an_end_that_a_lagging_broker_answers_does_not_go_back(world: World):
     world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 2
     world.after(1)
