@@ -73,6 +73,13 @@ def test_another_reader_of_iceberg_sees_the_same(landed: Any):
     assert rows.fetchall() == [(RECORDS, RECORDS, RECORDS * (RECORDS - 1) // 2)]
 
 
+@pytest.mark.usefixtures("landed")
+def test_spark_names_a_batchs_job_after_stream_epoch_and_batch(spark: Any):
+    jobs = spark.sparkContext._jsc.sc().statusStore()
+    ids = spark.sparkContext.statusTracker().getJobIdsForGroup("stream events")
+    assert "stream events: epoch 1, batch 1" in {jobs.job(number).description().get() for number in ids}
+
+
 def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events):
     stream.produce(events(range(1000)), partitions=4)
     stream.catch_up()
@@ -203,9 +210,9 @@ def _marker(stream: Any) -> Any:
 
 
 def _waits(stream: Any, *, epoch: int) -> bool:
-    """Whether the writer has taken over in that epoch, and waits for records."""
+    """Whether the writer has taken over in that epoch, and its planner has found nothing to read."""
     beat = _beat(stream)
-    return bool(beat) and (beat.phase, beat.epoch) == (Phase.WAITING, epoch)
+    return bool(beat) and (beat.phase, beat.epoch, beat.lag) == (Phase.WAITING, epoch, 0)
 
 
 def test_a_topic_that_does_not_exist_leaves_no_table_behind(stream: Any):
