@@ -43,7 +43,7 @@ unit: venv loops ## The fast tests alone
 	  -o tmp_path_retention_policy=failed tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
-	@set -e; for name in $(or $(BENCH),$(filter-out peers growth,$(basename $(notdir $(wildcard bench/*.py))))); do \
+	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates,$(basename $(notdir $(wildcard bench/*.py))))); do \
 	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
 soak: setup ## The tests that run for long, and every law with many random examples

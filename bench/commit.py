@@ -1,22 +1,26 @@
-"""How long a commit takes as a table's history grows: `python -m bench.commit [SNAPSHOTS]` (default 2000).
+"""How long a commit takes as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
 
-Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files), and prints
-wall and CPU time of the last 20 commits at each mark. No maintenance runs: the marks are what an unattended table
+Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files) or another
+substrate of `bench.substrates`, and prints wall and CPU time of the last 20 commits at each mark; where servers speak
+HTTP, also the requests of a commit. No maintenance runs: the marks are what an unattended table
 comes to. The files are not there: a commit never opens them.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import os
-import sys
 import tempfile
 import time
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 from pyiceberg.conversions import to_bytes
 from pyiceberg.types import DateType
 
+from bench.substrates import NAMES, substrate
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
@@ -85,22 +89,32 @@ def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
 
 
 def main() -> None:
-    last = int(sys.argv[1]) if len(sys.argv) > 1 else MARKS[-1]
+    asked = argparse.ArgumentParser()
+    asked.add_argument("snapshots", nargs="?", type=int, default=MARKS[-1])
+    asked.add_argument("--substrate", choices=NAMES)
+    options = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FRAZIL_HOME"] = folder
-        tables, committer = open_tables()
-        wall_ms: list[float] = []
-        cpu_ms: list[float] = []
-        print(f"{'snapshots':>9}  {'wall p50 ms':>11}  {'wall p95 ms':>11}  {'CPU p50 ms':>10}")
-        for number in range(1, last + 1):
-            batch = journal(tables, epoch=committer.epoch, number=number)
-            wall, cpu = time.perf_counter(), time.process_time()
-            committer.commit(batch)
-            wall_ms.append((time.perf_counter() - wall) * 1000)
-            cpu_ms.append((time.process_time() - cpu) * 1000)
-            if number in MARKS:
-                recent, used = sorted(wall_ms[-20:]), sorted(cpu_ms[-20:])
-                print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}", flush=True)
+        with substrate(options.substrate, Path(folder)) if options.substrate else nullcontext(Counter()) as calls:
+            measure(options.snapshots, calls)
+
+
+def measure(last: int, calls: Counter[str]) -> None:
+    tables, committer = open_tables()
+    wall_ms: list[float] = []
+    cpu_ms: list[float] = []
+    before = Counter(calls)
+    print(f"{'snapshots':>9}  {'wall p50 ms':>11}  {'wall p95 ms':>11}  {'CPU p50 ms':>10}  requests a commit")
+    for number in range(1, last + 1):
+        batch = journal(tables, epoch=committer.epoch, number=number)
+        wall, cpu = time.perf_counter(), time.process_time()
+        committer.commit(batch)
+        wall_ms.append((time.perf_counter() - wall) * 1000)
+        cpu_ms.append((time.process_time() - cpu) * 1000)
+        if number in MARKS:
+            recent, used = sorted(wall_ms[-20:]), sorted(cpu_ms[-20:])
+            told = ", ".join(f"{kind} {n / number:.2g}" for kind, n in sorted((calls - before).items()))
+            print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}  {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
 from frazil.table.metadata_reuse import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
+from frazil.table.small_objects import write_small_objects_at_once
 from frazil.table.spark_catalog import inferred_type, spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
@@ -225,7 +226,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
         if meant is None:
             raise
         raise meant from error
-    return reuse_metadata(keep_times_in_order(catalog))
+    return write_small_objects_at_once(reuse_metadata(keep_times_in_order(catalog)))
 
 
 @contextmanager

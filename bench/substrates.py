@@ -1,0 +1,72 @@
+"""Catalogs and storages of each kind, on real servers, whose HTTP requests are counted on their way."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
+from frazil.dev.postgres import EmbeddedPostgres
+
+NAMES = ("sqlite+local", "postgres+local", "postgres+s3", "rest+s3")
+_REQUEST = re.compile(rb"(GET|PUT|POST|HEAD|DELETE) \S+ HTTP/1\.1\r\n")
+
+
+class CountingProxy:
+    """Forwards the bytes of connections to one server, unchanged for its signatures' sake, and counts the requests."""
+
+    def __init__(self, label: str, target: str, calls: Counter[str]) -> None:
+        parts = urlsplit(target)
+        self._target, self._label, self._calls = (parts.hostname, parts.port), label, calls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            server = socket.create_connection(self._target)  # type: ignore[arg-type]
+            for a, b, counted in ((client, server, True), (server, client, False)):
+                a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._pump, args=(a, b, counted), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                for verb in _REQUEST.findall(data) if counted else ():
+                    self._calls[f"{self._label} {verb.decode()}"] += 1
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def substrate(name: str, folder: Path) -> Iterator[Counter[str]]:
+    """Start what it needs and configure it as PyIceberg's default catalog; the requests, by server and verb."""
+    kind, storage = name.split("+")
+    calls: Counter[str] = Counter()
+    with ExitStack() as servers:
+        properties: dict[str, str] = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db?timeout=30"}
+        if kind == "postgres":
+            # Root starts PostgreSQL as another user, who must reach its data.
+            folder.chmod(0o755)
+            properties["uri"] = servers.enter_context(EmbeddedPostgres(folder / "postgres")).uri
+        if storage == "s3":
+            store = servers.enter_context(EmbeddedObjectStore(folder / "object-store"))
+            more = store.rest_catalog() if kind == "rest" else store.s3_properties()
+            properties = {**properties, "warehouse": f"s3://{WAREHOUSE}/", **more}
+            properties["s3.endpoint"] = CountingProxy("S3", store.endpoint, calls).uri
+            if kind == "rest":
+                properties["uri"] = CountingProxy("REST", store.catalog_uri, calls).uri
+        else:
+            properties["warehouse"] = (folder / "warehouse").as_uri()
+        for key, value in properties.items():
+            os.environ[f"PYICEBERG_CATALOG__DEFAULT__{key.upper().replace('.', '__').replace('-', '_')}"] = value
+        yield calls
