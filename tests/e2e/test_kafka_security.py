@@ -1,0 +1,200 @@
+"""A broker that asks who reads: both readers and the planner get in, or say in one sentence what keeps them out.
+
+Certificates and tokens that are refused need no broker: see `tests/unit/kafka/test_refused_before_kafka.py`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from confluent_kafka import Producer
+
+from frazil.errors import AccessDenied
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.kafka_columns import ColumnReader
+from frazil.ingest.kafka_messages import MessageReader
+from frazil.ingest.readers import kafka_reader
+from frazil.kafka.admin import KafkaOffsets
+from tests import polling
+from tests.conftest import DeclaredStream
+from tests.secured_kafka import PASSWORD, USER, SecuredKafka, TokenServer
+
+RECORDS = 5
+READERS = {"columns": ColumnReader, "messages": MessageReader}
+# A test that takes longer hangs; the readers own limit for silent brokers is two minutes.
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(60)]
+
+
+@dataclass
+class Source:
+    """The broker with a topic for us and one for others, and every way to it as a client's properties."""
+
+    secured: SecuredKafka
+    tokens: TokenServer
+    topic: str = "ours"
+    of_others: str = "theirs"
+    hidden: str = "hidden"
+    ways: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tls = {"security.protocol": "SSL", "ssl.ca.location": str(self.secured.authority.certificate)}
+        pem = str(self.secured.client_certificate)
+        scram = self._sasl("SCRAM-SHA-512")
+        self.ways = {
+            "PLAIN": self._at("SASL", self._sasl("PLAIN")),
+            "SCRAM": self._at("SASL", scram),
+            "TLS": self._at("TLS", tls),
+            "mutual TLS": self._at("MUTUAL", {**tls, "ssl.certificate.location": pem, "ssl.key.location": pem}),
+            "SASL over TLS": self._at("SASLTLS", {**scram, **tls, "security.protocol": "SASL_SSL"}),
+            "OIDC": self._at("SASL", self._oidc("frazil")),
+            "wrong password": self._at("SASL", self._sasl("PLAIN", "x")),
+            "wrong SCRAM password": self._at("SASL", self._sasl("SCRAM-SHA-512", "x")),
+            "mechanism that is off": self._at("SASL", self._sasl("SCRAM-SHA-256")),
+            "a token of its own": self._at(
+                "SASL",
+                {
+                    "security.protocol": "SASL_PLAINTEXT",
+                    "sasl.mechanism": "OAUTHBEARER",
+                    "enable.sasl.oauthbearer.unsecure.jwt": "true",
+                    "sasl.oauthbearer.config": f"principal={USER}",
+                },
+            ),
+        }
+
+    def _at(self, listener: str, properties: dict[str, str]) -> dict[str, str]:
+        return {"bootstrap.servers": self.secured.address(listener), "log_level": "0", **properties}
+
+    def _sasl(self, mechanism: str, password: str = PASSWORD) -> dict[str, str]:
+        return {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            "sasl.username": USER,
+            "sasl.password": password,
+        }
+
+    def _oidc(self, client: str) -> dict[str, str]:
+        return {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": client,
+            "sasl.oauthbearer.client.secret": "any",
+            "sasl.oauthbearer.token.endpoint.url": self.tokens.url,
+        }
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    folder = tmp_path_factory.mktemp("secured")
+    made = Source(SecuredKafka(folder), TokenServer())
+    broker = made.secured.broker
+    with broker, made.tokens.serving():
+        made.secured.add_scram_user()
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+        for topic in (made.topic, made.of_others, made.hidden):
+            broker.create_topic(topic)
+            for number in range(RECORDS):
+                producer.produce(topic, b'{"id":%d,"at":"2026-01-01"}' % number)
+        assert producer.flush(30) == 0
+        made.secured.keep_from_us(made.of_others, may_describe=True)
+        made.secured.keep_from_us(made.hidden, may_describe=False)
+        yield made
+
+
+@pytest.mark.parametrize("way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC"])
+def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_reader: str) -> None:
+    properties = source.ways[way]
+    with kafka_reader(properties, [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
+        assert isinstance(reader, READERS[each_reader])
+        assert [offset for chunk in reader for offset in chunk.offsets.tolist()] == list(range(RECORDS))
+    with KafkaOffsets(properties, [source.topic]) as kafka:
+        assert kafka.ends(kafka.describe().partitions) == {(source.topic, 0): RECORDS}
+
+
+@pytest.mark.parametrize(
+    ("way", "said", "check"),
+    [
+        ("wrong password", "Invalid username or password", "source.properties"),
+        ("wrong SCRAM password", "invalid credentials", "source.properties"),
+        ("mechanism that is off", "supported mechanisms: PLAIN,SCRAM-SHA-512,OAUTHBEARER", "source.properties"),
+    ],
+)
+@pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
+def test_who_is_refused_is_told_by_whom_and_what_to_check(
+    source: Source, way: str, said: str, check: str, asks: str
+) -> None:
+    properties = source.ways[way]
+    with ExitStack() as end:
+        if asks == "planner":
+            ask: Callable[[], object] = end.enter_context(
+                KafkaOffsets(properties, [source.topic], stream="flights")
+            ).describe
+        else:
+            ranges = [OffsetRange(source.topic, 0, 0, RECORDS)]
+            ask = partial(list, end.enter_context(READERS[asks](properties, ranges, stream="flights")))
+        with pytest.raises(AccessDenied) as refused:
+            ask()
+    text = str(refused.value)
+    assert text.startswith(f"stream flights, brokers {properties['bootstrap.servers']}: ")
+    assert said in text
+    assert check in text[text.rindex(" Check ") :]
+    assert "\n" not in text
+
+
+def declared(stream: DeclaredStream, source: Source, way: str, topic: str) -> DeclaredStream:
+    properties = source.ways[way]
+    stream.topic, stream.bootstrap = topic, properties["bootstrap.servers"]
+    lines = "".join(
+        f"    {key}: '{value}'\n"
+        for key, value in properties.items()
+        if key not in {"bootstrap.servers", "sasl.password"}
+    )
+    path = stream.streams / f"{stream.name}.yaml"
+    stream.declare()
+    text = path.read_text().replace(
+        f"source: {{topics: [{topic}], format: json, bootstrap-servers: '{stream.bootstrap}'}}\n",
+        f"source:\n  topics: [{topic}]\n  format: json\n  bootstrap-servers: '{stream.bootstrap}'\n"
+        f"  properties:\n{lines}    sasl.password: ${{env:KAFKA_PASSWORD}}\n",
+    )
+    path.write_text(text)
+    return stream
+
+
+@pytest.fixture(autouse=True)
+def password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+
+
+@pytest.mark.parametrize(("topic", "what"), [("theirs", "theirs[0]"), ("hidden", "describing topics hidden")])
+def test_a_writer_that_may_not_read_its_topic_ends_with_a_sentence(
+    source: Source, stream: DeclaredStream, topic: str, what: str
+) -> None:
+    refused = declared(stream, source, "PLAIN", topic)
+    with pytest.raises(AccessDenied) as error:
+        refused.catch_up()
+    text = str(error.value)
+    assert f"stream {stream.name}, brokers {refused.bootstrap}: Kafka refuses" in text
+    assert what in text
+    assert text.endswith("authorization failed. Check source.properties and the ACLs.")
+
+
+def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_person_sees_it(
+    source: Source, stream: DeclaredStream, frazil: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    read = declared(stream, source, "a token of its own", source.topic)
+    why = "records of Kafka are read one by one, which costs more CPU: sasl.oauthbearer.method is default"
+    with read.writing() as writing:
+        polling.eventually(lambda: read.has_rows(RECORDS) or not writing.runs)
+        beat = Heartbeat.read(open_exchange(run_folder(read.name)))
+        assert beat is not None
+        assert [notice.startswith(why) for notice in beat.notices] == [True]
+        assert f"note: {why}" in " ".join(frazil("status", read.name).stdout.split())
+    assert read.ids() == list(range(RECORDS))
