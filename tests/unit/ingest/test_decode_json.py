@@ -225,6 +225,14 @@ def test_half_of_a_surrogate_pair_is_called_so(value: bytes, said: str) -> None:
     assert [(r.error_class, r.error) for r in decoded.rejections] == [("InvalidJson", f"JSON is malformed: {said}")]
 
 
+@pytest.mark.parametrize("escape", [rb"\u003:", rb"\u00-1", rb"\u00+1", rb"\u00", rb"\u0"])
+def test_an_escape_that_is_none_behind_a_wrong_type_ends_no_chunk(escape: bytes) -> None:
+    values = [b'{"id":"one","name":"' + escape + end for end in (b'"}', b"")]
+    decoded = decoder("json", SCHEMA, {})(Chunk.of_values([*values, b'{"id":7}']))
+    assert [(r.index, r.error_class) for r in decoded.rejections] == [(0, "TypeMismatch"), (1, "TypeMismatch")]
+    assert decoded.rows.column("id").to_pylist() == [7]
+
+
 def test_fields_that_the_schema_does_not_name_are_ignored() -> None:
     decoded = decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id":7,"new":[1,{"deep":null}]}']))
     assert decoded.rows.column("id").to_pylist() == [7]

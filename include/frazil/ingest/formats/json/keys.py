@@ -15,6 +15,7 @@ from frazil.ingest.formats.json.text import WHITE_SPACE, without_specials
 from frazil.ingest.formats.json.types import inner
 
 _PLAIN_NAME = re.compile(r"[^\"/\\\x00-\x1f\x7f-\U0010ffff]+")
+_ESCAPE = re.compile(rb"\\u00([0-9a-fA-F]{2})")
 _distinct = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -84,8 +85,9 @@ def _without_escapes(text: bytes) -> bytes | None:
     if b"\\\\" in text:
         return None  # what looks like an escape may be text behind a backslash
     while start >= 0:
-        escape = text[start : start + 6]
-        character = bytes([int(escape[4:], 16)])
+        if (found := _ESCAPE.match(text, start)) is None:
+            return None  # the parser refused what is before it
+        escape, character = found[0], bytes([int(found[1], 16)])
         if character.isascii() and character not in b'"\\' and character >= b" ":
             text = text.replace(escape, character)
         start = text.find(b"\\u00", start + 1)
