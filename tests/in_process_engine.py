@@ -13,7 +13,7 @@ from typing import Self
 
 from pyspark import cloudpickle
 
-from frazil.stream.engine import TaskAnswer, read_answers
+from frazil.stream.engine import TaskAnswer, read_answers, read_shuffled
 from frazil.stream.stage_rows import StageRows
 
 
@@ -39,9 +39,17 @@ class InProcessEngine:
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         shipped = cloudpickle.dumps(work)
-        return read_answers(answer for plan in plans for answer in _task(shipped, plan))
+        if work.context.routes is None:
+            return read_answers(answer for plan in plans for answer in _arrived(shipped)([plan]))
+        sent = [item for plan in plans for item in _arrived(shipped).read([plan])]
+        writers = range(work.context.routes.writers)
+        return read_shuffled(
+            answer
+            for writer in writers
+            for answer in _arrived(shipped).write(writer, (item for item in sent if item[0] == writer))
+        )
 
 
-def _task(shipped: bytes, plan: str) -> list[str]:
+def _arrived(shipped: bytes) -> StageRows:
     work: StageRows = cloudpickle.loads(shipped)
-    return list(work([plan]))
+    return work

@@ -19,6 +19,10 @@ Content = Literal["data"]
 """What a staged file holds, in Iceberg's sense: rows of its target."""
 
 
+PartitionKey = tuple[str | None, ...]
+"""A table partition: one value per partition field, each an Iceberg single-value serialisation in base64."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
     """Records `[start, end)` of one topic-partition; offsets in it may be missing (compaction, transactions)."""
@@ -74,6 +78,16 @@ class TargetTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Routes:
+    """How a batch's rows are shuffled to as many writers as it has tasks; see `frazil.ingest.routes`."""
+
+    writers: int
+    shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """The writers of a partition, each with the end of its part of `[0, 1)`; the last end is 1. A partition that is not
+    here gets one writer."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageContext:
     """All that the tasks of one batch have in common."""
 
@@ -100,6 +114,8 @@ class StageContext:
     """For a backfill: only rows of `[from, to)` are kept, and no dead letters, which have no event time."""
     files: tuple[RecordFile, ...] = ()
     """For a backfill: if there are any, they are read instead of Kafka."""
+    routes: Routes | None = None
+    """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
 
     def named(self) -> dict[str, Any]:
         """Its values by name, in built-in types alone, which another version of this class can read."""
@@ -112,7 +128,8 @@ class StageContext:
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
         targets = {target: TargetTable(**table) for target, table in value["targets"].items()}
-        return cls(**{**value, "files": files, "targets": targets})
+        routes = Routes(**value["routes"]) if value["routes"] else None
+        return cls(**{**value, "files": files, "targets": targets, "routes": routes})
 
     @property
     def main(self) -> TargetTable:
@@ -138,7 +155,7 @@ class StagedFile:
     spec_id: int
     sort_order_id: int | None
     """Set only when the whole file is sorted."""
-    partition: tuple[str | None, ...]
+    partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]
     null_value_counts: Mapping[int, int]

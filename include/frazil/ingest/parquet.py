@@ -24,7 +24,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.types import IcebergType
 
 from frazil.errors import SpecError
-from frazil.ingest.contract import StagedFile, Target, TargetTable
+from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings
 from frazil.ingest.required import revealed
 
@@ -195,7 +195,7 @@ class ParquetFile:
         )
 
 
-def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> tuple[str | None, ...]:
+def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey:
     """Partition values as base64 of Iceberg's single-value serialisation."""
     return tuple(
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives

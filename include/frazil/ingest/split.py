@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
@@ -68,6 +69,20 @@ def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part
         first = order[start]
         key = tuple(dictionary[int(code[first])].as_py() for code, dictionary in encoded)
         yield Part(key, table.take(pa.array(order[start:end])))
+
+
+def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
+    """Each row's partition value as an index into the list of the distinct values."""
+    encoded = [_codes(table, schema, field.source_id, field.transform) for field in spec.fields]
+    if len(encoded) == 1:
+        code, dictionary = encoded[0]
+        return code.astype(np.int64), [(value,) for value in dictionary.to_pylist()]
+    codes = np.zeros(table.num_rows, np.int64)
+    for code, dictionary in encoded:
+        codes = codes * len(dictionary) + code
+    _, first, groups = np.unique(codes, return_index=True, return_inverse=True)
+    columns = [dictionary.take(pa.array(code[first])).to_pylist() for code, dictionary in encoded]
+    return groups, list(zip(*columns, strict=True)) or [()]
 
 
 def _codes(

@@ -1,4 +1,8 @@
-"""Stages one task of a batch on an executor: from Kafka or a backfill's files to Parquet that no table has yet."""
+"""Stages one task of a batch on an executor: from Kafka or a backfill's files to Parquet that no table has yet.
+
+The same parts are composed in two ways: `stage` is a whole task, and `read` and `write` are the tasks on the two sides
+of a shuffle.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,7 +22,7 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.contract import StageContext, StageResult, StageTask, Target
+from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
@@ -29,6 +35,7 @@ from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.required import plain_row
+from frazil.ingest.routes import Parcel, Router, unpacked
 from frazil.ingest.shape import Shaper
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.spec.references import resolve_all
@@ -44,8 +51,8 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-class _Suspect(Exception):
-    """An error that a record may have caused."""
+class Suspect(Exception):
+    """An error that a record may have caused; raised by `read` and `write` alone."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -75,13 +82,13 @@ def stage(
     run = partial(_run, context, task, attempt=attempt, on_progress=on_progress, now_us=now_us)
     try:
         return run(tried=False)
-    except _Suspect as suspect:
+    except Suspect as suspect:
         log.warning(
             "task %d: each chunk is now tried before it is written, because of", task.index, exc_info=suspect.error
         )
     try:
         return run(tried=True)
-    except _Suspect as suspect:
+    except Suspect as suspect:
         raise suspect.error from None
 
 
@@ -107,8 +114,7 @@ def _run(  # noqa: PLR0913 - what `stage` was given
                     take(chunk)
                 report.now_and_then(run.progress.records)
         with _suspicion():
-            of_reader = () if reader.notice is None else (reader.notice,)
-            result = run.finish(notices=(*of_reader, *_compiler_notices()))
+            result = run.finish(notices=_notices(reader))
         report(run.progress.records)
     except BaseException:
         run.abort()
@@ -117,6 +123,80 @@ def _run(  # noqa: PLR0913 - what `stage` was given
         return result
     finally:
         run.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a task before a shuffle did, beside sending rows: `result` has the files of its dead letters alone."""
+
+    result: StageResult
+    sent: tuple[int, ...]
+    """Rows by writer."""
+    partitions: int
+    """How many table partitions they are of: each would be a file if the task wrote its own rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a task after a shuffle did."""
+
+    files: tuple[StagedFile, ...]
+    received: Mapping[int, int]
+    """Rows by the task that sent them."""
+
+
+def read(
+    context: StageContext,
+    task: StageTask,
+    *,
+    attempt: int,
+    on_progress: Callable[[int], None],
+    now_us: Callable[[], int] = _now_us,
+) -> Iterator[Parcel | Read]:
+    """All that `stage` does, but rows of the main table are sent to the writers of `context.routes`.
+
+    `Read` comes last. Raises as `stage` does, and Suspect: what was sent cannot be called back, so the whole batch must
+    be staged without a shuffle to find the record.
+    """
+    run = _RoutedStage(context, task, attempt=attempt, now_us=now_us)
+    report = _Reporter(on_progress)
+    try:
+        with _collector_paused(), _reader(context, task) as reader:
+            for chunk in reader:
+                with _suspicion():
+                    run.take(chunk)
+                yield from run.parcels()
+                report.now_and_then(run.progress.records)
+        with _suspicion():
+            result = run.finish(notices=_notices(reader))
+        report(run.progress.records)
+    except BaseException:
+        run.abort()
+        raise
+    finally:
+        run.close()
+    yield Read(result, tuple(run.route.sent), run.route.partitions)
+
+
+def write(context: StageContext, parcels: Iterable[Parcel], *, writer: int, attempt: int) -> Written:
+    """Write the rows that `read` sent to one writer, in any order. Raises Suspect, and what the storage raises."""
+    table = _writer(context, "main", file_namer(writer, attempt))
+    received: Counter[int] = Counter()
+    try:
+        for parcel in parcels:
+            received[parcel.task] += parcel.rows
+            with _suspicion():
+                table.add(unpacked(parcel))
+        with _suspicion():
+            return Written(tuple(table.finish()), received)
+    except BaseException:
+        table.abort()
+        raise
+
+
+def _notices(reader: RangeReader | TurnReader | FileReader) -> tuple[str, ...]:
+    of_reader = () if reader.notice is None else (reader.notice,)
+    return (*of_reader, *_compiler_notices())
 
 
 def _compiler_notices() -> tuple[str, ...]:
@@ -132,7 +212,7 @@ def _suspicion() -> Iterator[None]:
     except Exception as error:
         if is_environment(error):
             raise
-        raise _Suspect(error) from error
+        raise Suspect(error) from error
 
 
 class _Reporter:
@@ -221,11 +301,14 @@ class _Stage:
             timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
         )
-        self._main.add(shaped.rows)
+        self._add(chunk, shaped)
         if shaped.rejections and not self._context.event_times_us:
             rejected = np.array([r.index for r in shaped.rejections])
             self.progress.rejected(chunk.range_index[rejected])
             self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
+
+    def _add(self, chunk: Chunk, shaped: Decoded) -> None:  # noqa: ARG002 - where the rows are routed, it matters
+        self._main.add(shaped.rows)
 
     def _refused(self, chunk: Chunk, rejection: Rejection) -> SpecError:
         of = self._ranges[chunk.range_index[rejection.index]]
@@ -245,6 +328,26 @@ class _Stage:
     def abort(self) -> None:
         self._main.abort()
         self._dead.abort()
+
+
+class _RoutedStage(_Stage):
+    """Sends the rows of the main table to writers."""
+
+    def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
+        super().__init__(context, task, attempt=attempt, now_us=now_us)
+        if context.routes is None:
+            raise AssertionError("only a batch that is shuffled is read so")
+        self.route = Router(context.routes, self._main.layout, task.ranges, task=task.index)
+        self._parcels: list[Parcel] = []
+
+    def _add(self, chunk: Chunk, shaped: Decoded) -> None:
+        kept = shaped.kept
+        self._parcels += self.route(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
+
+    def parcels(self) -> list[Parcel]:
+        """The parcels since the last call."""
+        parcels, self._parcels = self._parcels, []
+        return parcels
 
 
 def _writer(context: StageContext, target: Target, file_name: Callable[[], str]) -> TableWriter:

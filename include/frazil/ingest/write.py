@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.io import FileIO
 
-from frazil.ingest.contract import StagedFile, Target, TargetTable
+from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import SAMPLED_ROWS, Encodings, choose
 from frazil.ingest.parquet import FileLayout, ParquetFile, partition_bytes
 from frazil.ingest.split import sort, split
@@ -33,8 +33,6 @@ PART_ROWS = 512
 """Rows that a partition value needs on average for a table to be split at once: a part costs as much as so many."""
 COLUMN_BYTES = 512
 """About what a column of a table costs beside its values."""
-
-PartitionKey = tuple[str | None, ...]
 
 
 @dataclass

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from frazil import errors
-from frazil.ingest.contract import StageResult
+from frazil.ingest.contract import StagedFile, StageResult
 from frazil.stream.position import Position
 from frazil.stream.stage_rows import StageRows
 
@@ -25,6 +25,12 @@ class TaskAnswer:
     position: Position | None
     """Where the whole batch ends, the same in every answer; None in a backfill."""
     seconds: float
+    partitions: int | None = None
+    """How many table partitions the task's rows are of, if they were shuffled: without, it writes a file for each."""
+
+
+class RecordSuspected(Exception):
+    """A record may have made a task of a shuffled batch fail. Only a batch without a shuffle can find which."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -69,3 +75,30 @@ def _read_answer(answer: Mapping[str, Any]) -> TaskAnswer:
     return TaskAnswer(
         StageResult.from_json(answer["result"]), position and Position.from_json(position), answer["task_s"]
     )
+
+
+def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
+    """Join the answers of a batch's readers and writers to one per task: reader i with writer i.
+
+    Raises the FrazilError that a task ended with, RecordSuspected, and StaleBatch unless each writer received exactly
+    the rows that the readers' answers count: a reader that Spark ran again may have had another result.
+    """
+    found = [json.loads(answer) for answer in answers]
+    for answer in found:
+        if "error" in answer:
+            raise getattr(errors, answer["error_type"])(answer["error"])
+    if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):
+        raise RecordSuspected(suspect)
+    readers = {answer["read"]: answer for answer in found if "read" in answer}
+    writers = {answer["write"]: answer for answer in found if "write" in answer}
+    sent = {(r, w): rows for r, answer in readers.items() for w, rows in enumerate(answer["sent"]) if rows}
+    received = {(int(r), w): rows for w, answer in writers.items() for r, rows in answer["received"].items()}
+    if sent != received or readers.keys() != writers.keys() or len(found) != 2 * len(readers):
+        raise errors.StaleBatch("what the tasks of a shuffle wrote is not what they read: the batch is staged again")
+    return tuple(_joined(readers[i], writers[i]) for i in sorted(readers))
+
+
+def _joined(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
+    answer = _read_answer({**reader, "task_s": reader["task_s"] + writer["task_s"]})
+    files = (*answer.result.files, *map(StagedFile.from_json, writer["files"]))
+    return replace(answer, result=replace(answer.result, files=files), partitions=reader["partitions"])

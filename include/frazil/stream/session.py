@@ -30,6 +30,8 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
+        # Arrow has compressed what is shuffled.
+        "spark.shuffle.compress": "false",
         "spark.python.daemon.module": worker_daemon.MODULE,
         **resolve_all(spec.resources.spark, os.environ),
     }

@@ -38,7 +38,8 @@ class SparkEngine:
     """Starts and ends a Spark context for a stream, or uses that of a given session, which it leaves running.
 
     A batch is one Spark job of plain tasks. Spark ships the function, places the tasks, retries those whose worker
-    died, and returns their answers. It moves no records, so that neither SQL nor Structured Streaming is needed.
+    died, and returns their answers. It moves no records, or between two stages as opaque bytes, so that neither SQL nor
+    Structured Streaming is needed.
     """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
@@ -78,14 +79,18 @@ class SparkEngine:
         self._pool.submit(self._start_workers)
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        from frazil.stream.engine import read_answers  # noqa: PLC0415 - see the module
+        from frazil.stream.engine import read_answers, read_shuffled  # noqa: PLC0415 - see the module
 
         context, at = self._context, work.context
         with task_failures(at.stream):
             # Spark's UI shows both with the job.
             context.setJobGroup(f"stream {at.stream}", f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}")
-            answers = context.parallelize(plans, len(plans)).mapPartitions(work).collect()
-        return read_answers(answers)
+            tasks = context.parallelize(plans, len(plans))
+            if at.routes is None:
+                return read_answers(tasks.mapPartitions(work).collect())
+            # Rows name their writer's number, which is the number of its task.
+            sent = tasks.mapPartitions(work.read).partitionBy(at.routes.writers, int)
+            return read_shuffled(sent.mapPartitionsWithIndex(work.write).collect())
 
     def check(self) -> None:
         with task_failures(self._spec.name):

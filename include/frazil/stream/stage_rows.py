@@ -13,8 +13,13 @@ from pyspark import TaskContext
 from frazil import __version__
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
-from frazil.ingest.stage import stage
+from frazil.ingest.routes import Parcel
+from frazil.ingest.stage import Suspect, read, stage, write
 from frazil.stream.progress import ProgressFolder
+
+Sent = tuple[int, str | tuple[int, int, bytes]]
+"""What passes through a shuffle: the writer that gets it, and the answer of a task that read, or a `Parcel`'s task,
+count of rows and data."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,12 @@ class VersionRefusal:
 
     def answer(self, _: str) -> str:
         return json.dumps({"error_type": VersionChanged.__name__, "error": self.sentence})
+
+    def read(self, plans: Iterable[str]) -> Iterator[Sent]:
+        return ((0, self.answer(plan)) for plan in plans)
+
+    def write(self, _: int, __: Iterable[Sent]) -> Iterator[str]:
+        yield self.answer("")
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
@@ -78,17 +89,79 @@ class StageRows:
 
     def _answer(self, plan: dict[str, object]) -> dict[str, object]:
         task = StageTask.from_json(plan["task"])  # type: ignore[arg-type]
-        running = TaskContext.get()
-        attempt = running.attemptNumber() if running else 0
         began = time.monotonic()
         try:
-            result = stage(self.context, task, attempt=attempt, on_progress=self._reporter(task.index))
+            result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(task.index))
         except FrazilError as error:
-            return {"error_type": type(error).__name__, "error": str(error)}
+            return _refused(error)
         return {"position": plan["position"], "result": result.to_json(), "task_s": time.monotonic() - began}
+
+    def read(self, plans: Iterable[str]) -> Iterator[Sent]:
+        """Before a shuffle: the rows of the plans' tasks for the writers of `context.routes`, and the tasks' answers.
+
+        The answers pass through the shuffle too, so that they are always those of the tasks whose rows were written,
+        whatever Spark ran twice.
+        """
+        for plan in plans:
+            yield from self._read(json.loads(plan))
+
+    def _read(self, plan: dict[str, object]) -> Iterator[Sent]:
+        task = StageTask.from_json(plan["task"])  # type: ignore[arg-type]
+        began = time.monotonic()
+        try:
+            for found in read(self.context, task, attempt=_attempt(), on_progress=self._reporter(task.index)):
+                if isinstance(found, Parcel):
+                    yield found.writer, (found.task, found.rows, found.data)
+                else:
+                    answer = {
+                        "read": task.index,
+                        "position": plan["position"],
+                        "result": found.result.to_json(),
+                        "sent": found.sent,
+                        "partitions": found.partitions,
+                        "task_s": time.monotonic() - began,
+                    }
+        except (FrazilError, Suspect) as error:
+            answer = _refused(error)
+        yield 0, json.dumps(answer)
+
+    def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
+        """After a shuffle: write what was sent to one writer. Returns its answer, and those that were sent to it."""
+        answers = []
+
+        def parcels() -> Iterator[Parcel]:
+            for _, what in sent:
+                if isinstance(what, str):
+                    answers.append(what)
+                else:
+                    yield Parcel(writer, *what)
+
+        began = time.monotonic()
+        try:
+            written = write(self.context, parcels(), writer=writer, attempt=_attempt())
+        except (FrazilError, Suspect) as error:
+            answers.append(json.dumps(_refused(error)))
+        else:
+            files = [file.to_json() for file in written.files]
+            seconds = time.monotonic() - began
+            answers.append(
+                json.dumps({"write": writer, "files": files, "received": dict(written.received), "task_s": seconds})
+            )
+        return iter(answers)
 
     def _reporter(self, task: int) -> Callable[[int], None]:
         def report(records: int) -> None:
             self.progress.write(task, epoch=self.context.epoch, batch=self.context.batch, records=records)
 
         return report
+
+
+def _attempt() -> int:
+    running = TaskContext.get()
+    return running.attemptNumber() if running else 0
+
+
+def _refused(error: FrazilError | Suspect) -> dict[str, object]:
+    if isinstance(error, Suspect):
+        return {"suspect": f"{type(error.error).__name__}: {error.error}"}
+    return {"error_type": type(error).__name__, "error": str(error)}

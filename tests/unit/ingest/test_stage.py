@@ -32,6 +32,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import (
     OffsetRange,
     RecordFile,
+    Routes,
     StageContext,
     StagedFile,
     StageResult,
@@ -39,7 +40,8 @@ from frazil.ingest.contract import (
     TargetTable,
 )
 from frazil.ingest.decode import Decoded, Rejection
-from frazil.ingest.stage import stage
+from frazil.ingest.routes import Parcel
+from frazil.ingest.stage import Read, Suspect, read, stage, write
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 
@@ -87,6 +89,8 @@ class World:
     monkeypatch: pytest.MonkeyPatch
     chunk_records: int = 1000
     reader: FakeReader | None = None
+    writers: int = 0
+    """To how many writers rows are shuffled; 0: each task writes what it reads."""
 
     def context(self) -> StageContext:
         schema = iceberg.schema(self.spec)
@@ -120,7 +124,34 @@ class World:
         self.reader = FakeReader(chunks)
         self.monkeypatch.setattr(staging, "kafka_reader", self.reader)
         task = StageTask(0, (of,))
-        return stage(context or self.context(), task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)
+        context = context or self.context()
+        if self.writers and not context.files:
+            try:
+                return self._shuffled(replace(context, routes=self._routes(context)), task)
+            except Suspect:
+                for path in self.files():  # which the sweep of the batch finds
+                    Path(path).unlink()
+        return stage(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)
+
+    def _routes(self, context: StageContext) -> Routes:
+        """Every partition that the chunks could have is shared by all writers, if it is that of no value."""
+        fields = len(PartitionSpec.model_validate_json(context.main.spec_json).fields)
+        parts = tuple((writer, (writer + 1) / self.writers) for writer in range(self.writers))
+        return Routes(self.writers, {(None,) * fields: parts} if fields else {})
+
+    def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
+        """As two tasks before and after a shuffle; what is sent arrives in another order."""
+        sent = [*read(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
+        told = sent.pop()
+        assert isinstance(told, Read)
+        parcels = [p for p in reversed(sent) if isinstance(p, Parcel)]
+        files = list(told.result.files)
+        for writer, rows in enumerate(told.sent):
+            mine = [p for p in parcels if p.writer == writer]
+            written = write(context, mine, writer=writer, attempt=0)
+            assert written.received == ({task.index: rows} if rows else {})
+            files += written.files
+        return replace(told.result, files=tuple(files))
 
     @staticmethod
     def _chunk(records: Sequence[Record], start: int) -> Chunk:
@@ -191,10 +222,10 @@ def check(world: World, records: Sequence[Record], result: StageResult) -> tuple
 MakeWorld = Callable[..., World]
 
 
-@pytest.fixture
-def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeWorld:
+@pytest.fixture(params=[0, 3], ids=["one task", "shuffled"])
+def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> MakeWorld:
     def make(*args: Any, **declaration: Any) -> World:
-        return World(tmp_path, declared(*args, **declaration), monkeypatch)
+        return World(tmp_path, declared(*args, **declaration), monkeypatch, writers=request.param)
 
     return make
 
@@ -368,7 +399,7 @@ def test_an_error_that_nobody_knows_is_narrowed_down_to_the_record(
     assert [row["n"] for row in main.values()] == [n for n in range(200) if n not in (3, 100)]
     assert poison.calls < 50
     assert world.reader is not None
-    assert world.reader.readings == 2
+    assert world.reader.readings == 2 + bool(world.writers)
 
 
 def test_many_such_records_cost_a_few_attempts_each(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:

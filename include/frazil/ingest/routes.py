@@ -1,0 +1,127 @@
+"""Which writer of a batch gets a row, where rows are shuffled between decoding and writing.
+
+A row's writer depends on its table partition and its place in Kafka alone. So a task that is run again sends each row
+to the same writer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from frazil.ingest.contract import OffsetRange, PartitionKey, Routes
+from frazil.ingest.parquet import FileLayout, partition_bytes
+from frazil.ingest.split import group
+
+_IPC = pa.ipc.IpcWriteOptions(compression="lz4")
+"""Arrow compresses for less CPU than Spark's shuffle, which runs on the JVM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Rows of one task for one writer: an Arrow IPC stream."""
+
+    writer: int
+    task: int
+    rows: int
+    data: bytes
+
+
+class Router:
+    """Divides the rows of one task among the writers of its batch."""
+
+    def __init__(self, routes: Routes, layout: FileLayout, ranges: Sequence[OffsetRange], *, task: int) -> None:
+        self._routes, self._layout, self._task = routes, layout, task
+        self._salts = np.array([zlib.crc32(f"{r.topic}\0{r.partition}".encode()) for r in ranges], np.uint64)
+        self._found: dict[tuple[object, ...], _Route] = {}
+        self.sent = [0] * routes.writers
+        """Rows by writer so far."""
+
+    @property
+    def partitions(self) -> int:
+        """How many table partitions the task has had rows of."""
+        return len(self._found)
+
+    def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:
+        """The rows, each with its range and its offset, as one parcel for each writer that gets any."""
+        if rows.num_rows == 0:
+            return []
+        writers = self._writers(rows, range_index, offsets)
+        order = np.argsort(writers, kind="stable")
+        counts = np.bincount(writers, minlength=self._routes.writers).tolist()
+        sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))
+        parcels, start = [], 0
+        for writer, count in enumerate(counts):
+            if count:
+                parcels.append(Parcel(writer, self._task, count, _packed(sorted_rows.slice(start, count))))
+                self.sent[writer] += count
+                start += count
+        return parcels
+
+    def _writers(
+        self, rows: pa.Table, range_index: NDArray[np.int32], offsets: NDArray[np.int64]
+    ) -> NDArray[np.uint16]:
+        codes, values = group(rows, self._layout.schema, self._layout.spec)
+        routes = [self._route(value) for value in values]
+        writers = np.array([route.writers[0] for route in routes], np.uint16)[codes]
+        for code, route in enumerate(routes):
+            if len(route.writers) > 1:
+                mine = np.flatnonzero(codes == code)
+                at = _scattered(self._salts[range_index[mine]], offsets[mine])
+                writers[mine] = np.array(route.writers, np.uint16)[np.searchsorted(route.ends[:-1], at, side="right")]
+        return writers
+
+    def _route(self, values: tuple[object, ...]) -> _Route:
+        # Equal floats may be different partitions: 0.0 and -0.0.
+        name = tuple(repr(v) if isinstance(v, float) else v for v in values)
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = _Route.of(self._routes, partition_bytes(self._layout, values))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    writers: tuple[int, ...]
+    ends: tuple[float, ...] = field(default=(1.0,))
+
+    @classmethod
+    def of(cls, routes: Routes, key: PartitionKey) -> _Route:
+        shares = routes.shares.get(key)
+        if shares is None:
+            return cls((writer_of_unknown(key, routes.writers),))
+        return cls(tuple(writer for writer, _ in shares), tuple(end for _, end in shares))
+
+
+def writer_of_unknown(key: PartitionKey, writers: int) -> int:
+    """The writer of a partition that recent batches did not have: one, so that it gets one file."""
+    return zlib.crc32(repr(key).encode()) % writers
+
+
+def unpacked(parcel: Parcel) -> pa.Table:
+    with pa.ipc.open_stream(parcel.data) as stream:
+        return stream.read_all()
+
+
+def _packed(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_IPC) as stream:
+        stream.write_table(rows)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+def _scattered(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Each record's own number of `[0, 1)`: the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014)."""
+    with np.errstate(over="ignore"):
+        mixed = offsets.astype(np.uint64) + salts * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    places: NDArray[np.float64] = (mixed >> np.uint64(11)) / 2**53
+    return places

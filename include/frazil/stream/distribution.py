@@ -1,0 +1,158 @@
+"""Whether a batch's rows are shuffled to writers by table partition, and to which. Pure.
+
+Without a shuffle, each task writes a file for each partition that its ranges have rows of: up to tasks x partitions
+files. With one, a partition has as many files as its bytes need, and all writers have about as many bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import itemgetter
+from typing import Literal
+
+from frazil.ingest.contract import PartitionKey, Routes, StagedFile
+
+BEGIN = 1.5
+"""Shuffle when writing without it would make so many times the files."""
+END = 1.2
+"""Shuffle no longer when it would make so few."""
+SAVED_LEAST = 16
+"""Shuffle only if it saves so many files: fewer are no trouble to readers, and a shuffle costs CPU."""
+NEWEST_WEIGHT = 0.5
+FORGOTTEN = 0.01
+"""A partition without new rows is forgotten below this part of the mean of those that have some."""
+PREDICTED_MOST = 10_000
+"""Only so many partitions, the largest, are predicted: they travel with each task. The rest is spread by its name."""
+SLIVER = 0.05
+"""The part of a writer's bytes that is not worth a file more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """What the last batches wrote to each partition: averages in which the newest batch weighs half."""
+
+    spec_id: int
+    bytes: Mapping[PartitionKey, float] = field(default_factory=dict)
+    files_alone: float = 0.0
+    """Files of a batch, had each task written its own rows."""
+
+    def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
+        """After one more batch with these files of the main table.
+
+        `partitions` is the sum of what its tasks had rows of (`TaskAnswer.partitions`), None if it was not shuffled.
+        Files of another partition spec are ignored.
+        """
+        newest: dict[PartitionKey, float] = defaultdict(float)
+        count = 0
+        for file in files:
+            if file.spec_id == self.spec_id:
+                newest[file.partition] += file.bytes
+                count += 1
+        if not newest:
+            return self
+        alone = float(max(partitions or 0, count))
+        if not self.bytes:
+            return replace(self, bytes=_largest(newest), files_alone=alone)
+        least = FORGOTTEN * sum(newest.values()) / len(newest)
+        mixed = {key: _mixed(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
+        kept = {key: size for key, size in mixed.items() if key in newest or size > least}
+        return replace(self, bytes=_largest(kept), files_alone=_mixed(self.files_alone, alone))
+
+
+def _mixed(before: float, now: float) -> float:
+    return before + NEWEST_WEIGHT * (now - before)
+
+
+def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
+    return dict(_descending(sizes)[:PREDICTED_MOST])
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The decision for one batch, with what it was made of."""
+
+    routes: Routes | None
+    """None if each task writes what it reads."""
+    reason: str
+    partitions: int = 0
+    """Live partitions, as recent batches had them."""
+    files_alone: int = 0
+    """Files to expect without a shuffle."""
+    files_shuffled: int = 0
+    """Files to expect with one."""
+
+    @property
+    def shuffled(self) -> bool:
+        return self.routes is not None
+
+
+def decide(  # noqa: PLR0913 - what is known of one batch
+    declared: Literal["none", "hash", "auto"],
+    recent: Recent,
+    *,
+    partitioned: bool,
+    tasks: int,
+    target_file_bytes: int,
+    before: Distribution | None,
+) -> Distribution:
+    """Decide for a batch of so many tasks; `before` is the decision for the batch before it."""
+    if declared == "none":
+        return Distribution(None, "distribution: none")
+    if not partitioned:
+        return Distribution(None, "the table has no partitions")
+    if tasks == 1:
+        return Distribution(None, "one task writes the batch")
+    found = _expected(recent, tasks=tasks, target_file_bytes=target_file_bytes)
+    if declared == "hash":
+        return replace(found, reason=f"distribution: hash; {found.reason}")
+    bound = END if before is not None and before.shuffled else BEGIN
+    saved = found.files_alone - found.files_shuffled
+    if saved >= SAVED_LEAST and found.files_alone >= bound * found.files_shuffled:
+        return found
+    return replace(found, routes=None, reason=f"{found.reason}: too few are saved for what a shuffle costs")
+
+
+def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
+    """A shuffle, and the files to expect with and without it."""
+    shares = assign(recent.bytes, tasks)
+    needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
+    alone = max(round(recent.files_alone), sum(needed.values()))
+    apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
+    reason = f"{len(shares)} live partitions: about {alone} files a batch without a shuffle, and {apart} with one"
+    return Distribution(Routes(tasks, shares), reason, len(shares), alone, apart)
+
+
+def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
+    """Writers for partitions of these sizes, in the form of `Routes.shares`.
+
+    McNaughton's wrap-around rule: partitions are laid end to end, the largest first, and cut into as many equal lengths
+    as there are writers. So there are fewer cuts than writers. What would be a sliver of a writer's length is not cut
+    off, so that no writer has more than `1 + 2 * SLIVER` times its length.
+    """
+    ordered = _descending(sizes)
+    length = sum(size for _, size in ordered) / writers
+    shares: dict[PartitionKey, tuple[tuple[int, float], ...]] = {}
+    start = 0.0
+    for key, size in ordered:
+        end = start + size
+        parts = [
+            (writer, min(end, length * (writer + 1)) - max(start, length * writer))
+            for writer in range(min(int(start / length), writers - 1), min(int(end / length), writers - 1) + 1)
+        ]
+        shares[key] = _cut([p for p in parts if p[1] >= SLIVER * length] or [max(parts, key=itemgetter(1))])
+        start = end
+    return shares
+
+
+def _cut(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Each writer's size as the end of its part of `[0, 1)`."""
+    ends = list(accumulate(size for _, size in parts))
+    return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
+
+
+def _descending(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:
+    return sorted(sizes.items(), key=lambda item: (-item[1], [(value is not None, value or "") for value in item[0]]))

@@ -1,0 +1,144 @@
+"""Whether a batch is shuffled, and to which writers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.ingest.contract import PartitionKey, StagedFile
+from frazil.stream.distribution import BEGIN, END, PREDICTED_MOST, SLIVER, Distribution, Recent, assign, decide
+
+FILE = 100
+KEYS = st.tuples(st.one_of(st.none(), st.text(max_size=3)), st.text(max_size=2))
+SIZES = st.dictionaries(KEYS, st.floats(1, 1e12), max_size=60)
+
+
+def staged(partition: PartitionKey, size: int, *, spec_id: int = 0) -> StagedFile:
+    none: dict[int, Any] = {}
+    return StagedFile("main", "/f", 1, size, 0, spec_id, None, partition, none, none, none, none, none, none, ())
+
+
+def wrote(sizes: dict[str, int], *, tasks: int = 1) -> list[StagedFile]:
+    """The files of a batch in which each task had rows of each partition."""
+    return [staged((name,), size // tasks) for name, size in sizes.items() for _ in range(tasks)]
+
+
+@given(SIZES, st.integers(1, 40))
+def test_every_partition_has_its_writers_and_every_writer_its_bytes(
+    sizes: dict[PartitionKey, float], writers: int
+) -> None:
+    shares = assign(sizes, writers)
+    assert shares.keys() == sizes.keys()
+    load: Counter[int] = Counter()
+    for key, parts in shares.items():
+        ends = [0.0, *(end for _, end in parts)]
+        assert ends == sorted(ends)
+        assert ends[-1] == 1.0
+        assert len({writer for writer, _ in parts}) == len(parts)
+        for (writer, end), begin in zip(parts, ends, strict=False):
+            assert 0 <= writer < writers
+            load[writer] += sizes[key] * (end - begin)  # type: ignore[assignment]
+    part = sum(sizes.values()) / writers
+    # What is not cut off as a sliver is shared by all writers of its partition.
+    assert all(size <= part * (1 + 2 * SLIVER) * (1 + 1e-9) for size in load.values())
+    assert sum(len(parts) - 1 for parts in shares.values()) < writers
+
+
+@given(SIZES, st.integers(1, 40))
+def test_the_order_of_what_was_observed_does_not_matter(sizes: dict[PartitionKey, float], writers: int) -> None:
+    assert assign(dict(reversed(sizes.items())), writers) == assign(sizes, writers)
+
+
+def test_a_hot_partition_gets_several_writers_and_the_tail_shares_one() -> None:
+    sizes: dict[PartitionKey, float] = {("hot",): 300.0, **{(str(i),): 1.0 for i in range(100)}}
+    shares = assign(sizes, 4)
+    assert [writer for writer, _ in shares["hot",]] == [0, 1, 2]
+    assert {shares[str(i),] for i in range(100)} == {((3, 1.0),)}
+
+
+def decided(recent: Recent, *, declared: Any = "auto", tasks: int = 4, **known: Any) -> Distribution:
+    given = {"partitioned": True, "target_file_bytes": FILE, "before": None} | known
+    return decide(declared, recent, tasks=tasks, **given)
+
+
+MANY = Recent(0).after(wrote({str(i): 40 for i in range(100)}, tasks=4), partitions=None)
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        ({"declared": "none"}, "distribution: none"),
+        ({"partitioned": False}, "the table has no partitions"),
+        ({"partitioned": False, "declared": "hash"}, "the table has no partitions"),
+        ({"tasks": 1}, "one task writes the batch"),
+        ({"tasks": 1, "declared": "hash"}, "one task writes the batch"),
+    ],
+)
+def test_nothing_is_shuffled_where_that_saves_no_file(known: dict[str, Any], reason: str) -> None:
+    found = decided(MANY, **known)
+    assert (found.shuffled, found.reason) == (False, reason)
+
+
+def test_many_small_files_are_a_reason_to_shuffle() -> None:
+    found = decided(MANY)
+    assert found.shuffled
+    assert found.reason == "100 live partitions: about 400 files a batch without a shuffle, and 100 with one"
+    assert (found.partitions, found.files_alone, found.files_shuffled) == (100, 400, 100)
+
+
+def test_large_files_are_none() -> None:
+    big = Recent(0).after(wrote({str(i): 40 * FILE for i in range(100)}, tasks=4), partitions=None)
+    assert decided(big).reason.endswith("4000 with one: too few are saved for what a shuffle costs")
+
+
+def test_nor_are_a_few_files() -> None:
+    few = Recent(0).after(wrote({"a": 10, "b": 10}, tasks=4), partitions=None)
+    assert not decided(few).shuffled
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert not decided(Recent(0)).shuffled
+    assert decided(Recent(0), declared="hash").shuffled
+
+
+def between(files_alone: float) -> Recent:
+    return replace(MANY, files_alone=files_alone)
+
+
+def test_a_decision_stays_while_the_numbers_are_between_the_bounds() -> None:
+    middle = between((BEGIN + END) / 2 * 100)
+    begun = decided(MANY)
+    assert not decided(middle).shuffled
+    assert decided(middle, before=begun).shuffled
+    assert not decided(between(END * 100 - 1), before=begun).shuffled
+
+
+def test_a_shuffled_batch_says_how_many_files_it_would_have_had() -> None:
+    recent = MANY
+    for _ in range(10):
+        recent = recent.after(wrote({str(i): 40 for i in range(100)}), partitions=400)
+    assert decided(recent, before=decided(MANY)).files_alone == 400
+
+
+def test_what_is_no_longer_written_is_forgotten() -> None:
+    recent = MANY
+    batches = 0
+    while len(recent.bytes) > 1:
+        recent = recent.after(wrote({"new": 40}), partitions=4)
+        batches += 1
+    assert batches <= math.ceil(math.log2(1 / 0.01)) + 1
+
+
+def test_files_of_another_partition_spec_are_ignored() -> None:
+    assert MANY.after([staged(("x", "y"), 1, spec_id=1)], partitions=None) == MANY
+
+
+def test_only_the_largest_partitions_are_predicted() -> None:
+    sizes = {str(i): i + 1 for i in range(PREDICTED_MOST + 5)}
+    assert min(Recent(0).after(wrote(sizes), partitions=None).bytes.values()) == 6
