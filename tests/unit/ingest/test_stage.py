@@ -66,7 +66,7 @@ class FakeReader:
         self.chunks = chunks
         self.readings = 0
 
-    def __call__(self, *_: Any) -> FakeReader:
+    def __call__(self, *_: Any, **__: Any) -> FakeReader:
         self.readings += 1
         return self
 
