@@ -31,6 +31,8 @@ _STORAGES = {
 _DENIED = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
+_MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
+"""How the names of botocore's errors begin that no other attempt mends."""
 _EXPIRED = frozenset({"ExpiredTokenException", "ExpiredToken"})
 
 
@@ -74,9 +76,10 @@ def client_error(catalog: str, error: Exception) -> FrazilError | None:
     if boto is not None and isinstance(error, boto.BotoCoreError):
         if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
             return AccessDenied(f"there are no AWS credentials for the catalog {catalog!r}: {one_line(error)}")
-        if isinstance(error, boto.ConnectionError | boto.HTTPClientError):
-            return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
-        return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}")
+        if type(error).__name__.startswith(_MISCONFIGURED):
+            return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}")
+        # Also where a host's or role's credentials cannot be fetched for a moment.
+        return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
     if boto is not None and isinstance(error, boto.ClientError):
         return _refused(catalog, error, error.response.get("Error", {}).get("Code", ""))
     thrift = sys.modules.get("thrift.transport.TTransport")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import CredentialRetrievalError, IncompleteReadError, MetadataRetrievalError, ProfileNotFound
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     ForbiddenError,
@@ -116,6 +117,23 @@ def test_each_mistake_in_a_configuration_is_one_sentence(properties: dict[str, s
     text = f"{type(raised.value).__name__}: {raised.value}"
     assert re.match(said, text)
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("error", "meant"),
+    [
+        (MetadataRetrievalError(error_msg="timed out"), CommitUnavailable),
+        (CredentialRetrievalError(provider="iam-role", error_msg="timed out"), CommitUnavailable),
+        (IncompleteReadError(actual_bytes=1, expected_bytes=2), CommitUnavailable),
+        (ProfileNotFound(profile="nobody"), SpecError),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_moment_without_credentials_or_network_does_not_end_a_writer_for_good(
+    error: Exception, meant: type[FrazilError]
+) -> None:
+    with pytest.raises(meant, match="the catalog 'lake'"), catalog_errors("lake"):
+        raise error
 
 
 def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_told_at_its_first_use() -> None:

@@ -39,6 +39,11 @@ def test_a_missing_table_is_made_as_declared(catalog: Catalog, stream: Stream) -
     assert table.properties["x"] == "1"
     assert table.properties["write.metadata.delete-after-commit.enabled"] == "true"
     assert table.properties["write.parquet.compression-codec"] == "zstd"
+    assert table.properties["write.parquet.format-version"] == "v2"
+
+
+def test_dead_letters_are_written_as_every_reader_knows(catalog: Catalog, stream: Stream) -> None:
+    assert "write.parquet.format-version" not in ensure_dead_letters(catalog, stream()).properties
 
 
 def test_a_table_that_is_as_declared_is_left_alone(catalog: Catalog, stream: Stream) -> None:
