@@ -82,6 +82,21 @@ class ThrottleJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class DistributionChosen:
+    """It was decided whether a batch's rows are shuffled; emitted unless the stream declares `distribution: none`."""
+
+    key: BatchKey
+    shuffled: bool
+    reason: str
+    partitions: int
+    """Live partitions of the table, as recent batches had them; 0 if they were not asked for."""
+    files_alone: int
+    """Files to expect without a shuffle."""
+    files_shuffled: int
+    """Files to expect with one."""
+
+
+@dataclass(frozen=True, slots=True)
 class StallBegan:
     stall: Stall
 
@@ -115,6 +130,7 @@ Happening = (
     | BatchCommitted
     | FutureEventTimes
     | ThrottleJudged
+    | DistributionChosen
     | StallBegan
     | StallEnded
     | NoticeGiven

@@ -59,6 +59,8 @@ class Journal:
     """The epochs of the leaders that had `offsets_after`, if known."""
     windows: Mapping[int, int] | None = None
     """Rows by window start, in microseconds since the epoch; None if they were not counted."""
+    partitions: int | None = None
+    """If rows were shuffled: the table partitions of each task's rows, added up. None if they were not."""
 
     @property
     def records(self) -> int:
@@ -97,6 +99,7 @@ class Journal:
                 "offsets-after": nested(self.offsets_after),
                 "leader-epochs": nested(self.leader_epochs),
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
+                "partitions": self.partitions,
             },
             separators=(",", ":"),
         ).encode()
@@ -128,6 +131,7 @@ class Journal:
             leader_epochs=flat(raw.get("leader-epochs", {})),
             # Journals of earlier versions count no rows, or late rows only.
             windows=_counts(raw.get("windows")),
+            partitions=raw.get("partitions"),
         )
 
 

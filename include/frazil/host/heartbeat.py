@@ -75,6 +75,8 @@ class Heartbeat:
     stall: Stall | None = None
     throttle: str | None = None
     """Why the commit interval is stretched, or would be (`commit.throttle`)."""
+    distribution: str | None = None
+    """Whether the last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()
     """Sentences that the writer wants people to see while it runs well, such as why it reads in a slower way."""
 

@@ -19,7 +19,7 @@ from frazil.ingest.parquet import FileLayout, partition_bytes
 from frazil.ingest.split import group
 
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
-"""Arrow compresses for less CPU than Spark's shuffle, which runs on the JVM."""
+"""Compressed here, so that fewer bytes pass between Python and the JVM; Spark's own compression is off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,12 @@ class StreamSpec(Model):
     event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
+    distribution: Literal["none", "hash", "auto"] = Field(
+        default="none",
+        description="How a batch's rows reach the tasks that write them. `none`: each task writes what it reads. "
+        "`hash`: rows are shuffled by table partition, so that a partition gets as few files as its bytes need. "
+        "`auto`: they are shuffled while that saves many files.",
+    )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
         default=timedelta(0), description="How long after its end a window still waits for records."

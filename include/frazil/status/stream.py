@@ -77,6 +77,8 @@ class StreamStatus:
     """What holds the live writer back, as it reports; among the problems too."""
     throttle: str | None = None
     """Why it commits less often than declared, or should; among the problems too."""
+    distribution: str | None = None
+    """Whether its last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()
     """What the live writer, or the last one that ended, wants people to know; no problems."""
 
@@ -140,6 +142,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         problems=(*problems, *view.problems),
         stall=stall,
         throttle=throttle,
+        distribution=beat_now.distribution if beat_now else None,
         notices=_notices(spec, observation),
     )
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 
 from frazil.commit.committer import Committer
@@ -20,15 +20,24 @@ from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, FrazilError, StaleBatch
-from frazil.events import BatchCommitted, FutureEventTimes, Happening, NoticeGiven, PhaseBegan, ThrottleJudged
+from frazil.events import (
+    BatchCommitted,
+    DistributionChosen,
+    FutureEventTimes,
+    Happening,
+    NoticeGiven,
+    PhaseBegan,
+    ThrottleJudged,
+)
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
-from frazil.ingest.contract import RangeProgress, StageContext
+from frazil.ingest.contract import RangeProgress, Routes, StageContext
 from frazil.kafka.admin import KafkaOffsets
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
-from frazil.stream.engine import Stage, TaskAnswer
+from frazil.stream.distribution import Distribution, Recent, decide
+from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.plan import learned
 from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.progress import ProgressFolder
@@ -37,6 +46,9 @@ from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
 
 log = logging.getLogger(__name__)
+
+RECENT_BATCHES = 4
+"""How many commit records show a new writer what batches write by table partition: a record may have megabytes."""
 
 
 @dataclass(slots=True)
@@ -55,14 +67,18 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Those that were given already."""
+    recent: Recent | None = None
+    """What recent batches wrote by table partition; None before a batch of this epoch asks for it."""
+    distribution: Distribution | None = None
+    """The last batch's."""
 
-    def run(self, stage: Stage) -> None:
-        """Stage, journal and commit one batch. Raises what ends the epoch."""
+    def run(self, stage: Stage, *, tasks: int) -> None:
+        """Stage, journal and commit one batch, of so many tasks. Raises what ends the epoch."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
-            answers, journal = self.staged(stage, key)
+            answers, journal = self.staged(stage, key, tasks=tasks)
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
@@ -133,11 +149,45 @@ class BatchRunner:
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
-    def staged(self, stage: Stage, key: BatchKey) -> tuple[tuple[TaskAnswer, ...], Journal]:
+    def staged(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[tuple[TaskAnswer, ...], Journal]:
         """The tasks' answers and the batch's journal."""
         context = self._context(key)
-        answers = stage(StageRows(context, dataclasses.replace(self.progress, io=context.main.io)))
+        progress = dataclasses.replace(self.progress, io=context.main.io)
+        routes = self._routes(context, tasks=tasks)
+        try:
+            answers = stage(StageRows(dataclasses.replace(context, routes=routes), progress))
+        except RecordSuspected as error:
+            log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
+            answers = stage(StageRows(context, progress))
         return answers, self._journal(context, answers)
+
+    def _routes(self, context: StageContext, *, tasks: int) -> Routes | None:
+        """How the batch's rows are shuffled; None if they are not."""
+        if self.spec.distribution == "none":
+            return None
+        spec = self.tables.main.current().metadata.spec()
+        if self.recent is None or self.recent.spec_id != spec.spec_id:
+            self.recent = self._read_recent(spec.spec_id)
+        key = BatchKey(context.epoch, context.batch)
+        chosen = self.distribution = decide(
+            self.spec.distribution,
+            self.recent,
+            partitioned=bool(spec.fields),
+            tasks=tasks,
+            target_file_bytes=context.main.target_file_bytes,
+            before=self.distribution,
+        )
+        counts = (chosen.partitions, chosen.files_alone, chosen.files_shuffled)
+        self.emit(DistributionChosen(key, chosen.shuffled, chosen.reason, *counts))
+        return chosen.routes
+
+    def _read_recent(self, spec_id: int) -> Recent:
+        """What earlier writers' last batches wrote, from their commit records."""
+        recent = Recent(spec_id)
+        newest = [*islice(self.tables.journals.records(newest_first=True), RECENT_BATCHES)]
+        for journal in reversed(newest):
+            recent = recent.after(journal.staged_for("main"), partitions=journal.partitions)
+        return recent
 
     def _discard(self, key: BatchKey) -> None:
         """Delete the files of a failed batch; the next start sweeps what remains."""
@@ -174,12 +224,15 @@ class BatchRunner:
             offsets_after=position.offsets,
             leader_epochs=position.leader_epochs,
             windows=_summed(result.windows for result in results),
+            partitions=sum(a.partitions or 0 for a in answers) or None,
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
         """Record what the next batches are planned with. A failure is only logged, because the batch has landed."""
         try:
             self._learn(journal, answers, batch_s=batch_s)
+            if self.recent is not None:
+                self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
                 self._measure_metadata(commit_s)
         except Exception as error:  # storages and full disks raise anything

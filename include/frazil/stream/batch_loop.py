@@ -65,7 +65,7 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def _run_batch(self, plans: Sequence[str]) -> None:
-        self.runner.run(lambda work: self.engine.run(plans, work))
+        self.runner.run(lambda work: self.engine.run(plans, work), tasks=len(plans))
         self.commits += 1
 
     def _planner(self) -> BatchPlanner:

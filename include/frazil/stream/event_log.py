@@ -7,6 +7,7 @@ import logging
 from frazil.events import (
     BatchCommitted,
     CommitRecordsFolded,
+    DistributionChosen,
     EpochBegan,
     Event,
     FutureEventTimes,
@@ -50,6 +51,10 @@ def log_event(event: Event) -> None:
             _batch.warning("stream %s: %s", stream, what.reason)
         case ThrottleJudged(reason=None) if what.was_under_pressure:
             _batch.info("stream %s: the table's metadata no longer grows; commits follow the declared interval", stream)
+        case DistributionChosen():
+            _batch.info(
+                "batch %s: rows are %s: %s", what.key, "shuffled" if what.shuffled else "not shuffled", what.reason
+            )
         case StallBegan():
             _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
         case StallEnded():

@@ -16,6 +16,7 @@ from typing import Self
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import (
     BatchCommitted,
+    DistributionChosen,
     EpochBegan,
     Event,
     Events,
@@ -104,6 +105,8 @@ class Reporter:
                 self.committed(marker, at_ms=event.at_ms)
             case ThrottleJudged(reason, stretch):
                 self.throttled(reason, stretch=stretch)
+            case DistributionChosen(shuffled=shuffled, reason=reason):
+                self._change(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
             case NoticeGiven(sentence):
                 self.notice(sentence)
 

@@ -237,6 +237,16 @@ def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
     assert (found["problems"], found["throttle"]) == (["the metadata grows"], "the metadata grows")
 
 
+def test_whether_rows_are_shuffled_is_shown_of_a_stream_that_asks_for_it(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), written_at_ms=now_ms, distribution="shuffled: it saves 300 files").write(ticks())
+        (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
+    assert (found["problems"], found["distribution"]) == ([], "shuffled: it saves 300 files")
+    assert "shuffled: it saves 300 files" in people
+
+
 def test_a_notice_of_a_writer_that_beats_is_shown_and_is_no_problem(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey
 from frazil.errors import Fenced, StaleBatch
-from frazil.events import Happening, NoticeGiven
-from frazil.ingest.contract import RangeProgress, StageResult
+from frazil.events import DistributionChosen, Happening, NoticeGiven
+from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.stream.batch import BatchRunner, join_ranges
 from frazil.stream.engine import TaskAnswer
 
@@ -51,10 +52,63 @@ def test_a_notice_of_a_task_is_given_once():
     assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
 
 
+def wrote(batch: int, tasks: int, *, partitions: int | None = None, spec_id: int = 0) -> Any:
+    none: dict[int, Any] = {}
+    files = [
+        StagedFile("main", "/f", 1, 10, 0, spec_id, None, (str(p),), none, none, none, none, none, none, ())
+        for p in range(50)
+        for _ in range(tasks)
+    ]
+    return SimpleNamespace(key=BatchKey(1, batch), staged_for=lambda _: files, partitions=partitions)
+
+
+def deciding(records: list[Any], emitted: list[Happening], declared: str = "auto") -> Any:
+    """A runner of a new epoch, with these commit records."""
+    metadata = SimpleNamespace(spec=lambda: SimpleNamespace(spec_id=0, fields=["one"]))
+    runner: Any = SimpleNamespace(
+        spec=SimpleNamespace(distribution=declared),
+        tables=SimpleNamespace(
+            main=SimpleNamespace(current=lambda: SimpleNamespace(metadata=metadata)),
+            journals=SimpleNamespace(records=lambda *, newest_first: iter(records[::-1] if newest_first else records)),
+        ),
+        emit=emitted.append,
+        recent=None,
+        distribution=None,
+    )
+    runner._read_recent = partial(BatchRunner._read_recent, runner)
+    return runner
+
+
+BATCH: Any = SimpleNamespace(epoch=2, batch=1, main=SimpleNamespace(target_file_bytes=1000))
+
+
+@pytest.mark.parametrize("records", [[wrote(1, 4)], [wrote(1, 1, partitions=200), wrote(2, 1, partitions=200)]])
+def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records: list[Any]):
+    emitted: list[Happening] = []
+    routes = BatchRunner._routes(deciding(records, emitted), BATCH, tasks=4)
+    assert routes is not None
+    assert (routes.writers, len(routes.shares)) == (4, 50)
+    (told,) = emitted
+    assert isinstance(told, DistributionChosen)
+    assert (told.key, told.partitions, told.files_alone) == (BatchKey(2, 1), 50, 200)
+
+
+@pytest.mark.parametrize("records", [[], [wrote(1, 1)], [wrote(1, 4, spec_id=1)]])
+def test_and_what_is_not(records: list[Any]):
+    emitted: list[Happening] = []
+    assert BatchRunner._routes(deciding(records, emitted), BATCH, tasks=4) is None
+    assert len(emitted) == 1
+
+
+def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
+    nothing: Any = SimpleNamespace(spec=SimpleNamespace(distribution="none"))
+    assert BatchRunner._routes(nothing, BATCH, tasks=4) is None
+
+
 class Swept(BatchRunner):
     """Its files are gone when it comes to journal them."""
 
-    def staged(self, *_: Any) -> Any:
+    def staged(self, *_: Any, **__: Any) -> Any:
         raise FileNotFoundError("00000-0.parquet")
 
 
@@ -72,4 +126,4 @@ def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_w
         emit=lambda _: None, run_folder=nothing, progress=nothing,
     )  # fmt: skip
     with pytest.raises(ends_with):
-        runner.run(nothing)
+        runner.run(nothing, tasks=1)

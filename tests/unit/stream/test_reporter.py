@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import BatchCommitted, Events, NoticeGiven, PhaseBegan
+from frazil.events import BatchCommitted, DistributionChosen, Events, NoticeGiven, PhaseBegan
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
@@ -226,6 +226,21 @@ def test_a_notice_stays_in_the_heartbeat_and_is_logged(bench: Bench, caplog: pyt
     bench.events.emit(NoticeGiven("reads in the slower way, because there is no compiler"))
     assert bench.after(2).notices == ("reads in the slower way, because there is no compiler",)
     assert warnings(caplog) == ["stream s: reads in the slower way, because there is no compiler"]
+
+
+def test_the_last_decision_about_a_shuffle_is_in_the_heartbeat_and_each_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    assert bench.after(1).distribution is None
+    for shuffled, reason in ((True, "400 files without it"), (False, "too few are saved")):
+        bench.events.emit(DistributionChosen(BatchKey(1, 2), shuffled, reason, 100, 400, 100))
+    assert bench.after(2).distribution == "not shuffled: too few are saved"
+    told = [record.getMessage() for record in caplog.records if "rows are" in record.getMessage()]
+    assert told == [
+        "batch 1-2: rows are shuffled: 400 files without it",
+        "batch 1-2: rows are not shuffled: too few are saved",
+    ]
 
 
 def test_a_heartbeat_of_another_version_is_read(bench: Bench):

@@ -1,0 +1,96 @@
+"""What the tasks before and after a shuffle answer becomes one answer per task, or no batch."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil import errors
+from frazil.commit.marker import BatchKey
+from frazil.ingest.contract import RangeProgress, Routes, StageContext, StagedFile, StageResult, Target, TargetTable
+from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import RecordSuspected, TaskAnswer, read_shuffled
+from frazil.stream.progress import ProgressFolder
+
+TABLE = TargetTable("{}", "{}", "{}", {}, "/data/1/1", 1)
+TARGETS: dict[Target, TargetTable] = {"main": TABLE, "dead-letters": TABLE}
+CONTEXT = StageContext("ticks", 1, 1, {}, "json", "at", "ms", coordinates=True, targets=TARGETS, topic_ids={})
+
+
+def staged(path: str) -> StagedFile:
+    none: dict[int, Any] = {}
+    return StagedFile("main", path, 1, 1, 0, 0, None, ("a",), none, none, none, none, none, none, ())
+
+
+def reader(task: int, sent: list[int]) -> dict[str, Any]:
+    progress = RangeProgress("t", task, 0, 9, sum(sent), 0, None)
+    result = StageResult((staged(f"dead-{task}"),), (progress,), None, ("a note",)).to_json()
+    return {"read": task, "position": None, "result": result, "sent": sent, "partitions": 5 + task, "task_s": 1.0}
+
+
+def writer(number: int, received: dict[int, int]) -> dict[str, Any]:
+    return {"write": number, "files": [staged(f"main-{number}").to_json()], "received": received, "task_s": 0.5}
+
+
+SOUND = [writer(1, {0: 3}), reader(1, [4, 0]), reader(0, [2, 3]), writer(0, {0: 2, 1: 4})]
+
+
+def answered(*answers: dict[str, Any]) -> tuple[TaskAnswer, ...]:
+    return read_shuffled(map(json.dumps, answers))
+
+
+def test_each_task_answers_once_with_all_its_files() -> None:
+    found = answered(*SOUND)
+    assert [[file.path for file in a.result.files] for a in found] == [["dead-0", "main-0"], ["dead-1", "main-1"]]
+    assert [[p.records for p in a.result.progress] for a in found] == [[5], [4]]
+    assert [(a.seconds, a.partitions) for a in found] == [(1.5, 5), (1.5, 6)]
+    assert found[0].result.notices == ("a note",)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [*SOUND[:3], writer(0, {0: 2, 1: 3})],
+        [*SOUND[:3], writer(0, {0: 2})],
+        [*SOUND[:3], writer(0, {0: 2, 1: 4, 2: 1})],
+        SOUND[:3],
+        SOUND[1:],
+        [SOUND[0], SOUND[2], SOUND[3]],
+        [*SOUND, SOUND[0]],
+        [*SOUND, SOUND[1]],
+    ],
+)
+def test_rows_that_were_sent_and_not_received_or_otherwise_make_no_batch(answers: list[dict[str, Any]]) -> None:
+    with pytest.raises(errors.StaleBatch):
+        answered(*answers)
+
+
+def test_an_error_of_a_task_is_raised_and_precedes_a_suspicion() -> None:
+    suspect, refused = {"suspect": "ValueError: a bug"}, {"error_type": "AccessDenied", "error": "no"}
+    with pytest.raises(errors.AccessDenied, match="no"):
+        answered(suspect, refused, *SOUND)
+    with pytest.raises(RecordSuspected, match="ValueError: a bug"):
+        answered(*SOUND, suspect)
+
+
+def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
+    routes = Routes(2)
+    seen: list[Routes | None] = []
+
+    def stage(work: Any) -> tuple[TaskAnswer, ...]:
+        seen.append(work.context.routes)
+        if work.context.routes:
+            raise RecordSuspected("ValueError: a bug")
+        return (TaskAnswer(StageResult((), ()), None, 1.0),)
+
+    runner: Any = SimpleNamespace(
+        _context=lambda _: CONTEXT,
+        _routes=lambda *_, **__: routes,
+        _journal=lambda *_: None,
+        progress=ProgressFolder("/progress", {}),
+    )
+    answers, _ = BatchRunner.staged(runner, stage, BatchKey(1, 1), tasks=2)
+    assert (seen, len(answers)) == ([routes, None], 1)
