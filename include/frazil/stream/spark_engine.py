@@ -65,7 +65,8 @@ class SparkEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._pool:
-            if not self._given:
+            # What kept Spark from starting was raised where it was needed.
+            if not self._given and self.start().exception() is None:
                 context = self._context
                 # A JVM that is gone has ended the writer with an error of its own.
                 with suppress(OSError):

@@ -80,7 +80,8 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
         fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
-        with Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits) as reporter:
+        # The engine may have been started before, and ends however this ends.
+        with Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits) as reporter, self.engine:
             for sink in self.sinks:
                 events.add(sink)
             return self._run(folder, events, reporter)
@@ -89,13 +90,12 @@ class Writer:
         kafka_settings = kafka_properties(self.spec, os.environ)
         with KafkaOffsets(kafka_settings, self.spec.source.topics, stream=self.spec.name) as kafka:
             if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
-                kafka.describe()  # a mistyped topic leaves no empty table behind, and starts no JVM
-            with self.engine as engine:
-                engine.warm_up()
-                tables, progress = self._open(reporter)
-                parts = EpochParts(self.spec, engine, kafka, tables, progress, folder, events.emit, reporter.planned)
-                with RecordFolding(self.spec, events.emit):
-                    return self._epochs(parts)
+                kafka.describe()  # a mistyped topic leaves no empty table behind
+            self.engine.warm_up()
+            tables, progress = self._open(reporter)
+            parts = EpochParts(self.spec, self.engine, kafka, tables, progress, folder, events.emit, reporter.planned)
+            with RecordFolding(self.spec, events.emit):
+                return self._epochs(parts)
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None

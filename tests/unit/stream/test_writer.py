@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
-from frazil.errors import PythonStartTimeout
+from frazil.errors import PythonStartTimeout, TopicMissing
+from frazil.kafka.admin import KafkaOffsets, Topics
+from frazil.spec.load import load_stream
 from frazil.stream import writer as writer_module
-from frazil.stream.writer import START_ATTEMPTS, Epoch
+from frazil.stream.writer import START_ATTEMPTS, Epoch, Writer
 from frazil.supervise.decide import RESTARTABLE
 
 
@@ -82,3 +85,34 @@ def test_a_host_that_stays_too_busy_is_left_to_the_supervisor_which_never_gives_
     with pytest.raises(PythonStartTimeout) as raised:
         epoch([0] * START_ATTEMPTS)
     assert raised.value.exit_code in RESTARTABLE
+
+
+class StartedEngine(Anything):
+    """An engine that was started before its writer runs."""
+
+    def __init__(self) -> None:
+        self.ended_by: type[BaseException] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.ended_by = kind
+
+
+def test_an_engine_that_was_started_ends_although_the_topic_is_missing(
+    frazil_home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def missing(_: KafkaOffsets) -> Topics:
+        raise TopicMissing("no topic t")
+
+    monkeypatch.setattr(KafkaOffsets, "describe", missing)
+    file = frazil_home.parent / "s.yaml"
+    file.write_text(
+        "name: s\nsource: {topics: [t], format: json, bootstrap-servers: 'localhost:1'}\ntable: test.s\n"
+        "schema: {at: timestamptz not null}\nevent-time: at\n"
+    )
+    engine = StartedEngine()
+    with pytest.raises(TopicMissing):
+        Writer(load_stream(file), engine=engine).run()
+    assert engine.ended_by is TopicMissing
