@@ -1,0 +1,65 @@
+"""`frazil validate --connect` asks Kafka, the catalog and the storage, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from frazil.cli.main import frazil
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.process import free_port
+from frazil.table.catalogs import load_catalog
+from tests.conftest import TopicFactory
+
+
+def declare(folder: Path, *, topic: str, bootstrap: str, catalog: str = "lake", name: str = "rides") -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(
+        f"name: {name}\nsource: {{topics: [{topic}], format: json, bootstrap-servers: '{bootstrap}'}}\n"
+        f"table: {{identifier: city.{name}, catalog: {catalog}}}\n"
+        "schema: {at: timestamptz not null}\nevent-time: at\n"
+    )
+    return file
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, name: str = "lake", **properties: str) -> None:
+    for key, value in properties.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__{name.upper()}__{key.upper()}", value)
+
+
+def validate(*arguments: str) -> Result:
+    return CliRunner().invoke(frazil, ["validate", "--connect", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _home(frazil_home: Path) -> None:
+    """Nothing outside this test is configured."""
+
+
+def test_what_is_reached_is_said_and_nothing_is_left(
+    kafka: EmbeddedKafka, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    file = declare(tmp_path, topic=topic(3), bootstrap=kafka.bootstrap)
+    result = validate(str(file))
+    assert result.exit_code == 0, result.output
+    assert ": 3 partitions\n" in result.stdout
+    assert "rides: the catalog and its storage can hold city.rides" in result.stdout
+    assert load_catalog("lake").list_namespaces() == []
+    assert len(json.loads(validate("--json", str(file)).stdout)["connections"]) == 2
+
+
+def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="rest", uri=f"http://127.0.0.1:{free_port()}")
+    files = [declare(tmp_path, topic="nowhere", bootstrap=kafka.bootstrap, name=name) for name in ("rides", "trips")]
+    result = validate(*map(str, files))
+    assert result.exit_code == 10
+    lines = result.stderr.splitlines()
+    assert len(lines) == 4
+    assert "rides.yaml: source: TopicMissing: " in result.stderr
+    assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
