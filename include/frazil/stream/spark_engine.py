@@ -91,7 +91,11 @@ class SparkEngine:
                 return read_answers(tasks.mapPartitions(work).collect())
             # Rows name their writer's number, which is the number of its task.
             sent = tasks.mapPartitions(work.read).partitionBy(at.routes.writers, int)
-            return read_shuffled(sent.mapPartitionsWithIndex(work.write).collect())
+            try:
+                return read_shuffled(sent.mapPartitionsWithIndex(work.write).collect())
+            finally:
+                # Else Spark keeps the rows on its disks until the JVM collects garbage, which may take half an hour.
+                sent._jrdd.rdd().cleanShuffleDependencies(False)
 
     def check(self) -> None:
         with task_failures(self._spec.name):
