@@ -1,6 +1,6 @@
-"""Files and CPU of a batch over 2,000 live partitions with Zipf skew, with and without a shuffle, on a real Spark.
+"""Files and CPU of a batch over many live partitions with Zipf skew, with and without a shuffle, on a real Spark.
 
-    .venv/bin/python -m bench.distribution --millions 2 --tasks 4
+    .venv/bin/python -m bench.distribution --millions 2 --tasks 4 --symbols 2000
 
 Each round stages the same records twice: `distribution: none`, then `hash` with routes made of what the batch before it
 wrote. Files are compared with the ideal, bytes / target file size + live partitions. A task's seconds are those of the
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,18 +39,17 @@ from frazil.stream.stage_rows import StageRows
 
 TOPIC = "zipf"
 PARTITIONS = 32
-SYMBOLS = 2000
 BY_SYMBOL = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "symbol"))
 
 
-def produce(bootstrap: str, count: int) -> None:
+def produce(bootstrap: str, count: int, *, symbols: int) -> None:
     """Ticks without keys: each Kafka partition has every symbol. Symbol number i is 1/i as frequent as the first."""
-    weights = 1 / np.arange(1, SYMBOLS + 1)
-    symbols = np.random.default_rng(7).choice(SYMBOLS, count, p=weights / weights.sum())
+    weights = 1 / np.arange(1, symbols + 1)
+    drawn = np.random.default_rng(7).choice(symbols, count, p=weights / weights.sum())
     producer = Producer(
         {"bootstrap.servers": bootstrap, "compression.type": "lz4", "queue.buffering.max.messages": 1_000_000}
     )
-    for number, symbol in enumerate(symbols.tolist()):
+    for number, symbol in enumerate(drawn.tolist()):
         value = (
             f'{{"symbol":"S{symbol:04}","ts":"2026-01-01T00:{number // 60_000 % 60:02}:{number // 1000 % 60:02}.'
             f'{number % 1000:03}Z","price":{number * 104_729 % 5_000_000 / 10_000:.4f},"size":{1 + number * 31 % 999},'
@@ -65,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=float, default=2)
     parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--symbols", type=int, default=2000, help="live partitions")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     each = int(options.millions * 1e6) // PARTITIONS
@@ -72,7 +73,7 @@ def main() -> None:
     plans = [json.dumps({"task": t.to_json(), "position": None}) for t in spread(ranges, tasks=options.tasks)]
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder) / "kafka") as kafka:
         kafka.create_topic(TOPIC, PARTITIONS, {})
-        produce(kafka.bootstrap, each * PARTITIONS)
+        produce(kafka.bootstrap, each * PARTITIONS, symbols=options.symbols)
         measure(plans, context(kafka.bootstrap, Path(folder)), records=each * PARTITIONS, rounds=options.rounds)
 
 
@@ -138,9 +139,13 @@ def staged(answers: Sequence[TaskAnswer]) -> list[StagedFile]:
 
 def cpu_s() -> float:
     """Of all that this process started: the JVM, and Python workers, which outlive a batch."""
-    started = psutil.Process().children(recursive=True)
-    times = [child.cpu_times() for child in started if "kafka.Kafka" not in child.cmdline()]
-    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+    total = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # a worker that just ended
+            if "kafka.Kafka" not in child.cmdline():
+                took = child.cpu_times()
+                total += took.user + took.system + took.children_user + took.children_system
+    return total
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Whether a batch's rows are shuffled to writers by table partition, and to which. Pure.
 
 Without a shuffle, each task writes a file for each partition that its ranges have rows of: up to tasks x partitions
-files. With one, a partition has as many files as its bytes need, and all writers have about as many bytes.
+files. With one, a partition has as many files as its bytes need, and all writers have about as much to do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ FORGOTTEN = 0.01
 """A partition without new rows is forgotten below this part of the mean of those that have some."""
 PREDICTED_MOST = 10_000
 """Only so many partitions, the largest, are predicted: they travel with each task. The rest is spread by its name."""
+FILE_BYTES = 24 * 1024
+"""A file costs its writer as much CPU as so many bytes of Parquet more: `python -m bench.distribution`."""
 SLIVER = 0.05
 """The part of a writer's bytes that is not worth a file more."""
 
@@ -118,7 +120,7 @@ def decide(  # noqa: PLR0913 - what is known of one batch
 
 def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
     """A shuffle, and the files to expect with and without it."""
-    shares = assign(recent.bytes, tasks)
+    shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
