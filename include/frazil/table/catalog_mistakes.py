@@ -74,11 +74,11 @@ def client_error(catalog: str, error: Exception) -> FrazilError | None:
     """What an error of the clients of Glue and Hive means; None for all others."""
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.BotoCoreError):
-        if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
-            return AccessDenied(f"there are no AWS credentials for the catalog {catalog!r}: {one_line(error)}")
+        if isinstance(error, boto.PartialCredentialsError):
+            return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are not whole: {one_line(error)}")
         if type(error).__name__.startswith(_MISCONFIGURED):
             return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}")
-        # Also where a host's or role's credentials cannot be fetched for a moment.
+        # Also where no credentials are found: so does a host look whose metadata service is silent for a moment.
         return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
     if boto is not None and isinstance(error, boto.ClientError):
         return _refused(catalog, error, error.response.get("Error", {}).get("Code", ""))

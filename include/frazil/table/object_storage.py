@@ -202,7 +202,12 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
 def _failures(path: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, NoCredentialsError, PartialCredentialsError) as error:
+    except NoCredentialsError as error:  # a host's metadata service that is silent looks the same
+        raise CommitUnavailable(
+            f"{path}: no credentials for the object store were found: {error}. Configure some, unless a host's or a "
+            "role's are only away for a moment"
+        ) from error
+    except (OSError, PartialCredentialsError) as error:
         if has_expired(error):
             raise CommitUnavailable(
                 f"{path}: the credentials of the object store have expired: {error}. The catalog hands out newer "

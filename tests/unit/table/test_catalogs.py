@@ -11,7 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import CredentialRetrievalError, IncompleteReadError, MetadataRetrievalError, ProfileNotFound
+from botocore.exceptions import (
+    CredentialRetrievalError,
+    IncompleteReadError,
+    MetadataRetrievalError,
+    NoCredentialsError,
+    ProfileNotFound,
+)
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     ForbiddenError,
@@ -124,6 +130,7 @@ def test_each_mistake_in_a_configuration_is_one_sentence(properties: dict[str, s
     [
         (MetadataRetrievalError(error_msg="timed out"), CommitUnavailable),
         (CredentialRetrievalError(provider="iam-role", error_msg="timed out"), CommitUnavailable),
+        (NoCredentialsError(), CommitUnavailable),
         (IncompleteReadError(actual_bytes=1, expected_bytes=2), CommitUnavailable),
         (ProfileNotFound(profile="nobody"), SpecError),
     ],
