@@ -9,8 +9,9 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -21,7 +22,7 @@ from frazil.host.heartbeat import Phase
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine
 from frazil.stream.plan import BatchPolicy
-from frazil.stream.planner import BatchPlanner, PlannerSettings
+from frazil.stream.planner import POLL_S, BatchPlanner, PlannerSettings
 from frazil.stream.planner_exchange import PlannerReport, read_rates, write_rates
 from frazil.stream.position import Position
 
@@ -57,7 +58,9 @@ class BatchLoop:
                 if end is None or until():
                     return
                 if end != position:
-                    self._run_batch(planner.plans(position, end))
+                    plans = planner.plans(position, end)
+                    with observed(planner):
+                        self._run_batch(plans)
                     position = end
                 if not until():
                     wait(max(0.0, interval_s - (time.monotonic() - asked)))
@@ -118,6 +121,22 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
             return answer.result()
         if until():
             return None
+
+
+@contextmanager
+def observed(planner: BatchPlanner) -> Iterator[None]:
+    """Let the planner look at the brokers in a thread while a batch runs; nobody waits for that either."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(POLL_S):
+            planner.observe()
+
+    threading.Thread(target=look, name="observer", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 DESCRIBE_S = 10.0
+WARN_AFTER_S = 10.0
+"""Brokers that start or elect leaders answer with errors for some seconds, which nobody needs to know."""
 WARN_S = 30.0
 """Between two warnings that Kafka does not answer: they reach the terminal and the Airflow task's log."""
 UNREACHABLE_S = 120.0
@@ -72,8 +75,12 @@ class BatchPlanner:
     described_at: float = float("-inf")
     answered_at: float | None = None
     silent_since: float | None = None
-    """When the first poll was made that got no answer; None if the last one got one. Nobody asks while a batch runs."""
+    """When the first poll was made that got no answer; None if the last one got one."""
     warned_at: float = float("-inf")
+    asking: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the one thread that asks."""
+    found_wrong: Exception | None = None
+    """What the brokers' answer ends the epoch with, once the current batch is done."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
 
@@ -88,15 +95,31 @@ class BatchPlanner:
 
     def next_position(self) -> Position:
         """Where the next batch should end; the unchanged position if no batch is due."""
-        now = self.clock()
+        with self.asking:
+            if self.found_wrong is not None:
+                raise self.found_wrong
+            now = self.clock()
+            return self._decide(now) if self._look(now) else self.position
+
+    def observe(self) -> None:
+        """Look at the brokers while a batch runs, so that lag is known. `next_position` raises what was found wrong."""
+        with self.asking:
+            if self.found_wrong is None:
+                try:
+                    self._look(self.clock())
+                except Exception as error:
+                    self.found_wrong = error
+
+    def _look(self, now: float) -> bool:
+        """Ask the brokers if that is due; whether they answered."""
         if now - self.polled_at >= POLL_S:
             self.polled_at = now
             try:
                 self._poll(now)
             except KafkaUnavailable as error:
                 self._tolerate(error, now)
-                return self.position
-        return self._decide(now)
+                return False
+        return True
 
     def plans(self, start: Position, end: Position) -> list[str]:
         """The batch between two positions: one JSON document per task, with the task and the position at its end.
@@ -127,14 +150,14 @@ class BatchPlanner:
         check_not_cut(read, cut, stream=self.settings.stream)
         for tp, start in read.items():
             if self.ends.get(tp, start) > start:
-                # Nobody asks while a batch runs: a new record may have come right after the last poll.
+                # A new record may have come right after the last poll.
                 self.first_seen.setdefault(tp, None if first_poll else last_poll)
             else:
                 self.first_seen.pop(tp, None)
             if not self.watch.is_silent(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
-        self.answered_at, self.silent_since = now, None
+        self._answered(now)
         in_transactions = self.watch.in_transactions()
         self.report(PlannerReport(dict(self.ends), dict(self.began), in_transactions, self.clock_ms()))
 
@@ -154,10 +177,16 @@ class BatchPlanner:
             self.began.update(new)
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
-    def _tolerate(self, error: KafkaUnavailable, now: float) -> None:
-        self.silent_since = now if self.silent_since is None else self.silent_since
+    def _answered(self, now: float) -> None:
+        if self.silent_since is not None and self.warned_at >= self.silent_since:
+            log.warning("Kafka answers again after %.0f s", now - self.silent_since)
+        self.answered_at, self.silent_since = now, None
+
+    def _tolerate(self, error: KafkaUnavailable, asked: float) -> None:
+        now = self.clock()
+        self.silent_since = asked if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
-        if now - self.warned_at >= WARN_S:
+        if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
             log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)
         if silent_s >= UNREACHABLE_S:

@@ -88,6 +88,15 @@ def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_th
     assert [e.phase for e in looping.runner.emitted if isinstance(e, PhaseBegan)] == [Phase.WAITING, Phase.STOPPING]
 
 
+def test_the_brokers_are_looked_at_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batch_loop, "POLL_S", 0.001)
+    looping, looked = Looping(Answers(LATER), monkeypatch), threading.Event()
+    looping.planner.observe = looked.set
+    looping.engine.run = lambda _, work: (work, looked.wait(60))  # type: ignore[method-assign]
+    looping.run(until=lambda: bool(looping.runner.ran))
+    assert looping.runner.ran == [("work", True)]
+
+
 def test_it_asks_no_more_often_than_the_commit_interval_wants(monkeypatch: pytest.MonkeyPatch):
     looping = Looping(Answers(START, START, START), monkeypatch)
     looping.run()

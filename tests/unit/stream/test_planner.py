@@ -356,8 +356,40 @@ def test_a_silence_is_told_of_twice_a_minute(world: World, caplog: pytest.LogCap
     world.kafka.down = True
     world.after(60)
     assert [r.getMessage().split(":")[0] for r in caplog.records] == [
-        f"Kafka has been silent for {seconds} s" for seconds in (0, 30)
+        f"Kafka has been silent for {seconds} s" for seconds in (10, 40)
     ]
+    world.kafka.down = False
+    world.after(1)
+    assert caplog.messages[-1] == "Kafka answers again after 60 s"
+
+
+def test_brokers_that_are_back_within_seconds_are_not_worth_a_warning(world: World, caplog: pytest.LogCaptureFixture):
+    world.kafka.down = True
+    world.after(8)
+    world.kafka.down = False
+    world.after(1)
+    assert caplog.messages == []
+
+
+def test_what_comes_while_a_batch_runs_is_reported_and_decided_on_after_it(world: World):
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 7}
+    world.now += 2
+    before = world.planner.position
+    world.planner.observe()
+    assert world.reports[-1].unread(before.offsets) == {TP0: 5, TP1: 7}
+    assert world.planner.position == before
+
+
+def test_what_is_found_wrong_while_a_batch_runs_ends_the_epoch_after_it(world: World):
+    world.after(1)
+    world.kafka.begin, world.kafka.end = {TP0: 12, TP1: 0}, {TP0: 20, TP1: 0}
+    world.now += 15
+    world.planner.observe()
+    world.kafka.begin = {TP0: 0, TP1: 0}
+    world.planner.observe()
+    with pytest.raises(OffsetGap, match="t-0 offsets 0 to 11"):
+        world.planner.next_position()
 
 
 def test_draining_waits_for_nothing(tmp_path: Path):
