@@ -51,6 +51,8 @@ class Shape:
     name: str
     partitions: int
     yaml: str
+    properties: str = "{}"
+    """Of its table."""
 
     def __str__(self) -> str:
         return self.name
@@ -59,7 +61,12 @@ class Shape:
 SHAPES = (
     Shape("by day", 4, "partition-by: [day(at)]\ncommit: {interval: 1s}\n"),
     Shape("one partition, sorted", 1, "partition-by: [hour(at)]\nsort-by: [note, id desc]\ncommit: {interval: 1s}\n"),
-    Shape("buckets and small batches", 3, "partition-by: [bucket(2, id)]\ncommit: {interval: 1s, max-records: 40}\n"),
+    Shape(
+        "buckets, small and shuffled batches",
+        3,
+        "partition-by: [bucket(2, id)]\ndistribution: hash\ncommit: {interval: 1s, max-records: 40}\n",
+        '{write.target-file-size-bytes: "1024"}',
+    ),
     Shape("whole windows", 2, "partition-by: [hour(at)]\ncommit: {interval: 1s, align: watermark}\n"),
 )
 
@@ -137,7 +144,7 @@ class World:
         self.file.write_text(
             f"name: {self.name}\n"
             f"source: {{topics: [{self.topic}], format: json, bootstrap-servers: '{self.kafka.bootstrap}'}}\n"
-            f"table: {self.identifier}\n"
+            f"table: {{identifier: {self.identifier}, properties: {self.shape.properties}}}\n"
             "schema:\n"
             "  id: long not null\n"
             "  at: timestamptz not null\n"
