@@ -34,7 +34,7 @@ from frazil.host.endings import record_exit
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
 from frazil.host.writer_log import LOG_FILE, redirect, rotate
-from frazil.spec.load import find_stream
+from frazil.spec.last_sound import find_and_remember
 from frazil.spec.model import StreamSpec
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     Example:
       frazil run flights --until-caught-up
     """
-    spec = find_stream(streams_folder, stream)
+    spec = find_and_remember(streams_folder, stream)  # status and pause know it, should its file break
 
     def write(voice: Voice) -> None:
         _write(spec, voice, until_caught_up=until_caught_up)

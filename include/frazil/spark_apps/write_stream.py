@@ -12,7 +12,7 @@ from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
-from frazil.spec.load import find_stream
+from frazil.spec.last_sound import find_and_remember
 from frazil.table.configuration import check_configuration
 
 
@@ -27,7 +27,7 @@ def main() -> int:
         with extras_named():
             from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
-        spec = find_stream(arguments.streams, arguments.name)
+        spec = find_and_remember(arguments.streams, arguments.name)
     except FrazilError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

@@ -2,10 +2,10 @@
 
 <home>/declared/<folder>-<hash>/<file>.json    the last sound declaration of a file
 
-Every reader of a folder records its sound files, and finds there what a broken file declared before. Several processes
-may do so at once: a record is replaced whole, and only if it changed. A missing file differs from a broken one: its
-record counts for a moment, because files are replaced and mounts come late, and is then forgotten. The same holds for a
-stream whose file now declares another name: `<file>~<name>.json`.
+Every reader of a folder records its sound files, and a writer its own when it starts; what a broken file declared
+before is found there. Several processes may do so at once: a record is replaced whole, and only if it changed. A
+missing file differs from a broken one: its record counts for a moment, because files are replaced and mounts come late,
+and is then forgotten. The same holds for a stream whose file now declares another name: `<file>~<name>.json`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from frazil.errors import SpecError
 from frazil.home import home
 from frazil.spec.file_cache import Signature, signature
-from frazil.spec.load import find_stream, load_stream, read_stream, sound_streams, stream_files, validate_stream
+from frazil.spec.load import find_file, load_stream, read_stream, sound_streams, stream_files, validate_stream
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
@@ -128,14 +128,22 @@ def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
     """One stream of a folder; if its file is broken, the last sound declaration and the problem.
 
-    Raises SpecError if it was never sound.
+    A sound one is remembered. Raises SpecError if none was ever seen.
     """
     try:
-        return find_stream(folder, name), None
+        return find_and_remember(folder, name), None
     except SpecError as error:
         if (last := recall(folder, name, STREAMS)) is None:
             raise
         return last, str(error)
+
+
+def find_and_remember(folder: Path, name: str) -> StreamSpec:
+    """One stream of a folder, remembered for when its file breaks. Raises SpecError as `find_stream`."""
+    path = find_file(folder, name)
+    spec = load_stream(path)
+    Memory(folder).remember(path, spec, STREAMS)
+    return spec
 
 
 def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:

@@ -96,6 +96,11 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
 
     Raises SpecError with the known names if it is missing, or with the problems of its file.
     """
+    return load_stream(find_file(folder, name))
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """The file that declares a stream, sound or not. Raises SpecError with the known names if there is none."""
     known: dict[str, Path] = {}
     failures: list[str] = []
     for path in stream_files(folder):
@@ -108,7 +113,7 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
             raise SpecError(f"the stream {name!r} is declared twice: {known[name]} and {path}; rename one")
         known[str(declared)] = path
     if name in known:
-        return load_stream(known[name])
+        return known[name]
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(known)) or 'none'}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from frazil.cli import run
 from frazil.cli.main import frazil
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange
@@ -112,6 +113,20 @@ def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams
         told = json.loads(done.stdout)
         assert told["streams"] == before
         assert "latenes" in told["errors"][0]
+
+
+@pytest.mark.parametrize("seen_by", ["status ticks", "pause ticks", "run ticks"])
+def test_whoever_saw_the_file_sound_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
+    streams: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run, "in_foreground", lambda *_: 0)
+    assert CliRunner().invoke(frazil, [*seen_by.split(), "--streams", str(streams)]).exit_code == 0
+    (streams / "ticks.yaml").write_text("name: [")
+    for arguments in ("status", "status ticks"):
+        done = CliRunner().invoke(frazil, [*arguments.split(), "--streams", str(streams)])
+        assert (done.exit_code, "demo.ticks" in done.stdout, "ticks.yaml" in done.stderr) == (10, True, True)
+    done = CliRunner().invoke(frazil, ["pause", "ticks", "--streams", str(streams)])
+    assert (done.exit_code, "ticks is paused" in done.stdout, "ticks.yaml" in done.stderr) == (0, True, True)
 
 
 def test_a_column_that_others_renamed_is_a_problem_before_any_writer_meets_it(streams: Path):
