@@ -7,19 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frazil import clock
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, KafkaUnavailable
 from frazil.extras import extras_named
 from frazil.spec.model import StreamSpec
+from frazil.spec.references import declared_kafka_properties
 from frazil.spec.units import counted
 
 
 @dataclass(slots=True)
 class Connections:
-    """What was found of each stream, a sentence each. Streams of one namespace share one look at their catalog."""
+    """What was found of each stream, a sentence each.
+
+    Streams of one namespace share one look at their catalog, and brokers that did not answer are not asked again.
+    """
 
     good: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     _looked: dict[tuple[str | None, str, str | None], list[str]] = field(default_factory=dict)
+    _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
+    """The stream for which they did not answer, by how brokers are declared: each silence takes seconds to find."""
 
     @classmethod
     def of(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
@@ -31,7 +37,7 @@ class Connections:
 
     def _ask(self, path: Path, spec: StreamSpec) -> None:
         try:
-            self.good.append(f"{spec.name}: {_kafka(spec)}")
+            self.good.append(f"{spec.name}: {self._kafka(spec)}")
         except FrazilError as error:
             self.errors.append(f"{path}: source: {_said(error)}")
         # A location of its own may have other rights.
@@ -43,6 +49,19 @@ class Connections:
         else:
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}")
 
+    def _kafka(self, spec: StreamSpec) -> str:
+        from frazil.kafka.admin import is_silence  # noqa: PLC0415 - librdkafka, only where it is asked
+
+        brokers = frozenset(declared_kafka_properties(spec).items())
+        if brokers in self._silent:
+            raise KafkaUnavailable(f"its brokers did not answer for stream {self._silent[brokers]}: see its error")
+        try:
+            return _kafka(spec)
+        except KafkaUnavailable as error:
+            if is_silence(error.__cause__):
+                self._silent[brokers] = spec.name
+            raise
+
 
 def _kafka(spec: StreamSpec) -> str:
     """What the brokers show of the topics. Raises SpecError, AccessDenied, KafkaUnavailable."""
@@ -51,17 +70,19 @@ def _kafka(spec: StreamSpec) -> str:
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         kafka.earliest(partitions)
-    return f"{', '.join(spec.source.topics)}: {counted(len(partitions), 'partition')}"
+    topics = "topic" if len(spec.source.topics) == 1 else "topics"
+    return f"{topics} {', '.join(spec.source.topics)}: {counted(len(partitions), 'partition')}"
 
 
 def _catalog_problems(spec: StreamSpec) -> list[str]:
-    from frazil.commit.catalog_probe import probe  # noqa: PLC0415 - PyIceberg, only where it is asked
+    from frazil.commit.catalog_probe import leaving_no_folders, probe  # noqa: PLC0415 - PyIceberg is slow to load
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     try:
         with extras_named():
             catalog = load_catalog(spec.table.catalog)
-            lacks = probe(catalog, spec, now_ms=clock.now_ms())
+            with leaving_no_folders(catalog, spec):
+                lacks = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [_said(error)]
     return [f"the catalog {catalog.name!r} cannot hold a stream: {lack}" for lack in lacks]

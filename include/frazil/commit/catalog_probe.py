@@ -204,8 +204,7 @@ def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
 @contextmanager
 def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
-    # Where the stream's table has a location of its own, the rights may end there; no listing takes this for a stream.
-    place = f"{location.rstrip('/')}/{STATE}/_probe/{name}" if location else None
+    place = f"{_place(location)}/{name}" if location else None
     try:
         table = catalog.create_table(f"{namespace}.{name}", _SCHEMA, location=place, properties=DEFAULT_PROPERTIES)
     except ValueError as error:
@@ -214,6 +213,29 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
         yield table
     finally:
         _best_effort("drop its table", lambda: _remove(catalog, table))
+
+
+def _place(location: str) -> str:
+    """A folder within a stream's own location, where our rights may end; no listing takes it for a stream."""
+    return f"{location.rstrip('/')}/{STATE}/_probe"
+
+
+@contextmanager
+def leaving_no_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
+    """Remove the folders of a local warehouse that a probe makes, and leaves empty.
+
+    Only where no writer is about to start: one that makes its table at that moment may find them gone.
+    """
+    namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
+    place = _place(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
+    folder, is_local = Path(urlsplit(place).path), urlsplit(place).scheme in {"", "file"}
+    missing = [one for one in (folder, *folder.parents) if not one.exists()] if is_local else []
+    try:
+        yield
+    finally:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()
 
 
 def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:

@@ -196,7 +196,14 @@ class KafkaOffsets:
         what = f"{topics} at {self._servers}"
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
-        is_late = code in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
+        is_late = is_silence(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         last = f"; the last error was: {self._admin.troubles[-1].str()}" if is_late and self._admin.troubles else ""
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
+
+
+def is_silence(error: BaseException | None) -> bool:
+    """Whether what a KafkaUnavailable was raised from is that no answer came in time."""
+    if isinstance(error, KafkaException):
+        return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
+    return isinstance(error, TimeoutError)

@@ -17,6 +17,7 @@ from frazil.events import (
     StallEnded,
     ThrottleJudged,
 )
+from frazil.spec.units import counted
 from frazil.timetext import ago
 
 _batch = logging.getLogger("frazil.stream.batch")
@@ -43,9 +44,9 @@ def log_event(event: Event) -> None:
             )  # fmt: skip
         case FutureEventTimes():
             _batch.warning(
-                "batch %s: %d rows have event times more than %s ahead of their Kafka timestamps, most of them in "
-                "%s-%d: they landed without moving the watermark. Check the producers' clocks",
-                what.key, what.rows, what.max_future, *what.most,
+                "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d: such rows "
+                "land, but do not move the watermark. Check the producers' clocks",
+                what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.most,
             )  # fmt: skip
         case ThrottleJudged(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)

@@ -11,6 +11,8 @@ from moto import mock_aws
 from frazil.cli import connect
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable
+from frazil.kafka.admin import KafkaOffsets
+from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 
 
@@ -35,7 +37,7 @@ def validate(*arguments: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def _brokers_answer(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    monkeypatch.setattr(connect, "_kafka", lambda spec: f"{spec.source.topics[0]}: 3 partitions")
+    monkeypatch.setattr(connect, "_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
 
 
 def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,10 +45,45 @@ def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch
     result = validate(str(declare(tmp_path)))
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[1:] == [
-        "rides: rides: 3 partitions",
+        "rides: topic rides: 3 partitions",
         "rides: the catalog and its storage can hold city.rides",
     ]
     assert load_catalog("lake").list_namespaces() == []
+    assert not (tmp_path / "warehouse").exists()
+
+
+def test_an_empty_folder_that_stood_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "warehouse").mkdir()
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    assert validate(str(declare(tmp_path))).exit_code == 0
+    assert list((tmp_path / "warehouse").iterdir()) == []
+
+
+def test_a_location_of_its_own_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    own = tmp_path / "own"
+    file = declare(tmp_path)
+    file.write_text(file.read_text().replace("catalog: lake}", f"catalog: lake, location: 'file://{own}'}}"))
+    assert validate(str(file)).exit_code == 0
+    assert not own.exists()
+
+
+def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def silent(spec: StreamSpec) -> str:
+        asked.append(spec.name)
+        with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
+            return str(kafka.describe())
+
+    monkeypatch.setattr(connect, "_kafka", silent)
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    files = [declare(tmp_path, name) for name in ("bikes", "rides", "trips")]
+    files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
+    result = validate(*map(str, files))
+    assert (result.exit_code, asked) == (10, ["bikes", "trips"])
+    assert "bikes.yaml: source: KafkaUnavailable: describing topics bikes at 127.0.0.1:1 got no" in result.stderr
+    assert "rides.yaml: source: KafkaUnavailable: its brokers did not answer for stream bikes" in result.stderr
 
 
 def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
