@@ -118,13 +118,13 @@ def test_spec_and_schema_that_somebody_changes_while_files_are_staged_do_no_harm
     run = BatchRunner.run
     changes = iter([add_a_column, partition_by_bucket, lambda _: None])
 
-    def run_while_others_change_the_table(self: BatchRunner, stage: Stage) -> bool:
+    def run_while_others_change_the_table(self: BatchRunner, stage: Stage, **of_batch: Any) -> None:
         def stage_and_change(work: StageRows) -> Any:
             answers = stage(work)
             next(changes)(stream.table())
             return answers
 
-        return run(self, stage_and_change)
+        run(self, stage_and_change, **of_batch)
 
     monkeypatch.setattr(BatchRunner, "run", run_while_others_change_the_table)
     for start in (0, 1000, 2000):
@@ -301,7 +301,7 @@ def test_a_paused_writer_that_goes_on_with_a_stale_batch_ends_fenced_and_leaves_
 ):
     """Paused while it stages, and replaced by a writer that sweeps its files."""
 
-    def replaced(runner: BatchRunner, *_: object) -> None:
+    def replaced(runner: BatchRunner, *_: object, **__: object) -> None:
         Committer.take_over(runner.tables, source=runner.marker.source, initial=dict)
         raise StaleBatch("its files are gone")
 
