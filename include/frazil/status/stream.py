@@ -24,7 +24,7 @@ from frazil.host.launchers import open_launcher
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.supervise.desired import DesiredStore
-from frazil.supervise.liveness import beating, has_committed
+from frazil.supervise.liveness import beating, has_committed, known_lag
 from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of
 from frazil.table.tables import check_fits, load_stream_table, missing_table
@@ -120,7 +120,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     throttle = beat_now.throttle if beat_now else None
     if throttle is not None:
         problems.append(throttle)
-    lag = beat_now.lag if beat_now else None
+    lag = known_lag(beat_now) if beat_now else None
     if lag is None and view.marker is not None:
         lag, problem = _ask_kafka(spec, view.marker)
         problems += [problem] if problem else []

@@ -59,9 +59,8 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
         StallKind.OFFSETS,
         since_ms,
         _name(most) if most else None,
-        f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch starts and the lag "
-        f"is unknown ({seen}). Check that the brokers answer, and see writer.log for the planner's last messages; "
-        f"`frazil restart {stream}` starts another writer without losing anything",
+        f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch starts ({seen}). "
+        f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart(stream)}",
     )
 
 
@@ -84,7 +83,7 @@ def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: 
 
 def _no_commit(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
     """Why unread records are not committed, as far as the writer knows, and what to do."""
-    restart = f"`frazil restart {stream}` starts again at the table's position without losing anything"
+    restart = _restart(stream)
     if sample.batch is not None and sample.batch != wait.tried:
         why = f"batch {sample.batch} reads again what batch {wait.tried} read and did not commit"
         return why, "See writer.log for what became of that commit"
@@ -99,6 +98,11 @@ def _no_commit(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
             f"See writer.log for the reason; {restart}",
         )
     return "the planner sees them, but no batch starts", f"See writer.log for the planner's messages; {restart}"
+
+
+def _restart(stream: str) -> str:
+    how = f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
+    return f"{how} starts again at the table's position without losing anything"
 
 
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:

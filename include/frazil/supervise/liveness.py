@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
 from frazil.spec.units import counted
@@ -28,12 +28,20 @@ def has_committed(writer: Observation) -> bool:
     return any(end.committed for end in writer.exits) or (beat is not None and beat.last_commit_at_ms is not None)
 
 
+def known_lag(heartbeat: Heartbeat) -> int | None:
+    """The lag that a heartbeat tells; None where its planner sees nothing new, so that the number may be old."""
+    stall = heartbeat.stall
+    is_old = stall is not None and stall.kind is StallKind.OFFSETS and heartbeat.phase is Phase.WAITING
+    return None if is_old else heartbeat.lag
+
+
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
     """The writer's progress, in one line."""
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
-    lag = "unknown" if heartbeat.lag is None else counted(heartbeat.lag, "record")
+    waiting = known_lag(heartbeat)
+    lag = "unknown" if waiting is None else counted(waiting, "record")
     commit = heartbeat.last_commit_at_ms
     committed = f"{ago(now_ms - commit)} ago" if commit else "none yet"
     so_far = f" ({counted(heartbeat.batch_records, 'record')} of it read)" if heartbeat.batch_records else ""

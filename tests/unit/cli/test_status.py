@@ -201,6 +201,17 @@ def test_a_stall_is_a_problem_while_the_writer_beats_and_is_not_believed_of_one_
     assert (ended["stall"], ended["problems"]) == (None, [])
 
 
+def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(streams: Path):
+    stall = Stall(StallKind.OFFSETS, NOW_MS, None, "the planner has heard nothing from Kafka")
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), written_at_ms=now_ms, lag=0, stall=stall).write(ticks())
+        (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
+    assert found["lag"] is None
+    assert [line.split() for line in people.splitlines() if line.startswith("lag")] == [["lag", "unknown"]]
+
+
 def test_an_exit_is_said_with_its_name_and_last_error():
     end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
     said = writer_status(Observation(ProcessState.ENDED, launch(), None, (end,)), now_ms=NOW_MS)
