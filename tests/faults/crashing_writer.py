@@ -43,7 +43,7 @@ def after(owner: type, name: str) -> None:
 def around_stage(wrap: Callable[[Stage], Stage]) -> None:
     """Every batch is staged by what `wrap` makes of the engine's stage."""
     run = BatchRunner.run
-    BatchRunner.run = lambda self, stage: run(self, wrap(stage))  # type: ignore[method-assign]
+    BatchRunner.run = lambda self, stage, **of_batch: run(self, wrap(stage), **of_batch)  # type: ignore[method-assign]
 
 
 def after_stage(stage: Stage) -> Stage:
