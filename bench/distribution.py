@@ -70,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     each = int(options.millions * 1e6) // PARTITIONS
     ranges = [OffsetRange(TOPIC, partition, 0, each) for partition in range(PARTITIONS)]
-    plans = [json.dumps({"task": t.to_json(), "position": None}) for t in spread(ranges, tasks=options.tasks)]
+    plans = [json.dumps(t.to_json()) for t in spread(ranges, tasks=options.tasks)]
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder) / "kafka") as kafka:
         kafka.create_topic(TOPIC, PARTITIONS, {})
         produce(kafka.bootstrap, each * PARTITIONS, symbols=options.symbols)

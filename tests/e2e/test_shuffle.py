@@ -113,7 +113,7 @@ def test_a_batch_is_whole_when_a_writers_process_dies(
         producer.produce(name, record(number), partition=number % PARTITIONS)
     assert producer.flush(30) == 0
     tasks = [StageTask(p, (OffsetRange(name, p, 0, RECORDS // PARTITIONS),)) for p in range(PARTITIONS)]
-    plans = [json.dumps({"task": task.to_json(), "position": None}) for task in tasks]
+    plans = [json.dumps(task.to_json()) for task in tasks]
     note = tmp_path / "died"
     work = StageRows(context(kafka, tmp_path), ProgressFolder(str(tmp_path / "progress"), {}))
     with SparkEngine(SPEC, spark) as engine:

@@ -63,15 +63,8 @@ class ModelStage:
     leftover: bool
 
     def __call__(self, work: StageRows) -> tuple[TaskAnswer, ...]:
-        plans = [json.loads(plan) for plan in self.plans]
-        return tuple(
-            TaskAnswer(
-                self._task(StageTask.from_json(plan["task"]), work.context),
-                Position.from_json(plan["position"]),
-                seconds=0.0,
-            )
-            for plan in plans
-        )
+        tasks = [StageTask.from_json(json.loads(plan)) for plan in self.plans]
+        return tuple(TaskAnswer(self._task(task, work.context), seconds=0.0) for task in tasks)
 
     def _task(self, task: StageTask, context: StageContext) -> StageResult:
         """One file of good records, and one of bad ones."""
@@ -217,7 +210,7 @@ class Writer:
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_stageable"):
-            _, self.staged = runner.staged(stage, key, tasks=1)
+            _, self.staged = runner.staged(stage, key, position, tasks=len(stage.plans))
         self.journaled = False
         return True
 

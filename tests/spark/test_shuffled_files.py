@@ -36,7 +36,7 @@ def test_a_shuffled_batch_leaves_no_rows_behind(
                 task = int(plan)
                 yield 1 - task, (task, 1, b"row")
                 sent = [task, 1 - task]
-                answer = {"read": task, "position": None, "result": result, "sent": sent, "partitions": 1, "task_s": 0}
+                answer = {"read": task, "result": result, "sent": sent, "partitions": 1, "task_s": 0}
                 yield 0, json.dumps(answer)
 
         def write(self, writer: int, sent: Iterable[tuple[int, Any]]) -> Iterator[str]:

@@ -81,10 +81,7 @@ def _chunk(
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
     progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.main.io)
-    plans = [
-        json.dumps({"task": task.to_json(), "position": None})
-        for task in backfill.source.tasks(spans, engine.parallelism)
-    ]
+    plans = [json.dumps(task.to_json()) for task in backfill.source.tasks(spans, engine.parallelism)]
     try:
         answers = engine.run(plans, StageRows(context, progress))
         source = backfill.source.identity(plan.source)

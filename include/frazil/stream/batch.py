@@ -40,6 +40,7 @@ from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.plan import learned
 from frazil.stream.planner_exchange import read_rates, write_rates
+from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
@@ -72,13 +73,16 @@ class BatchRunner:
     distribution: Distribution | None = None
     """The last batch's."""
 
-    def run(self, stage: Stage, *, tasks: int) -> None:
-        """Stage, journal and commit one batch, of so many tasks. Raises what ends the epoch."""
+    def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
+        """Stage, journal and commit one batch, of so many tasks, that ends at `end`. Raises what ends the epoch.
+
+        A tick has no tasks: it stages nothing, and commits its position.
+        """
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
-            answers, journal = self.staged(stage, key, tasks=tasks)
+            answers, journal = self.staged(stage, key, end, tasks=tasks)
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
@@ -149,7 +153,9 @@ class BatchRunner:
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
-    def staged(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[tuple[TaskAnswer, ...], Journal]:
+    def staged(
+        self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
+    ) -> tuple[tuple[TaskAnswer, ...], Journal]:
         """The tasks' answers and the batch's journal."""
         context = self._context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
@@ -159,11 +165,11 @@ class BatchRunner:
         except RecordSuspected as error:
             log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
             answers = stage(StageRows(context, progress))
-        return answers, self._journal(context, answers)
+        return answers, self._journal(context, answers, end)
 
     def _routes(self, context: StageContext, *, tasks: int) -> Routes | None:
         """How the batch's rows are shuffled; None if they are not."""
-        if self.spec.distribution == "none":
+        if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
         if self.recent is None or self.recent.spec_id != spec.spec_id:
@@ -204,13 +210,11 @@ class BatchRunner:
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
         return dataclasses.replace(context, dead_letters_held=held, window_us=window_us)
 
-    def _journal(self, context: StageContext, answers: Sequence[TaskAnswer]) -> Journal:
+    def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         """Asks Kafka once more for the topics' ids, to refuse a topic that was recreated while it was read."""
         source = self.kafka.describe().identity
         check_same_source(self.marker.source, source, stream=self.spec.name)
-        results, position = [a.result for a in answers], answers[0].position
-        if position is None:
-            raise AssertionError("each plan of a batch has the position at its end")
+        results = [a.result for a in answers]
         return Journal(
             stream=self.spec.name,
             key=BatchKey(context.epoch, context.batch),
@@ -220,10 +224,10 @@ class BatchRunner:
             progress=join_ranges(p for result in results for p in result.progress),
             files=tuple(f for result in results for f in result.files),
             letters_seen=self.committer.letters_seen(),
-            idle=position.idle,
-            offsets_after=position.offsets,
-            leader_epochs=position.leader_epochs,
-            windows=_summed(result.windows for result in results),
+            idle=end.idle,
+            offsets_after=end.offsets,
+            leader_epochs=end.leader_epochs,
+            windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
         )
 
@@ -245,7 +249,7 @@ class BatchRunner:
             records=journal.records,
             written_bytes=sum(f.bytes for f in journal.staged_for("main")),
             task_s=sum(task_s),
-            overhead_s=batch_s - max(task_s),
+            overhead_s=batch_s - max(task_s, default=0.0),
         )
         write_rates(exchange, rates)
 

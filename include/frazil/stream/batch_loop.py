@@ -60,15 +60,15 @@ class BatchLoop:
                 if end != position:
                     plans = planner.plans(position, end)
                     with observed(planner):
-                        self._run_batch(plans)
+                        self._run_batch(plans, end)
                     position = end
                 if not until():
                     wait(max(0.0, interval_s - (time.monotonic() - asked)))
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
-    def _run_batch(self, plans: Sequence[str]) -> None:
-        self.runner.run(lambda work: self.engine.run(plans, work), tasks=len(plans))
+    def _run_batch(self, plans: Sequence[str], end: Position) -> None:
+        self.runner.run(lambda work: self.engine.run(plans, work), end, tasks=len(plans))
         self.commits += 1
 
     def _planner(self) -> BatchPlanner:

@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 
 from frazil import errors
 from frazil.ingest.contract import StagedFile, StageResult
-from frazil.stream.position import Position
 from frazil.stream.stage_rows import StageRows
 
 
@@ -22,8 +21,6 @@ class TaskAnswer:
     """The answer of one task of a batch."""
 
     result: StageResult
-    position: Position | None
-    """Where the whole batch ends, the same in every answer; None in a backfill."""
     seconds: float
     partitions: int | None = None
     """How many table partitions the task's rows are of, if they were shuffled: without, it writes a file for each."""
@@ -48,7 +45,7 @@ class Engine(Protocol):
         """Prepare for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`frazil.stream.planner.BatchPlanner.plans`), one task per plan; returns the answers.
+        """Map `work` over plans (`StageTask`s as JSON), one task per plan; returns the answers, none without plans.
 
         Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
         """
@@ -71,10 +68,7 @@ def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
 def _read_answer(answer: Mapping[str, Any]) -> TaskAnswer:
     if "error" in answer:
         raise getattr(errors, answer["error_type"])(answer["error"])
-    position = answer["position"]
-    return TaskAnswer(
-        StageResult.from_json(answer["result"]), position and Position.from_json(position), answer["task_s"]
-    )
+    return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"])
 
 
 def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:

@@ -122,12 +122,8 @@ class BatchPlanner:
         return True
 
     def plans(self, start: Position, end: Position) -> list[str]:
-        """The batch between two positions: one JSON document per task, with the task and the position at its end.
-
-        A tick has no ranges, but needs a plan that carries its position to the commit.
-        """
-        tasks = self.tasks(start, end) or ({"index": 0, "ranges": ()},)
-        return [json.dumps({"task": task, "position": end.to_json()}) for task in tasks]
+        """The tasks of the batch between two positions, each as a JSON document; none for a tick."""
+        return [json.dumps(task) for task in self.tasks(start, end)]
 
     def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
         """The tasks of the batch between two positions, as JSON; none if it reads nothing."""

@@ -82,6 +82,8 @@ class SparkEngine:
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         from frazil.stream.engine import read_answers, read_shuffled  # noqa: PLC0415 - see the module
 
+        if not plans:
+            return ()
         context, at = self._context, work.context
         with task_failures(at.stream):
             # Spark's UI shows both with the job.

@@ -87,14 +87,14 @@ class StageRows:
         """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""
         return json.dumps(self._answer(json.loads(plan)))
 
-    def _answer(self, plan: dict[str, object]) -> dict[str, object]:
-        task = StageTask.from_json(plan["task"])  # type: ignore[arg-type]
+    def _answer(self, plan: Mapping[str, Any]) -> dict[str, object]:
+        task = StageTask.from_json(plan)
         began = time.monotonic()
         try:
             result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(task.index))
         except FrazilError as error:
             return _refused(error)
-        return {"position": plan["position"], "result": result.to_json(), "task_s": time.monotonic() - began}
+        return {"result": result.to_json(), "task_s": time.monotonic() - began}
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
         """Before a shuffle: the rows of the plans' tasks for the writers of `context.routes`, and the tasks' answers.
@@ -105,8 +105,8 @@ class StageRows:
         for plan in plans:
             yield from self._read(json.loads(plan))
 
-    def _read(self, plan: dict[str, object]) -> Iterator[Sent]:
-        task = StageTask.from_json(plan["task"])  # type: ignore[arg-type]
+    def _read(self, plan: Mapping[str, Any]) -> Iterator[Sent]:
+        task = StageTask.from_json(plan)
         began = time.monotonic()
         try:
             for found in read(self.context, task, attempt=_attempt(), on_progress=self._reporter(task.index)):
@@ -115,7 +115,6 @@ class StageRows:
                 else:
                     answer = {
                         "read": task.index,
-                        "position": plan["position"],
                         "result": found.result.to_json(),
                         "sent": found.sent,
                         "partitions": found.partitions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,13 @@ from hypothesis import strategies as st
 from frazil.commit.marker import BatchKey
 from frazil.errors import Fenced, StaleBatch
 from frazil.events import DistributionChosen, Happening, NoticeGiven
+from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.stream.batch import BatchRunner, join_ranges
 from frazil.stream.engine import TaskAnswer
+from frazil.stream.plan import Rates
+from frazil.stream.planner_exchange import read_rates, write_rates
+from frazil.stream.spark_engine import SparkEngine
 
 
 def piece(start: int, end: int, *, partition: int = 0, newest: int | None = None) -> RangeProgress:
@@ -46,7 +51,7 @@ def test_partitions_stay_apart_and_no_row_means_no_event_time():
 def test_a_notice_of_a_task_is_given_once():
     emitted: list[Happening] = []
     runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
-    answers = [TaskAnswer(StageResult((), (), notices=notices), None, 0.0) for notices in (("b", "a"), ("a",), ())]
+    answers = [TaskAnswer(StageResult((), (), notices=notices), 0.0) for notices in (("b", "a"), ("a",), ())]
     for _ in range(2):
         BatchRunner._give_notices(runner, answers)
     assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
@@ -105,6 +110,27 @@ def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
     assert BatchRunner._routes(nothing, BATCH, tasks=4) is None
 
 
+def test_a_tick_is_not_shuffled():
+    tick: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
+    assert BatchRunner._routes(tick, BATCH, tasks=0) is None
+
+
+def test_a_tick_reaches_no_spark():
+    nothing: Any = None
+    engine = SparkEngine(nothing)
+    assert engine.run([], nothing) == ()
+    assert engine._started is None
+
+
+def test_a_tick_teaches_no_rates(tmp_path: Path):
+    exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
+    write_rates(exchange, rates)
+    runner: Any = SimpleNamespace(run_folder=tmp_path)
+    tick: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
+    BatchRunner._learn(runner, tick, [], batch_s=9.0)
+    assert read_rates(exchange) == rates
+
+
 class Swept(BatchRunner):
     """Its files are gone when it comes to journal them."""
 
@@ -126,4 +152,4 @@ def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_w
         emit=lambda _: None, run_folder=nothing, progress=nothing,
     )  # fmt: skip
     with pytest.raises(ends_with):
-        runner.run(nothing, tasks=1)
+        runner.run(nothing, nothing, tasks=1)

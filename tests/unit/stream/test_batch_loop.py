@@ -46,11 +46,13 @@ class Runner:
         self.emitted: list[Happening] = []
         self.emit = self.emitted.append
         self.ran: list[Any] = []
+        self.ends: list[Position] = []
 
-    def run(self, stage: Callable[[Any], Any], *, tasks: int) -> None:
+    def run(self, stage: Callable[[Any], Any], end: Position, *, tasks: int) -> None:
         answers = stage("work")
         assert tasks == len(answers) - 1
         self.ran.append(answers)
+        self.ends.append(end)
 
 
 class Engine:
@@ -85,6 +87,7 @@ def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_th
     looping = Looping(Answers(START, LATER, LATER, IDLE, IDLE), monkeypatch)
     assert looping.run().commits == 2
     assert looping.runner.ran == [("work", [5, 9]), ("work", [9, 9])]
+    assert looping.runner.ends == [LATER, IDLE]
     assert [e.phase for e in looping.runner.emitted if isinstance(e, PhaseBegan)] == [Phase.WAITING, Phase.STOPPING]
 
 

@@ -399,22 +399,15 @@ def test_draining_waits_for_nothing(tmp_path: Path):
     assert world.after(1).offsets == {TP0: 5, TP1: 0}
 
 
-def test_a_tick_has_a_plan_without_ranges_that_carries_its_position(world: World):
+def test_a_tick_has_no_plans(world: World):
     tick = Position(world.planner.position.offsets, frozenset({TP0, TP1}))
-    (plan,) = map(json.loads, world.planner.plans(world.planner.position, tick))
-    assert plan == {"task": {"index": 0, "ranges": []}, "position": tick.to_json()}
+    assert world.planner.plans(world.planner.position, tick) == []
 
 
-def test_each_plan_of_a_batch_has_a_task_and_the_position_at_the_batchs_end(world: World):
+def test_the_plans_of_a_batch_are_its_tasks_alone_however_many_partitions_its_position_has(world: World):
     start, end = world.planner.position, Position({TP0: 5, TP1: 7})
     plans = [json.loads(plan) for plan in world.planner.plans(start, end)]
-    assert [plan["task"] for plan in plans] == json.loads(json.dumps(world.planner.tasks(start, end)))
-    assert all(Position.from_json(plan["position"]) == end for plan in plans)
-
-
-def test_positions_survive_json():
-    position = Position({TP1: 2, TP0: 1}, frozenset({TP1}))
-    assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
+    assert plans == json.loads(json.dumps(world.planner.tasks(start, end)))
 
 
 def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silent(world: World):

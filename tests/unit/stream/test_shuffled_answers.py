@@ -13,6 +13,7 @@ from frazil.commit.marker import BatchKey
 from frazil.ingest.contract import RangeProgress, Routes, StageContext, StagedFile, StageResult, Target, TargetTable
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import RecordSuspected, TaskAnswer, read_shuffled
+from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 
 TABLE = TargetTable("{}", "{}", "{}", {}, "/data/1/1", 1)
@@ -28,7 +29,7 @@ def staged(path: str) -> StagedFile:
 def reader(task: int, sent: list[int]) -> dict[str, Any]:
     progress = RangeProgress("t", task, 0, 9, sum(sent), 0, None)
     result = StageResult((staged(f"dead-{task}"),), (progress,), None, ("a note",)).to_json()
-    return {"read": task, "position": None, "result": result, "sent": sent, "partitions": 5 + task, "task_s": 1.0}
+    return {"read": task, "result": result, "sent": sent, "partitions": 5 + task, "task_s": 1.0}
 
 
 def writer(number: int, received: dict[int, int]) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
         seen.append(work.context.routes)
         if work.context.routes:
             raise RecordSuspected("ValueError: a bug")
-        return (TaskAnswer(StageResult((), ()), None, 1.0),)
+        return (TaskAnswer(StageResult((), ()), 1.0),)
 
     runner: Any = SimpleNamespace(
         _context=lambda _: CONTEXT,
@@ -92,5 +93,5 @@ def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
         _journal=lambda *_: None,
         progress=ProgressFolder("/progress", {}),
     )
-    answers, _ = BatchRunner.staged(runner, stage, BatchKey(1, 1), tasks=2)
+    answers, _ = BatchRunner.staged(runner, stage, BatchKey(1, 1), Position({}), tasks=2)
     assert (seen, len(answers)) == ([routes, None], 1)
