@@ -48,8 +48,10 @@ class BatchLoop:
         """
         planner = self._planner()
         interval_s, position = planning_interval_s(planner.settings.policy.interval_s), planner.position
-        self.runner.emit(PhaseBegan(Phase.WAITING))
         try:
+            # Waits for Spark to start: until then the planner is not asked, and so is not silent.
+            self.engine.check()
+            self.runner.emit(PhaseBegan(Phase.WAITING))
             while not until():
                 asked = time.monotonic()
                 self.engine.check()

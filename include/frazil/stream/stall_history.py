@@ -20,7 +20,7 @@ two, and Spark alone needs up to 10 s to start a Python worker."""
 GAP_MS = 30_000
 """After a longer time between two samples the machine slept or its clock was set: the history begins again."""
 FIRST_ANSWER_MS = 60_000
-"""How long Spark may take to start the source's process."""
+"""How long the planner may take to its first answer. Brokers that start or elect leaders answer late."""
 
 WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. A start, a take-over and a stop have other limits and observe no ends."""

@@ -121,6 +121,18 @@ def test_an_engine_that_ended_ends_the_loop_although_nothing_is_due(monkeypatch:
         looping.run()
 
 
+def test_the_writer_waits_for_no_planner_until_spark_has_started(monkeypatch: pytest.MonkeyPatch):
+    looping = Looping(Answers(START), monkeypatch)
+    seen: list[bool] = []
+
+    def check() -> None:
+        seen.append(PhaseBegan(Phase.WAITING) in looping.runner.emitted)
+
+    looping.engine.check = check  # type: ignore[method-assign]
+    looping.run()
+    assert seen == [False, True]
+
+
 def test_a_writer_that_is_to_end_asks_nothing(monkeypatch: pytest.MonkeyPatch):
     looping = Looping(Answers(LATER), monkeypatch)
     assert looping.run(until=lambda: True).commits == 0

@@ -279,7 +279,7 @@ def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it
     assert writer.passes(PERIOD)[0].since_ms == START + 10 * INTERVAL
 
 
-def test_a_planner_that_never_answers_is_given_the_time_that_spark_needs_to_start_it():
+def test_a_planner_that_never_answered_is_given_the_time_of_a_first_answer():
     quick = Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
     sample = Sample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
     history = remember(None, sample, limits=quick)
