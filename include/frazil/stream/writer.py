@@ -21,7 +21,7 @@ from frazil.commit.reset import standing
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import OffsetGap, PythonStartTimeout, StaleBatch
+from frazil.errors import KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch
 from frazil.events import EpochBegan, Events, Happening, PhaseBegan, RecordsSkipped, Sink
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
@@ -74,7 +74,8 @@ class Writer:
     def run(self) -> Marker | None:
         """Write until stopped, or until everything that was in Kafka at the start is committed.
 
-        Returns the last marker. Raises an error that another epoch does not fix.
+        Returns the last marker; None if it was stopped while Kafka did not answer. Raises an error that another epoch
+        does not fix.
         """
         folder = run_folder(self.spec.name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,13 @@ class Writer:
         with Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits) as reporter, self.engine:
             for sink in self.sinks:
                 events.add(sink)
-            return self._run(folder, events, reporter)
+            try:
+                return self._run(folder, events, reporter)
+            except KafkaUnavailable as error:
+                if not self.stopping.is_set():
+                    raise
+                log.info("the writer was asked to end, and waits for Kafka no longer: %s", error)
+                return None
 
     def _run(self, folder: Path, events: Events, reporter: Reporter) -> Marker | None:
         kafka_settings = kafka_properties(self.spec, os.environ)

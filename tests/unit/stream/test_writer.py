@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from frazil.errors import PythonStartTimeout, TopicMissing
+from frazil.errors import KafkaUnavailable, PythonStartTimeout, TopicMissing
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.spec.load import load_stream
 from frazil.stream import writer as writer_module
@@ -85,6 +85,29 @@ def test_a_host_that_stays_too_busy_is_left_to_the_supervisor_which_never_gives_
     with pytest.raises(PythonStartTimeout) as raised:
         epoch([0] * START_ATTEMPTS)
     assert raised.value.exit_code in RESTARTABLE
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_silent_brokers_are_no_failure_of_a_writer_that_was_asked_to_end(
+    asked: bool, frazil_home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def silent(_: KafkaOffsets) -> Topics:
+        if asked:
+            writer.stop()
+        raise KafkaUnavailable("no answer within 10 s")
+
+    monkeypatch.setattr(KafkaOffsets, "describe", silent)
+    file = frazil_home.parent / "s.yaml"
+    file.write_text(
+        "name: s\nsource: {topics: [t], format: json, bootstrap-servers: 'localhost:1'}\ntable: test.s\n"
+        "schema: {at: timestamptz not null}\nevent-time: at\n"
+    )
+    writer = Writer(load_stream(file), engine=StartedEngine())
+    if asked:
+        assert writer.run() is None
+    else:
+        with pytest.raises(KafkaUnavailable):
+            writer.run()
 
 
 class StartedEngine(Anything):
