@@ -43,7 +43,11 @@ def after(owner: type, name: str) -> None:
 def around_stage(wrap: Callable[[Stage], Stage]) -> None:
     """Every batch is staged by what `wrap` makes of the engine's stage."""
     run = BatchRunner.run
-    BatchRunner.run = lambda self, stage, **of_batch: run(self, wrap(stage), **of_batch)  # type: ignore[method-assign]
+
+    def wrapped(self: BatchRunner, stage: Stage, *of_batch: Any, **counts: Any) -> None:
+        run(self, wrap(stage), *of_batch, **counts)
+
+    BatchRunner.run = wrapped  # type: ignore[method-assign]
 
 
 def after_stage(stage: Stage) -> Stage:

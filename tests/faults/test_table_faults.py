@@ -118,13 +118,13 @@ def test_spec_and_schema_that_somebody_changes_while_files_are_staged_do_no_harm
     run = BatchRunner.run
     changes = iter([add_a_column, partition_by_bucket, lambda _: None])
 
-    def run_while_others_change_the_table(self: BatchRunner, stage: Stage, **of_batch: Any) -> None:
+    def run_while_others_change_the_table(self: BatchRunner, stage: Stage, *of_batch: Any, **counts: Any) -> None:
         def stage_and_change(work: StageRows) -> Any:
             answers = stage(work)
             next(changes)(stream.table())
             return answers
 
-        run(self, stage_and_change, **of_batch)
+        run(self, stage_and_change, *of_batch, **counts)
 
     monkeypatch.setattr(BatchRunner, "run", run_while_others_change_the_table)
     for start in (0, 1000, 2000):
