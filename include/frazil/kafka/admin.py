@@ -25,6 +25,18 @@ POLL_S = 0.1
 """How often a client is asked, while its answer does not come, what keeps it."""
 PERSON_WAITS_S = 5.0
 """How long a command that a person runs waits for an answer; the first one that does not come ends it."""
+LEADER_MOVES = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+    }
+)
+"""Errors of a partition whose leader moves, or does not serve it yet: a moment later the same question is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +119,9 @@ class KafkaOffsets:
         """Both ends of each log and its leader's epoch, from two concurrent requests."""
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = [self._asked(tps, latest), self._asked(tps, latest, IsolationLevel.READ_UNCOMMITTED)]
-        stable, high = map(self._answers, asked)
+        stable, high = self._answers(
+            tps, (latest, IsolationLevel.READ_COMMITTED), (latest, IsolationLevel.READ_UNCOMMITTED)
+        )
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
@@ -142,30 +155,37 @@ class KafkaOffsets:
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
     def _list(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
-        return {tp: answer.offset for tp, answer in self._answers(self._asked(partitions, which)).items()}
+        (answers,) = self._answers(partitions, (which, IsolationLevel.READ_COMMITTED))
+        return {tp: answer.offset for tp, answer in answers.items()}
 
-    def _asked(
-        self,
-        partitions: Iterable[TopicPartition],
-        which: OffsetSpec,
-        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    ) -> dict[Any, Any]:
+    def _answers(
+        self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
+    ) -> list[dict[TopicPartition, Any]]:
+        """The answer to each question, asked concurrently; asked again while partitions have no leader.
+
+        librdkafka asks the leaders that it knows. If one has moved, or the topic is so new that its broker does not
+        serve it yet, the answer is an error, which only makes librdkafka look for the leader again.
+        """
+        tps = list(partitions)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                asked = [self._asked(tps, which, isolation) for which, isolation in questions]
+                return [{(tp.topic, tp.partition): self._result(of) for tp, of in each.items()} for each in asked]
+            except (KafkaException, TimeoutError) as error:
+                is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_MOVES
+                if not is_moving or time.monotonic() > deadline:
+                    raise self._translated(error, "listing offsets of") from error
+                time.sleep(POLL_S)
+
+    def _asked(self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel) -> dict[Any, Any]:
         request = {KafkaTopicPartition(*tp): which for tp in partitions}
         if not request:
             return {}
-        try:
-            answers: dict[Any, Any] = self._admin.list_offsets(
-                request, isolation_level=isolation, request_timeout=self._timeout_s
-            )
-        except KafkaException as error:
-            raise self._translated(error, "listing offsets of") from error
+        answers: dict[Any, Any] = self._admin.list_offsets(
+            request, isolation_level=isolation, request_timeout=self._timeout_s
+        )
         return answers
-
-    def _answers(self, asked: Mapping[Any, Any]) -> dict[TopicPartition, Any]:
-        try:
-            return {(tp.topic, tp.partition): self._result(answer) for tp, answer in asked.items()}
-        except (KafkaException, TimeoutError) as error:
-            raise self._translated(error, "listing offsets of") from error
 
     def _result(self, answer: Future[Any]) -> Any:
         """The answer, once it is there. Raises KafkaException, TimeoutError, and AccessDenied if none can come.

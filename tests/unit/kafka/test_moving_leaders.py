@@ -1,0 +1,100 @@
+"""Offsets are asked again while a partition's leader moves: librdkafka's own mock cluster moves it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import cimpl
+from confluent_kafka.admin import AdminClient
+
+from frazil.errors import KafkaUnavailable
+from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.librdkafka import librdkafka
+
+PARTITIONS = [("rides", p) for p in range(4)]
+NO_BROKER = -1
+_PRODUCER = 0
+
+
+class MockCluster:
+    """Three brokers of librdkafka's mock cluster, and a topic `rides` that broker 1 leads."""
+
+    def __init__(self) -> None:
+        library = librdkafka()
+        self._functions = ctypes.CDLL(cimpl.__file__)
+        self._client = library._client(_PRODUCER, library.configured({"log_level": "0"}))
+        self._cluster = self._call("cluster_new", ctypes.c_void_p, ctypes.c_void_p(self._client), 3)
+        self.bootstrap = self._call("cluster_bootstraps", ctypes.c_char_p, self._cluster).decode()
+        self._call("topic_create", ctypes.c_int, self._cluster, b"rides", len(PARTITIONS), 1)
+        for _, partition in PARTITIONS:
+            self.lead(partition, 1)
+
+    def lead(self, partition: int, broker: int) -> None:
+        assert self._call("partition_set_leader", ctypes.c_int, self._cluster, b"rides", partition, broker) == 0
+
+    def end(self) -> None:
+        self._call("cluster_destroy", None, self._cluster)
+        librdkafka().destroy(self._client)
+
+    def _call(self, name: str, result: Any, *arguments: Any) -> Any:
+        function = getattr(self._functions, f"rd_kafka_mock_{name}")
+        function.restype = result
+        found = function(*arguments)
+        return ctypes.c_void_p(found) if result is ctypes.c_void_p else found
+
+
+@pytest.fixture
+def cluster() -> Iterator[MockCluster]:
+    made = MockCluster()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How often offsets were asked for."""
+    counted: list[None] = []
+    ask = AdminClient.list_offsets
+
+    def counting(self: AdminClient, *arguments: Any, **options: Any) -> Any:
+        counted.append(None)
+        return ask(self, *arguments, **options)
+
+    monkeypatch.setattr(AdminClient, "list_offsets", counting)
+    return lambda: len(counted)
+
+
+def test_a_leader_that_moved_is_looked_for(cluster: MockCluster, asked: Callable[[], int]) -> None:
+    with KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
+        assert kafka.ends(PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
+        for question, at_once, leader in ((kafka.ends, 1, 3), (kafka.earliest, 1, 1), (kafka.log_ends, 2, 3)):
+            before = asked()
+            cluster.lead(2, leader)
+            assert question(PARTITIONS).keys() == set(PARTITIONS)
+            assert asked() > before + at_once
+
+
+def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, asked: Callable[[], int]) -> None:
+    with KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
+        cluster.lead(1, NO_BROKER)
+        found: list[dict[tuple[str, int], int]] = []
+        waiting = threading.Thread(target=lambda: found.append(kafka.ends(PARTITIONS)))
+        waiting.start()
+        while asked() < 2 and waiting.is_alive():  # the first question found no leader
+            waiting.join(0.01)
+        cluster.lead(1, 2)
+        waiting.join(10)
+        assert found == [dict.fromkeys(PARTITIONS, 0)]
+
+
+def test_a_partition_that_stays_without_a_leader_is_said(cluster: MockCluster) -> None:
+    cluster.lead(1, NO_BROKER)
+    with (
+        KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=0.3) as kafka,
+        pytest.raises(KafkaUnavailable, match=r"rides at .* got no answer: Broker: Leader not available\. Check"),
+    ):
+        kafka.ends(PARTITIONS)
