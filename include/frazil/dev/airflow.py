@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 from frazil import home as frazil_home
@@ -45,7 +44,7 @@ _COMMANDS: dict[Component, tuple[str, ...]] = {
 _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 
 
-class EmbeddedAirflow:
+class EmbeddedAirflow(process.Embedded):
     """An Airflow with its database, logs, secrets and process records in one folder, `home`.
 
     Its DAGs and plugins are the checkout's, unless `dags` is given; `extra` overrides the environment of its processes.
@@ -169,14 +168,6 @@ class EmbeddedAirflow:
                     sick = ", ".join(unhealthy(client.health(), since))
                 except EnvironmentUnusable:
                     sick = "api-server"
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @staticmethod
     def last_port(home: Path) -> int | None:

@@ -13,8 +13,8 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.cimpl import NewTopic
@@ -25,7 +25,6 @@ from frazil.kafka.client import AdminClient
 from frazil.spark import jars
 from frazil.spark.java import require_java
 
-READY_WITHIN_S = 120
 PROPERTIES_FILE = "server.properties"
 _HEAP_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseG1GC")
 _LOGGING = Path(__file__).with_name("kafka-log4j2.properties")
@@ -60,13 +59,15 @@ log.cleaner.dedupe.buffer.size=16777216
 """
 
 
-class EmbeddedKafka:
+class EmbeddedKafka(process.EmbeddedServer):
     """A broker with its data, log and process record in one folder.
 
     Later starts on the same folder reuse the first one's port, unless another is given; a broker that already runs
     there, started by this process or another, is used as it is. Clients that have no credentials use `port`; further
     `listeners`, ports by name, need `settings`, which are the broker's own and replace those that it has here.
     """
+
+    TITLE, RECORD, READY_WITHIN_S = "Kafka", "kafka", 120
 
     def __init__(
         self,
@@ -85,36 +86,9 @@ class EmbeddedKafka:
     def bootstrap(self) -> str:
         return f"{process.LOOPBACK}:{self.port}"
 
-    def start(self) -> Self:
-        """Start the broker and wait until it answers.
-
-        Raises:
-            EnvironmentUnusable: no Java, a jar cannot be fetched, the port is taken, or the broker does not start.
-        """
-        running = self.server()
-        if running and self.last_port(self.folder) != self.port:
-            raise EnvironmentUnusable(f"Kafka of {self.folder} runs on another port than {self.port}; stop it first.")
-        if not running:
-            self._launch()
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """Stop the broker, if it runs. Its data stays."""
-        process.stop_all(process.recorded(self.folder), records=self.folder)
-
-    def kill(self) -> None:
-        """SIGKILL the broker, like a crash. Its data stays, and `start` continues with it."""
-        if server := self.server():
-            process.kill(server)
-
-    def server(self) -> process.Server | None:
-        """The broker's process, if it runs."""
-        return process.find("kafka", self.folder)
+    @property
+    def address(self) -> str:
+        return self.bootstrap
 
     def admin(self) -> AdminClient:
         """An admin client, for everything else."""
@@ -139,14 +113,6 @@ class EmbeddedKafka:
                     f"the topic {name} has partitions without a leader after 30 s; see {self.log}."
                 )
             time.sleep(0.05)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @staticmethod
     def last_port(folder: Path) -> int | None:
@@ -174,23 +140,13 @@ class EmbeddedKafka:
         properties.write_text(text)
         if not (data / "meta.properties").exists():
             _format(java, properties, data)
-        process.start("kafka", [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)
+        process.start(self.RECORD, [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
-        admin: AdminClient | None = None
-        while True:
-            if not self.server():
-                raise EnvironmentUnusable(f"Kafka ended while it started: {process.last_lines(self.log)}")
-            if process.answers(self.port):
-                admin = admin or self.admin()
-                if _brokers(admin):
-                    return
-            if time.monotonic() > deadline:
-                raise EnvironmentUnusable(
-                    f"Kafka does not answer on {self.bootstrap} after {READY_WITHIN_S} s; see {self.log}."
-                )
-            time.sleep(0.1)
+    def _wanted_ports(self) -> str:
+        return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"
+
+    def _missing(self) -> str | None:
+        return None if process.answers(self.port) and _brokers(self.admin()) else ""
 
 
 def _format(java: list[str], properties: Path, data: Path) -> None:

@@ -10,21 +10,17 @@ import json
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import requests
 
 from frazil.dev import process
-from frazil.errors import EnvironmentUnusable, MissingExtra
+from frazil.errors import MissingExtra
 
-READY_WITHIN_S = 90
-STOP_WITHIN_S = 3
 REGION = "us-east-1"
 WAREHOUSE = "warehouse"
 """The bucket for the tables of a catalog that is elsewhere, in PostgreSQL for example."""
@@ -49,11 +45,15 @@ class _State:
     secret: str
 
 
-class EmbeddedObjectStore:
+class EmbeddedObjectStore(process.EmbeddedServer):
     """An object store with its data, log and process record in one folder.
 
     Later starts on the same folder reuse ports and keys; a store that already runs there is used as it is.
     """
+
+    TITLE, RECORD, READY_WITHIN_S = "the object store", "object-store", 180
+    # What it has acknowledged is written. Its orderly end waits 15 s for its own parts, which are its own clients.
+    STOP_GRACE_S = 3
 
     def __init__(self, folder: Path, *, port: int | None = None, catalog_port: int | None = None) -> None:
         self.folder = folder.absolute()
@@ -64,6 +64,10 @@ class EmbeddedObjectStore:
     @property
     def endpoint(self) -> str:
         return f"http://{process.LOOPBACK}:{self._state.s3_port}"
+
+    @property
+    def address(self) -> str:
+        return self.endpoint
 
     @property
     def catalog_uri(self) -> str:
@@ -92,38 +96,11 @@ class EmbeddedObjectStore:
             **self.s3_properties(),
         }
 
-    def start(self) -> Self:
-        """Start the store, wait until it answers, and make its buckets.
-
-        Raises EnvironmentUnusable (a port is taken, it does not start), MissingExtra.
-        """
-        if self.server() is None:
-            self._launch()
-        elif any(asked not in (None, used) for asked, used in zip(self._asked, self._ports(), strict=True)):
-            raise EnvironmentUnusable(f"the object store of {self.folder} runs on other ports; stop it first.")
-        try:
-            self._until_ready(lambda: requests.get(f"{self.catalog_uri}/v1/config", timeout=2).status_code < 500)
-            self._until_ready(self._made_buckets)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
     def stop(self) -> None:
-        """Stop the store, if it runs. Its data stay."""
-        # What it has acknowledged is written. Its orderly end waits 15 s for its own parts, which are its own clients.
-        process.stop_all(process.recorded(self.folder), records=self.folder, grace_s=STOP_WITHIN_S)
+        super().stop()
         for port in (*self._ports(), *self._state.inner_ports):
             for left in _SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
-
-    def kill(self) -> None:
-        """SIGKILL the store, like a crash. Its data stay."""
-        if server := self.server():
-            process.kill(server)
-
-    def server(self) -> process.Server | None:
-        return process.find("object-store", self.folder)
 
     def client(self, service: str = "s3") -> Any:
         """A botocore client for this store, of `s3` or `s3tables`."""
@@ -136,14 +113,6 @@ class EmbeddedObjectStore:
             aws_access_key_id=self._state.key,
             aws_secret_access_key=self._state.secret,
         )
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int] | None:
@@ -167,21 +136,17 @@ class EmbeddedObjectStore:
         identities = self.folder / "identities.json"
         _write_private(identities, json.dumps(_identities(self._state)))
         command = [str(weed), "server", *_options(self._state, data, identities)]
-        process.start("object-store", command, records=self.folder, log=self.log)
+        process.start(self.RECORD, command, records=self.folder, log=self.log)
 
-    def _until_ready(self, answers: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
-        while True:
-            if not self.server():
-                raise EnvironmentUnusable(f"the object store ended while it started: {process.last_lines(self.log)}")
-            with suppress(requests.RequestException):
-                if answers():
-                    return
-            if time.monotonic() > deadline:
-                raise EnvironmentUnusable(
-                    f"the object store does not answer on {self.endpoint} after {READY_WITHIN_S} s; see {self.log}."
-                )
-            time.sleep(0.1)
+    def _wanted_ports(self) -> str:
+        fits = all(asked in (None, used) for asked, used in zip(self._asked, self._ports(), strict=True))
+        return "" if fits else "other ports"
+
+    def _missing(self) -> str | None:
+        with suppress(requests.RequestException):
+            catalog = requests.get(f"{self.catalog_uri}/v1/config", timeout=2)
+            return None if catalog.status_code < 500 and self._made_buckets() else ""
+        return ""
 
     def _made_buckets(self) -> bool:
         """Whether both buckets exist and take an object; the volume server joins a while after S3 answers."""

@@ -12,18 +12,14 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from types import TracebackType
-from typing import Self
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable, MissingExtra
 
-READY_WITHIN_S = 60
 USER = DATABASE = "frazil"
 PORT_FILE = "port"
 PASSWORD_FILE = "password"
@@ -32,12 +28,14 @@ _SYSTEM = Path("/usr/lib/postgresql")
 """Where Debian keeps the programs of each version, apart from the path."""
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(process.EmbeddedServer):
     """A PostgreSQL server with its log and process record in one folder.
 
     Its data are there too, unless `data` names another folder: a server that root starts must be able to reach it as
     another user. Later starts on the same folder reuse port and password; a server that runs there is used as it is.
     """
+
+    TITLE, RECORD, READY_WITHIN_S = "PostgreSQL", "postgres", 60
 
     def __init__(self, folder: Path, *, port: int | None = None, data: Path | None = None) -> None:
         self.folder = folder.absolute()
@@ -54,48 +52,13 @@ class EmbeddedPostgres:
         """For SQLAlchemy, with the password."""
         return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
 
-    def start(self) -> Self:
-        """Start the server, wait until it answers, and make its database.
-
-        Raises EnvironmentUnusable (a port is taken, its user cannot reach the data, it does not start), MissingExtra.
-        """
-        running = self.server()
-        if running and self.last_port(self.folder) != self.port:
-            raise EnvironmentUnusable(
-                f"PostgreSQL of {self.folder} runs on another port than {self.port}; stop it first."
-            )
-        if not running:
-            self._launch()
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
     def stop(self) -> None:
-        """Stop the server, if it runs, with its clients' sessions. Its data stay."""
+        """Stop the server with its clients' sessions. Its data stay."""
         if server := self.server():
             # By SIGTERM alone it would wait for its clients.
             with suppress(ProcessLookupError):
                 os.kill(server.pid, signal.SIGINT)
-        process.stop_all(process.recorded(self.folder), records=self.folder)
-
-    def kill(self) -> None:
-        """SIGKILL the server, like a crash. Its data stay."""
-        if server := self.server():
-            process.kill(server)
-
-    def server(self) -> process.Server | None:
-        return process.find("postgres", self.folder)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+        super().stop()
 
     @staticmethod
     def last_port(folder: Path) -> int | None:
@@ -126,7 +89,7 @@ class EmbeddedPostgres:
         }
         options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         command = [*prefix, str(programs / "postgres"), "-D", str(self.data), *options]
-        process.start("postgres", command, records=self.folder, log=self.log)
+        process.start(self.RECORD, command, records=self.folder, log=self.log)
 
     def _make_data(self, programs: Path, prefix: list[str]) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
@@ -145,22 +108,17 @@ class EmbeddedPostgres:
             whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""
             raise EnvironmentUnusable(f"PostgreSQL's data in {self.data} were not made{whose}: {said}")
 
-    def _wait_until_ready(self) -> None:
+    def _wanted_ports(self) -> str:
+        return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"
+
+    def _missing(self) -> str | None:
         import psycopg2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
-        deadline, said = time.monotonic() + READY_WITHIN_S, ""
-        while True:
-            if not self.server():
-                raise EnvironmentUnusable(f"PostgreSQL ended while it started: {process.last_lines(self.log)}")
-            try:
-                return self._make_database()
-            except psycopg2.OperationalError as error:
-                said = " ".join(str(error).split())
-            if time.monotonic() > deadline:
-                raise EnvironmentUnusable(
-                    f"PostgreSQL does not answer on port {self.port} after {READY_WITHIN_S} s: {said}; see {self.log}."
-                )
-            time.sleep(0.1)
+        try:
+            self._make_database()
+        except psycopg2.OperationalError as error:
+            return " ".join(str(error).split())
+        return None
 
     def _make_database(self) -> None:
         import psycopg2  # noqa: PLC0415 - an extra

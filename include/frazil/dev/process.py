@@ -14,10 +14,13 @@ import random
 import signal
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
 
 import psutil
 
@@ -45,6 +48,99 @@ class Server:
 
     def record(self, folder: Path) -> Path:
         return folder / f"{self.name}{RECORD_SUFFIX}"
+
+
+class Embedded(ABC):
+    """What starts and stops as a context manager."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start what does not run, and wait until it is ready."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop what runs. Its data stay."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class EmbeddedServer(Embedded):
+    """A server with its data, log and process record in one folder, and as many processes as it starts itself."""
+
+    TITLE: ClassVar[str]
+    """As messages name it."""
+    RECORD: ClassVar[str]
+    READY_WITHIN_S: ClassVar[float]
+    STOP_GRACE_S: ClassVar[float] = 20
+    folder: Path
+    log: Path
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where it answers."""
+
+    @abstractmethod
+    def _wanted_ports(self) -> str:
+        """The ports that are asked for, in words, if the server runs on others; otherwise nothing."""
+
+    @abstractmethod
+    def _launch(self) -> None:
+        """Start its process."""
+
+    @abstractmethod
+    def _missing(self) -> str | None:
+        """None if it is ready; otherwise why not, or nothing."""
+
+    def start(self) -> Self:
+        """Start the server, unless it runs, and wait until it is ready.
+
+        Raises EnvironmentUnusable (a port is taken, it does not start, a program or jar cannot be had), MissingExtra.
+        """
+        if self.server() is None:
+            self._launch()
+        elif wanted := self._wanted_ports():
+            raise EnvironmentUnusable(f"{self.TITLE} of {self.folder} runs on {wanted}; stop it first.")
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        stop_all(recorded(self.folder), records=self.folder, grace_s=self.STOP_GRACE_S)
+
+    def kill(self) -> None:
+        """SIGKILL the server, like a crash. Its data stay, and `start` continues with them."""
+        if server := self.server():
+            kill(server)
+
+    def server(self) -> Server | None:
+        """Its process, if it runs."""
+        return find(self.RECORD, self.folder)
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.READY_WITHIN_S
+        while True:
+            if not self.server():
+                raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {last_lines(self.log)}")
+            missing = self._missing()
+            if missing is None:
+                return
+            if time.monotonic() > deadline:
+                said = f": {missing}" if missing else ""
+                raise EnvironmentUnusable(
+                    f"{self.TITLE} does not answer on {self.address} after {self.READY_WITHIN_S:g} s{said}; "
+                    f"see {self.log}."
+                )
+            time.sleep(_POLL_S)
 
 
 def start(
