@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +79,10 @@ def stage(
     Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and what the storage raises; the
     files of a stage that raises are removed as far as possible.
     """
-    run = partial(_run, context, task, attempt=attempt, on_progress=on_progress, now_us=now_us)
+
+    def run(*, tried: bool) -> StageResult:
+        return _drained(_read(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried))
+
     try:
         return run(tried=False)
     except Suspect as suspect:
@@ -92,26 +95,19 @@ def stage(
         raise suspect.error from None
 
 
-def _run(  # noqa: PLR0913 - what `stage` was given
-    context: StageContext,
-    task: StageTask,
-    *,
-    attempt: int,
-    on_progress: Callable[[int], None],
-    now_us: Callable[[], int],
-    tried: bool,
-) -> StageResult:
-    run = _Stage(context, task, attempt=attempt, now_us=now_us)
+def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
+    """Take all that the task reads, yield what is sent to writers, and return the result."""
     take = run.take_tried if tried else run.take
     report = _Reporter(on_progress)
     try:
         if tried:
             with _suspicion():
                 run.check_table()
-        with _collector_paused(), _reader(context, task) as reader:
+        with _collector_paused(), run.reader() as reader:
             for chunk in reader:
                 with _suspicion():
                     take(chunk)
+                yield from run.parcels()
                 report.now_and_then(run.progress.records)
         with _suspicion():
             result = run.finish(notices=_notices(reader))
@@ -123,6 +119,15 @@ def _run(  # noqa: PLR0913 - what `stage` was given
         return result
     finally:
         run.close()
+
+
+def _drained(reading: Generator[Parcel, None, StageResult]) -> StageResult:
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            result: StageResult = end.value
+            return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +164,7 @@ def read(
     be staged without a shuffle to find the record.
     """
     run = _RoutedStage(context, task, attempt=attempt, now_us=now_us)
-    report = _Reporter(on_progress)
-    try:
-        with _collector_paused(), _reader(context, task) as reader:
-            for chunk in reader:
-                with _suspicion():
-                    run.take(chunk)
-                yield from run.parcels()
-                report.now_and_then(run.progress.records)
-        with _suspicion():
-            result = run.finish(notices=_notices(reader))
-        report(run.progress.records)
-    except BaseException:
-        run.abort()
-        raise
-    finally:
-        run.close()
+    result = yield from _read(run, on_progress, tried=False)
     yield Read(result, tuple(run.route.sent), run.route.partitions)
 
 
@@ -245,6 +235,7 @@ class _Stage:
         name = file_namer(task.index, attempt)
         self._context = context
         self._ranges = task.ranges
+        self.reader = partial(_reader, context, task)
         self._now_us = now_us
         make = _decoder_maker(context, schema)
         self._decode = make() if attempt == 0 else IsolatedDecoder(make)
@@ -263,6 +254,10 @@ class _Stage:
             max_future_us=context.max_future_us,
             window_us=context.window_us,
         )
+
+    def parcels(self) -> Iterable[Parcel]:
+        """What is sent to writers, since the last call."""
+        return ()
 
     def take(self, chunk: Chunk) -> None:
         self._land(chunk, self._shape(chunk))
@@ -345,7 +340,6 @@ class _RoutedStage(_Stage):
         self._parcels += self.route(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
 
     def parcels(self) -> list[Parcel]:
-        """The parcels since the last call."""
         parcels, self._parcels = self._parcels, []
         return parcels
 
