@@ -54,7 +54,6 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.WAITING))
             while not until():
                 asked = time.monotonic()
-                self.engine.check()
                 end = next_position(planner, until)
                 # A batch may take long, and whoever stops the writer waits for no batch but the current one.
                 if end is None or until():
@@ -66,6 +65,8 @@ class BatchLoop:
                     position = end
                 if not until():
                     wait(max(0.0, interval_s - (time.monotonic() - asked)))
+                if not until():
+                    self.engine.check()
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 

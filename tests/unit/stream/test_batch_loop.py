@@ -121,8 +121,8 @@ def test_an_engine_that_ended_ends_the_loop_although_nothing_is_due(monkeypatch:
         looping.run()
 
 
-def test_the_writer_waits_for_no_planner_until_spark_has_started(monkeypatch: pytest.MonkeyPatch):
-    looping = Looping(Answers(START), monkeypatch)
+def test_spark_is_looked_at_once_before_each_question_and_waited_for_before_the_first(monkeypatch: pytest.MonkeyPatch):
+    looping = Looping(Answers(START, START), monkeypatch)
     seen: list[bool] = []
 
     def check() -> None:
