@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 from pyiceberg.table import Table
 
+from bench.meter.process_tree import SampledTree
 from frazil.cli.maintain import local_spark
 from frazil.maintenance.due import Action
 from frazil.maintenance.run import maintain
@@ -77,18 +77,14 @@ def make(spec: StreamSpec, gigabytes: float) -> Table:
             return stream.tables.main.refresh()
 
 
-def cpu_seconds() -> float:
-    me = psutil.Process()
-    return sum(p.cpu_times().user + p.cpu_times().system for p in [me, *me.children(recursive=True)])
-
-
 def run(variant: str, folder: Path) -> None:
     """Compact once in this process; prints JSON."""
     spec, catalog = load_stream(folder / "ticks.yaml"), load_catalog(None)
     properties = local_spark() if variant == "ours" else plain_spark()
     spark = start_session("bench", None, properties=properties)
     spark.sql(f"SELECT count(*) FROM {catalog.name}.{TABLE}").collect()
-    began, before = time.monotonic(), cpu_seconds()
+    tree = SampledTree()
+    began, before = time.monotonic(), tree.cpu_s()
     if variant == "ours":
         now_ms, table = time.time_ns() // 1_000_000, find_maintained([spec], TABLE)
         (outcome,) = maintain(lambda: spark, catalog, table, actions=[Action.COMPACTION], now_ms=now_ms)
@@ -96,7 +92,7 @@ def run(variant: str, folder: Path) -> None:
     else:
         row = spark.sql(f"CALL {catalog.name}.system.rewrite_data_files(table => '{TABLE}')").collect()[0]
         removed, size = row["rewritten_data_files_count"], row["rewritten_bytes_count"]
-    seconds, cpu = time.monotonic() - began, cpu_seconds() - before
+    seconds, cpu = time.monotonic() - began, (tree.cpu_s() - before).total()
     files = catalog.load_table(TABLE).current_snapshot().summary["total-data-files"]  # type: ignore[union-attr,index]
     # The parent reads the last line.
     print(json.dumps({"removed": removed, "bytes": size, "seconds": seconds, "cpu": cpu, "files": files}))

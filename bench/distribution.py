@@ -16,17 +16,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 from confluent_kafka import Producer
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from bench.ingest import context
+from bench.meter.process_tree import SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, Routes, StageContext, StagedFile
 from frazil.spec.model import StreamSpec
@@ -112,9 +111,11 @@ def run(  # noqa: PLR0913 - what a run is of
     with tempfile.TemporaryDirectory() as folder:
         table = replace(whole.main, folder=f"{folder}/main")
         of_run = replace(whole, routes=routes, targets={**whole.targets, "main": table})
-        cpu, began = cpu_s(), time.monotonic()
+        tree = SampledTree()
+        before, began = tree.cpu_s(), time.monotonic()
         answers = engine.run(plans, StageRows(of_run, ProgressFolder(f"{folder}/progress", {})))
-        wall, cpu = time.monotonic() - began, cpu_s() - cpu
+        wall, used = time.monotonic() - began, tree.cpu_s() - before
+        cpu = used.total() - used["Kafka"] - used["command"]
     files = staged(answers)
     if sum(file.records for file in files) != records:
         raise AssertionError("rows are missing, or there twice")
@@ -135,17 +136,6 @@ def run(  # noqa: PLR0913 - what a run is of
 
 def staged(answers: Sequence[TaskAnswer]) -> list[StagedFile]:
     return [file for answer in answers for file in answer.result.files if file.target == "main"]
-
-
-def cpu_s() -> float:
-    """Of all that this process started: the JVM, and Python workers, which outlive a batch."""
-    total = 0.0
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # a worker that just ended
-            if "kafka.Kafka" not in child.cmdline():
-                took = child.cpu_times()
-                total += took.user + took.system + took.children_user + took.children_system
-    return total
 
 
 if __name__ == "__main__":

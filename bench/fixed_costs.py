@@ -18,18 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from confluent_kafka import Producer
 
+from bench.meter.process_tree import SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 
 RECORDS = 1_000
 PARTITIONS = 4
-TICK_S = os.sysconf("SC_CLK_TCK")
 LOOK_S = 0.05
 DEADLINE_S = 300.0
 STREAM = """\
@@ -44,78 +43,6 @@ event-time: {{column: at, unit: ms}}
 partition-by: [hour(at)]
 commit: {{interval: {interval}}}
 """
-ROLES = (
-    ("org.apache.spark.launcher.Main", "launcher JVM"),
-    ("org.apache.spark.deploy.SparkSubmit", "JVM"),
-    ("spark-submit", "spark-submit (bash)"),
-    ("spark-class", "spark-submit (bash)"),
-    ("daemon", "worker daemon"),
-    ("-version", "java -version"),
-)
-
-
-@dataclass(slots=True)
-class Seen:
-    """One process: when it was seen first and last, in seconds since the command's start, and its CPU seconds."""
-
-    role: str
-    first_s: float
-    last_s: float
-    cpu_s: float
-
-
-@dataclass(slots=True)
-class ProcessTree:
-    """A process and all that it ever started."""
-
-    root: int
-    began: float = field(default_factory=time.monotonic)
-    seen: dict[tuple[int, str], Seen] = field(default_factory=dict)
-    """By pid and the kernel's start time."""
-
-    def sample(self) -> None:
-        found, now = {}, time.monotonic() - self.began
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and (read := _stat(folder)):
-                found[int(folder.name)] = read
-        ours = {pid for pid, _ in self.seen}
-        for pid in sorted(found):
-            parent, started, cpu_s = found[pid]
-            if pid != self.root and (pid, started) not in self.seen and parent not in ours:
-                continue
-            ours.add(pid)
-            known = self.seen.setdefault((pid, started), Seen("", now, now, 0.0))
-            known.last_s, known.cpu_s = now, cpu_s
-            known.role = self._role(pid, parent) or known.role
-
-    def cpu(self) -> Counter[str]:
-        """CPU seconds by role."""
-        spent: Counter[str] = Counter()
-        for process in self.seen.values():
-            spent[process.role] += process.cpu_s
-        return spent
-
-    def _role(self, pid: int, parent: int) -> str:
-        if pid == self.root:
-            return "command"
-        if parent == self.root:
-            return "driver"
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            return ""
-        role = next((name for part, name in ROLES if part in words), words[:60])
-        inherited = next((s.role for (p, _), s in self.seen.items() if p == parent), "")
-        return "Python worker" if role == inherited == "worker daemon" or inherited == "Python worker" else role
-
-
-def _stat(folder: Path) -> tuple[int, str, float] | None:
-    """Parent, the kernel's start time, and CPU seconds."""
-    try:
-        words = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return int(words[1]), words[19], (int(words[11]) + int(words[12])) / TICK_S
 
 
 @dataclass(slots=True)
@@ -124,13 +51,13 @@ class Writer:
 
     home: Path
     process: subprocess.Popen[bytes] = field(init=False)
-    tree: ProcessTree = field(init=False)
+    tree: SampledTree = field(init=False)
     phases: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         frazil = str(Path(sys.executable).with_name("frazil"))
         self.process = subprocess.Popen([frazil, "run", "ticks"], stdout=subprocess.DEVNULL)
-        self.tree = ProcessTree(self.process.pid)
+        self.tree = SampledTree(self.process.pid)
 
     def watch(self, until: Callable[[dict[str, object]], bool]) -> dict[str, object]:
         """Sample until the heartbeat is as wanted; the heartbeat."""
@@ -180,7 +107,7 @@ def measure_start(writer: Writer) -> tuple[float, float]:
     """Wall and CPU seconds up to the first commit, after printing where they went."""
     writer.watch(lambda beat: commit_of(beat) is not None)
     wall = time.monotonic() - writer.tree.began
-    spent = writer.tree.cpu()
+    spent = writer.tree.cpu_s()
     print(f"\nstart to first commit: {wall:.1f} s wall, {spent.total():.1f} core-s")
     print("  phases: " + ", ".join(f"{name} at {at_s:.1f}" for at_s, name in writer.phases))
     for line in rows(writer.tree):
@@ -189,7 +116,7 @@ def measure_start(writer: Writer) -> tuple[float, float]:
     return wall, spent.total()
 
 
-def rows(tree: ProcessTree) -> Iterator[str]:
+def rows(tree: SampledTree) -> Iterator[str]:
     for process in sorted(tree.seen.values(), key=lambda s: s.first_s):
         alive = f"{process.first_s:5.1f} to {process.last_s:5.1f} s"
         yield f"{process.role:<22} {alive}  {process.cpu_s:5.2f} core-s"
@@ -198,10 +125,10 @@ def rows(tree: ProcessTree) -> Iterator[str]:
 def measure_idle(writer: Writer, seconds: float) -> float:
     """CPU seconds a second, after printing them by process."""
     writer.watch_for(5)  # what a batch leaves behind
-    before, began = writer.tree.cpu(), time.monotonic()
+    before, began = writer.tree.cpu_s(), time.monotonic()
     writer.watch_for(seconds)
     took = time.monotonic() - began
-    used = writer.tree.cpu()
+    used = writer.tree.cpu_s()
     used.subtract(before)
     each = ", ".join(f"{role} {100 * cpu_s / took:.2f} %" for role, cpu_s in used.most_common() if cpu_s > 0.005)
     print(f"idle for {took:.0f} s: {100 * used.total() / took:.2f} % of a core: {each}", flush=True)
@@ -212,12 +139,12 @@ def measure_batch(writer: Writer, bootstrap: str, idle: float) -> tuple[float, f
     """Wall seconds from planned to committed, and CPU seconds beyond what idling costs."""
     last = commit_of(writer.watch(lambda _: True))
     send(bootstrap)
-    before, began = writer.tree.cpu(), time.monotonic()
+    before, began = writer.tree.cpu_s(), time.monotonic()
 
     def staging(beat: dict[str, object]) -> bool:
         nonlocal before, began
         if beat["phase"] == "waiting" and commit_of(beat) == last:
-            before, began = writer.tree.cpu(), time.monotonic()
+            before, began = writer.tree.cpu_s(), time.monotonic()
             return False
         return True
 
@@ -225,7 +152,7 @@ def measure_batch(writer: Writer, bootstrap: str, idle: float) -> tuple[float, f
     writer.watch(lambda beat: commit_of(beat) != last)
     wall = time.monotonic() - began
     writer.watch_for(1)
-    used = writer.tree.cpu()
+    used = writer.tree.cpu_s()
     used.subtract(before)
     cpu = used.total() - idle * (time.monotonic() - began)
     each = ", ".join(f"{role} {cpu_s:.2f}" for role, cpu_s in used.most_common() if cpu_s > 0.005)

@@ -110,11 +110,6 @@ def context(bootstrap: str, folder: Path) -> StageContext:
     )
 
 
-def cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 @contextmanager
 def timed(legs: dict[str, float], owner: type, method: str, leg: str) -> Iterator[None]:
     """Add the main thread's CPU time in a method to its part."""
@@ -143,11 +138,11 @@ def run_stage(bootstrap: str, each: int) -> dict[str, float]:
         timed(legs, TableWriter, "add", "split+write"),
         timed(legs, TableWriter, "finish", "split+write"),
     ):
-        start = cpu_s()
+        start = time.process_time()
         result = stage(
             context(bootstrap, Path(folder)), StageTask(0, ranges(each)), attempt=0, on_progress=lambda _: None
         )
-        legs["stage"] = cpu_s() - start
+        legs["stage"] = time.process_time() - start
     assert sum(p.records for p in result.progress) == each * PARTITIONS
     legs["consume+rest"] = legs["stage"] - legs["decode"] - legs["split+write"]
     legs["bytes"] = sum(f.bytes for f in result.files)
@@ -179,15 +174,15 @@ def measure(bootstrap: str, each: int, repeats: int) -> None:
         ("MessageReader alone", partial(chunks_alone, MessageReader)),
         ("ColumnReader alone", partial(chunks_alone, ColumnReader)),
     )
-    start = cpu_s()
+    start = time.process_time()
     compile_now()
-    print(f"  {'the loop, from the cache or compiled':36} {cpu_s() - start:.2f} core-s")
+    print(f"  {'the loop, from the cache or compiled':36} {time.process_time() - start:.2f} core-s")
     for _ in range(repeats):
         for name, work in works:
-            start, wall = cpu_s(), time.perf_counter()
+            start, wall = time.process_time(), time.perf_counter()
             work(bootstrap, each)
             seconds = time.perf_counter() - wall
-            print(f"  {name:30} {(cpu_s() - start) / millions:5.2f}   (wall {seconds / millions:.2f} s)")
+            print(f"  {name:30} {(time.process_time() - start) / millions:5.2f}   (wall {seconds / millions:.2f} s)")
         for kind in ("messages", "columns"):
             os.environ[FORCED] = kind
             wall = time.perf_counter()

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from bench.peer.process_tree import measured
+from bench.meter.process_tree import measured
 from bench.peer.records import FIRST_ID, KINDS, PARTITIONS, Records, produce
 from bench.peer.report import Run, page
 from bench.peer.systems import CATALOG, NAMESPACE, SYSTEMS, Job, System, declared

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
-import psutil
 from confluent_kafka import Producer
 
+from bench.meter.process_tree import SampledTree
 from demo.freshness import freshness
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.table.catalogs import load_catalog
@@ -62,27 +63,6 @@ def produce(bootstrap: str, rate: int, seconds: int) -> None:
     print(sent)
 
 
-class CpuMeter:
-    """CPU seconds of a process and all its descendants, sampled, because a child's time is lost when it ends."""
-
-    def __init__(self, pid: int) -> None:
-        self._root, self._seen = psutil.Process(pid), {}
-
-    def sample(self) -> None:
-        for process in [self._root, *self._root.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-                self._seen[process.pid] = (process.name(), times.user + times.system)
-            except psutil.Error:
-                continue
-
-    def seconds(self) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        for name, used in self._seen.values():
-            totals[name] = totals.get(name, 0.0) + used
-        return totals
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rate", type=int, default=78_000)
@@ -107,38 +87,37 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
     log = streams / "writer.log"
     with log.open("w") as out:
         writer = subprocess.Popen([sys.executable, str(MAIN), "ticks", "--streams", str(streams)], stderr=out)
-    meter = CpuMeter(writer.pid)
+    tree = SampledTree(writer.pid, "driver")
     status = Path(os.environ["FRAZIL_HOME"]) / "streams" / "ticks" / "status.json"
     try:
         wait_for(lambda: status.exists() and json.loads(status.read_text())["phase"] == "waiting", writer)
-        meter.sample()
-        idle = meter.seconds()
+        idle = tree.cpu_s()
         producer = subprocess.Popen(
             [sys.executable, "-m", "bench.sustained", "--produce", bootstrap, "--rate", str(options.rate),
              "--seconds", str(options.seconds)], stdout=subprocess.PIPE, text=True)  # fmt: skip
         while producer.poll() is None:
-            meter.sample()
+            tree.sample()
             time.sleep(0.5)
         sent = int(producer.communicate()[0])
-        wait_for(lambda: json.loads(status.read_text())["lag"] == 0, writer, meter=meter)
-        report(sent, {name: used - idle.get(name, 0.0) for name, used in meter.seconds().items()}, options)
+        wait_for(lambda: json.loads(status.read_text())["lag"] == 0, writer, tree=tree)
+        report(sent, tree.cpu_s() - idle, options)
     finally:
         writer.send_signal(signal.SIGTERM)
         writer.wait(60)
         print("\n".join(line for line in log.read_text().splitlines() if "batch " in line and "files" in line))
 
 
-def wait_for(look, writer: subprocess.Popen[bytes], *, meter: CpuMeter | None = None) -> None:  # type: ignore[no-untyped-def]
+def wait_for(look, writer: subprocess.Popen[bytes], *, tree: SampledTree | None = None) -> None:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + 300
     while not look():
         if writer.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"the writer ended ({writer.returncode}) or did not get there in 300 s")
-        if meter:
-            meter.sample()
+        if tree:
+            tree.sample()
         time.sleep(0.2)
 
 
-def report(sent: int, cpu_s: dict[str, float], options: argparse.Namespace) -> None:
+def report(sent: int, cpu_s: Counter[str], options: argparse.Namespace) -> None:
     table = load_catalog(None).load_table("bench.ticks")
     head = table.current_snapshot()
     rows = int(head.summary["total-records"]) if head and head.summary else 0
@@ -146,7 +125,7 @@ def report(sent: int, cpu_s: dict[str, float], options: argparse.Namespace) -> N
     commits = [s for s in table.metadata.snapshots if s.summary and s.summary["frazil.batch-id"] != "0"]
     files = int(head.summary["total-data-files"]) if head and head.summary else 0
     size = int(head.summary["total-files-size"]) if head and head.summary else 0
-    total = sum(cpu_s.values())
+    total = cpu_s.total()
     print(f"sent {sent}, in the table {rows}, at {options.rate}/s for {options.seconds} s, interval {options.interval}")
     if fresh:
         print(f"freshness: p50 {fresh.p50_s:.1f} s, p95 {fresh.p95_s:.1f} s, worst {fresh.worst_s:.1f} s")

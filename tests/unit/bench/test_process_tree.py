@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from subprocess import PIPE
 
-from bench.peer.process_tree import measured
+from bench.meter.process_tree import SampledTree, measured
 
 BURN = """
     import os, signal, sys, time
@@ -67,3 +69,17 @@ def test_counts_once_a_child_that_outlives_the_parent_that_ignores_it(tmp_path: 
 
 def test_says_how_the_command_ended(tmp_path: Path) -> None:
     assert measured([sys.executable, "-c", "raise SystemExit(3)"], log=tmp_path / "log").exit_code == 3
+
+
+def test_a_sampled_tree_keeps_what_an_ended_process_had_used_and_says_what_it_was() -> None:
+    script = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); sys.stdin.read()"
+    tree = SampledTree()
+    with subprocess.Popen([sys.executable, "-c", script, "daemon"], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdout
+        child.stdout.readline()
+        running = tree.cpu_s()
+        child.kill()
+
+    assert 0.2 <= running["worker daemon"] < 0.8
+    assert tree.cpu_s()["worker daemon"] >= running["worker daemon"]
+    assert tree.cpu_s()["command"] >= running["command"] > 0

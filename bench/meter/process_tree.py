@@ -1,7 +1,8 @@
-"""CPU and memory of a command and of everything that it starts, however short-lived.
+"""CPU and memory of a process and of all that it starts.
 
-Sampling misses processes that end between two samples. The command therefore runs below a small process that is the
-reaper of all its orphans (`PR_SET_CHILD_SUBREAPER`, Linux only): when the last descendant has been waited for, the
+`SampledTree` reads, while they run, what processes have used so far. It misses processes that end between two samples.
+`measured` misses none, however short-lived, of a whole command: the command runs below a small process that is the
+reaper of all its orphans (`PR_SET_CHILD_SUBREAPER`, Linux only). When the last descendant has been waited for, the
 kernel's own account of its children has the CPU of every process that was waited for.
 
 Nobody waits for the children of a process that ignores SIGCHLD, as the daemon of Spark's Python workers does: the
@@ -22,9 +23,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,17 @@ SIGCHLD_BIT = 1 << (signal.SIGCHLD - 1)
 MEMORY_SAMPLE_S = 0.5
 CPU_SAMPLE_S = 0.1
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+ROLES = (
+    ("kafka.Kafka", "Kafka"),
+    ("org.apache.spark.launcher.Main", "launcher JVM"),
+    ("org.apache.spark.deploy.SparkSubmit", "JVM"),
+    ("spark-submit", "spark-submit (bash)"),
+    ("spark-class", "spark-submit (bash)"),
+    ("daemon", "worker daemon"),
+    ("-version", "java -version"),
+    ("/frazil run", "driver"),
+)
+"""Words of a command line, and what the process is; the first that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ def measured(
     peak, stopped_after = 0, None
     with log.open("wb") as out:
         reaper = subprocess.Popen(
-            [sys.executable, "-m", "bench.peer.process_tree", str(report), *command],
+            [sys.executable, "-m", "bench.meter.process_tree", str(report), *command],
             stdout=out,
             stderr=out,
         )
@@ -120,8 +132,10 @@ class _Process:
     parent: int
     started: int
     """Ticks since the machine's start: with the pid, it tells a process from a later one."""
-    cpu_ticks: int
-    """Its own, and those of the children that it has waited for."""
+    own_ticks: int
+    """Of CPU."""
+    childrens_ticks: int
+    """Of CPU, of the children that it has waited for."""
 
     @classmethod
     def of(cls, pid: int) -> _Process | None:
@@ -130,7 +144,65 @@ class _Process:
         except (FileNotFoundError, ProcessLookupError):
             return None
         fields = stat.rpartition(")")[2].split()  # from the third on; the second, a name, may hold anything
-        return cls(int(fields[1]), int(fields[19]), sum(map(int, fields[11:15])))
+        own, childrens = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+        return cls(int(fields[1]), int(fields[19]), own, childrens)
+
+
+def _processes() -> dict[int, _Process]:
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return {pid: process for pid in pids if (process := _Process.of(pid))}
+
+
+@dataclass(slots=True)
+class Seen:
+    """One process: when it was sampled first and last, in seconds since the first sample, and its own CPU seconds."""
+
+    role: str
+    first_s: float
+    last_s: float
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class SampledTree:
+    """A process, by default this one, and all that was seen below it, whoever is their parent now."""
+
+    root: int = field(default_factory=os.getpid)
+    role: str = "command"
+    """The root's."""
+    began: float = field(default_factory=time.monotonic)
+    seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+    """By pid and the kernel's start time."""
+
+    def sample(self) -> None:
+        found, now = _processes(), time.monotonic() - self.began
+        ours = {pid for pid, _ in self.seen} | {self.root}
+        for pid, process in sorted(found.items()):
+            if pid not in ours and process.parent not in ours:
+                continue
+            ours.add(pid)
+            known = self.seen.setdefault((pid, process.started), Seen("", now, now, 0.0))
+            known.last_s, known.cpu_s = now, process.own_ticks / TICKS_PER_S
+            known.role = self._role(pid, process.parent) or known.role
+
+    def cpu_s(self) -> Counter[str]:
+        """CPU seconds by role, up to now; of a process that has ended, up to its last sample."""
+        self.sample()
+        spent: Counter[str] = Counter()
+        for process in self.seen.values():
+            spent[process.role] += process.cpu_s  # type: ignore[assignment]
+        return spent
+
+    def _role(self, pid: int, parent: int) -> str:
+        if pid == self.root:
+            return self.role
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            return ""
+        role = next((name for part, name in ROLES if part in words), words[:60])
+        inherited = next((s.role for (p, _), s in self.seen.items() if p == parent), "")
+        return "Python worker" if role == inherited == "worker daemon" or inherited == "Python worker" else role
 
 
 class Unaccounted:
@@ -146,9 +218,8 @@ class Unaccounted:
 
     def sample(self) -> None:
         children: dict[int, list[tuple[int, _Process]]] = defaultdict(list)
-        for name in (path.name for path in Path("/proc").iterdir()):
-            if name.isdigit() and (process := _Process.of(int(name))):
-                children[process.parent].append((int(name), process))
+        for pid, process in _processes().items():
+            children[process.parent].append((pid, process))
         parents = [self._root]
         while parents:
             parent = parents.pop()
@@ -156,7 +227,7 @@ class Unaccounted:
             ignored = bool(below) and _ignores_children(parent)
             for pid, process in below:
                 if ignored:
-                    self._ticks[pid, process.started] = process.cpu_ticks
+                    self._ticks[pid, process.started] = process.own_ticks + process.childrens_ticks
                 parents.append(pid)
 
     def accounted(self, pid: int) -> None:
