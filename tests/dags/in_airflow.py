@@ -145,6 +145,18 @@ def _facts(dag: Any) -> dict[str, Any]:
     }
 
 
+def serialized(folder: str) -> dict[str, Any]:
+    """Each DAG of a folder as Airflow's database has it: if that changes, Airflow makes another version of the DAG."""
+    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above
+    from airflow.models.serialized_dag import SerializedDagModel  # noqa: PLC0415 - as above
+    from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
+
+    found = {dag_id: DagSerialization.to_dict(dag) for dag_id, dag in DagBag(folder).dags.items()}
+    for data in found.values():
+        del data["dag"]["_processor_dags_folder"]  # a setting of the deployment, in which all DAG processors agree
+    return {dag_id: [SerializedDagModel.hash(data), json.loads(json.dumps(data))] for dag_id, data in found.items()}
+
+
 @functools.cache
 def dags(path: str) -> Any:
     from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above

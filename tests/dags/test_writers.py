@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from frazil.spec.last_sound import MOMENT_MS
+from tests.dags import in_airflow
+from tests.dags.in_airflow import AirflowProcess
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 Parse = Callable[..., dict[str, Any]]
@@ -45,6 +50,50 @@ def test_the_project_of_the_install_page_has_every_dag_of_the_checkout(
     found = parse(tmp_path / "dags", home=tmp_path / "airflow")
     assert (found["errors"], found["warnings"]) == ({}, [])
     assert sorted(found["dags"]) == sorted(parsed["dags"])
+
+
+SERIALIZE_ELSEWHERE = """
+import json, sys, time
+now = time.time_ns
+time.time_ns = lambda: now() + 40 * 86_400 * 10**9
+time.time = lambda: time.time_ns() / 1e9
+from tests.dags import in_airflow
+json.dump(in_airflow.serialized(sys.argv[1]), open(sys.argv[2], "w"))
+"""
+
+
+def test_another_dag_processor_serializes_the_same_dags_so_that_no_version_follows_another(tmp_path: Path) -> None:
+    """With another hash seed, environment and FRAZIL_HOME, forty days later, and from files that were written anew."""
+    (streams := tmp_path / "streams").mkdir()
+    names = [f"s{number}" for number in range(6)]
+    text = STREAM + "partition-by: [day(ts)]\n"
+    for name in names:
+        (streams / f"{name}.yaml").write_text(text.format(name=name).replace("demo.s5", "demo.s4"))
+    process = AirflowProcess(tmp_path / "one", FRAZIL_HOME=str(tmp_path / "one"), FRAZIL_STREAMS=str(streams))
+    first = process.call(in_airflow.serialized, str(CHECKOUT / "dags"))
+    process.end()
+    for name in reversed(names):
+        (streams / f"{name}.yaml").unlink()
+        (streams / f"{name}.yaml").write_text(text.format(name=name).replace("demo.s5", "demo.s4"))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "FRAZIL", "LC_"))}
+    environment |= {
+        "PYTHONHASHSEED": "7",
+        "TZ": "Asia/Kathmandu",
+        "LANG": "C",
+        "HOME": str(tmp_path / "two"),
+        "AIRFLOW_HOME": str(tmp_path / "two"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "FRAZIL_HOME": str(tmp_path / "two"),
+        "FRAZIL_STREAMS": str(streams),
+        "PYTHONPATH": str(CHECKOUT),
+        "FRAZIL_ANYTHING": "else",
+    }
+    answer = tmp_path / "second.json"
+    command = [sys.executable, "-c", SERIALIZE_ELSEWHERE, str(CHECKOUT / "dags"), str(answer)]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    second = json.loads(answer.read_text())
+    assert len(first) > 3 * len(names)
+    assert second == first
 
 
 def test_every_declared_stream_has_a_dag_that_runs_for_ever_and_once_at_a_time(parsed: dict[str, Any]) -> None:

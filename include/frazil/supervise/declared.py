@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from frazil.errors import SpecError
+from frazil.spec.folder_index import FOLDERS
 from frazil.spec.last_sound import EMPTY_MS, STREAMS, recall
-from frazil.spec.load import find_stream, stream_files
+from frazil.spec.load import find_stream, load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.yaml_file import read_mapping
 from frazil.supervise.observed import Declared, Removed, Unreadable
@@ -25,6 +26,9 @@ class Declaration:
 
     def read(self) -> Declared | Unreadable | Removed:
         """The current declaration. A folder or file that cannot be read does not count as a removed stream."""
+        if (known := self._unmoved()) is not None:
+            self.spec, self._missing_since_ms = known, None
+            return Declared(known.fingerprint())
         try:
             os.listdir(self._folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         except OSError as error:
@@ -43,6 +47,19 @@ class Declaration:
             return Removed(self._missing_since_ms)
         self._missing_since_ms = None
         return Declared(self.spec.fingerprint())
+
+    def _unmoved(self) -> StreamSpec | None:
+        """What the stream's file declares now, if it is sound and no other file declares the stream.
+
+        None if anything is otherwise: the whole folder then has to say what. The stream's own file is checked each
+        time; that another file declares the stream too is noticed with the next listing of the folder.
+        """
+        path = FOLDERS.only_file(self._folder, self._stream)
+        try:
+            spec = load_stream(path) if path is not None else None
+        except SpecError:
+            return None
+        return spec if spec is not None and spec.name == self._stream else None
 
     def _is_missing(self) -> bool:
         """Whether no file declares the stream; False while an unreadable file might."""

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from frazil.spec import file_cache, folder_index
+from frazil.spec.folder_index import FolderIndex
 from frazil.spec.load import find_stream
 from frazil.supervise.declared import Declaration
 from frazil.supervise.observed import Declared, Removed, Unreadable
@@ -58,3 +61,86 @@ def test_a_folder_that_is_away_is_not_a_removed_stream(streams: Path, times: Tim
     declaration = Declaration("ticks", streams, clock=times)
     streams.rename(streams.with_name("away"))
     assert isinstance(declaration.read(), Unreadable)
+
+
+class Seconds:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    """The clock of a fresh index that all declarations of the test share."""
+    seconds = Seconds()
+    monkeypatch.setattr("frazil.supervise.declared.FOLDERS", FolderIndex(clock=seconds))
+    return seconds
+
+
+def test_a_look_at_a_stream_costs_the_same_however_many_are_declared(
+    streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own file and the defaults each look asks the file system anew; of the others only once a second."""
+    monkeypatch.setattr(file_cache, "SETTLED_NS", -(10**12))
+    text = (streams / "ticks.yaml").read_text()
+    for number in range(40):
+        (streams / f"s{number}.yaml").write_text(text.replace("ticks", f"s{number}"))
+    parsed, load, stat, asked = [], yaml.load, file_cache.signature, []
+
+    def counted(path: Path) -> Any:
+        asked.append(path.name)
+        return stat(path)
+
+    monkeypatch.setattr(yaml, "load", lambda *a, **n: parsed.append(1) or load(*a, **n))
+    monkeypatch.setattr(file_cache, "signature", counted)
+    declarations = [Declaration(f"s{number}", streams, clock=times) for number in range(40)]
+    assert all(isinstance(declaration.read(), Declared) for declaration in declarations)
+    assert len(parsed) == 41
+    asked.clear()
+    for declaration in declarations:
+        declaration.read()
+    assert len(asked) == 2 * len(declarations)
+    index.now_s += folder_index.LISTED_FOR_S
+    asked.clear()
+    for declaration in declarations:
+        declaration.read()
+    assert len(asked) == 41 + 2 * len(declarations)
+    assert len(parsed) == 41
+
+
+@pytest.mark.usefixtures("index")
+def test_an_edit_within_one_tick_of_the_clock_is_seen_at_the_next_look(
+    streams: Path, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = streams / "ticks.yaml"
+    declaration = Declaration("ticks", streams, clock=times)
+    before = declaration.read()
+    tick, stat = file.stat(), Path.stat
+    monkeypatch.setattr(Path, "stat", lambda self, **n: tick if self == file else stat(self, **n))
+    file.write_text(file.read_text().replace("schema: {ts", "schema: {tt").replace("event-time: ts", "event-time: tt"))
+    after = declaration.read()
+    assert isinstance(after, Declared)
+    assert after != before
+
+
+def test_a_second_file_of_the_stream_is_noticed_with_the_next_listing(
+    streams: Path, times: Times, index: Seconds
+) -> None:
+    declaration = Declaration("ticks", streams, clock=times)
+    assert isinstance(declaration.read(), Declared)
+    (streams / "again.yaml").write_text((streams / "ticks.yaml").read_text())
+    index.now_s += folder_index.LISTED_FOR_S
+    found: Any = declaration.read()
+    assert isinstance(found, Unreadable)
+    assert "declared twice" in found.problem
+    (streams / "again.yaml").unlink()
+    assert isinstance(declaration.read(), Declared), "at once, without waiting for the listing"
+
+
+def test_another_file_that_is_broken_changes_nothing(streams: Path, times: Times, index: Seconds) -> None:
+    declaration = Declaration("ticks", streams, clock=times)
+    (streams / "broken.yaml").write_text("name: [")
+    for _ in range(2):
+        assert isinstance(declaration.read(), Declared)
+        index.now_s += folder_index.LISTED_FOR_S

@@ -1,0 +1,66 @@
+"""Which file of a folder declares which stream, for hundreds of supervisors in one process.
+
+Each of them asks every few seconds. If each read the folder, a check of all would cost the square of their number.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from frazil.errors import SpecError
+from frazil.spec.load import stream_files
+from frazil.spec.yaml_file import read_mapping
+
+LISTED_FOR_S = 1.0
+"""How long one listing of a folder serves; supervisors look every 2 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    at_s: float
+    files: Mapping[str, Path | None]
+    """By stream; None for a stream that several files declare."""
+
+
+class FolderIndex:
+    """The files of folders by the stream that they declare, listed at most once in `LISTED_FOR_S`."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._listings: dict[Path, _Listing] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def only_file(self, folder: Path, stream: str) -> Path | None:
+        """The only file that declared the stream when the folder was last listed.
+
+        None if no sound file did, or several did.
+        """
+        with self._one_at_a_time:
+            listing = self._listings.get(folder)
+            if listing is None or self._clock() - listing.at_s >= LISTED_FOR_S:
+                listing = self._listings[folder] = _Listing(self._clock(), _files(folder))
+        return listing.files.get(stream)
+
+
+def _files(folder: Path) -> dict[str, Path | None]:
+    found: dict[str, Path | None] = {}
+    try:
+        os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
+        paths = stream_files(folder)
+    except OSError:
+        return {}
+    for path in paths:
+        try:
+            name = str(read_mapping(path).get("name"))
+        except SpecError:
+            continue
+        found[name] = None if name in found else path
+    return found
+
+
+FOLDERS = FolderIndex()
