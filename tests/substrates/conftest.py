@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,13 @@ def _properties(name: str, folder: Path, request: pytest.FixtureRequest) -> dict
     return {"type": "sql", "uri": uri, **placed}
 
 
+def configure(monkeypatch: pytest.MonkeyPatch, properties: Mapping[str, str]) -> None:
+    """Make them the catalog `lake`."""
+    for key, value in properties.items():
+        variable = key.upper().replace(".", "__").replace("-", "_")
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{variable}", value)
+
+
 @pytest.fixture(params=SUBSTRATES)
 def substrate(
     request: pytest.FixtureRequest,
@@ -44,9 +51,7 @@ def substrate(
 ) -> str:
     """The name of the substrate, which is configured as the catalog `lake`."""
     name: str = request.param
-    for key, value in _properties(name, tmp_path, request).items():
-        variable = key.upper().replace(".", "__").replace("-", "_")
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{variable}", value)
+    configure(monkeypatch, _properties(name, tmp_path, request))
     return name
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import click
 from pyiceberg.table import Table
 
+from frazil import clock
 from frazil.cli.options import streams_option
 from frazil.cli.output import ask, echo_table
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
+from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import Move, Standing, moves, standing
@@ -127,6 +129,7 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
         stream, others, forgotten=forgotten_reader(table.properties, found.identity, stream=stream)
     )
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
+    check_can_hold(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued(offsets, others)

@@ -32,10 +32,11 @@ from sqlalchemy.exc import ArgumentError
 
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.snapshot import Prepared, SnapshotWriter
-from frazil.errors import AccessDenied, CommitRefused, SpecError
+from frazil.errors import AccessDenied, CommitRefused
 from frazil.home import home
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
+from frazil.table.catalog_mistakes import wrongly_configured
 from frazil.table.catalogs import CatalogConfig, catalog_config, catalog_errors
 from frazil.table.remains import STATE
 from frazil.table.storage import open_store
@@ -208,7 +209,7 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
     try:
         table = catalog.create_table(f"{namespace}.{name}", _SCHEMA, location=place, properties=DEFAULT_PROPERTIES)
     except ValueError as error:
-        raise SpecError(f"the catalog {catalog.name!r} is wrongly configured: {error}") from error
+        raise wrongly_configured(catalog.name, error) from error
     try:
         yield table
     finally:

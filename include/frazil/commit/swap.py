@@ -26,12 +26,14 @@ from pyiceberg.exceptions import (
     CommitFailedException,
     ForbiddenError,
     NoSuchTableError,
+    OAuthError,
     UnauthorizedError,
 )
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError
+from frazil.table.catalog_mistakes import one_line, retry_after_s
 from frazil.table.expired import has_expired
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
@@ -45,6 +47,17 @@ REFUSED = frozenset({400, 405, 413, 422, 501})
 REFUSALS_MOST = 8
 """Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
 reported as a refusal (sequence number too old) changes the metadata."""
+
+SAID_MOST = 300
+"""Characters of an error in a sentence of the log: some servers answer with pages."""
+ASKED_MOST_S = 60.0
+"""The longest wait that a server can ask for (`Retry-After`): a wrong clock must not stop a stream."""
+_FAILED = {
+    "load": "table {} cannot be loaded",
+    "prepare": "a commit to {} cannot be prepared",
+    "commit": "the outcome of a commit to {} is unknown",
+}
+"""What another round has to find out, by the step that failed."""
 
 
 class TableHandle:
@@ -210,8 +223,10 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def wait(self, attempt: int) -> None:
-        self.sleep(random.uniform(0, min(self.most_s, self.first_s * 2**attempt)))
+    def wait_s(self, attempt: int, *, asked_s: float | None = None) -> float:
+        """How long to wait before the next attempt; at least as long as an overloaded server asks, within reason."""
+        drawn = random.uniform(0, min(self.most_s, self.first_s * 2**attempt))
+        return max(drawn, min(asked_s or 0.0, ASKED_MOST_S))
 
 
 @dataclass(slots=True)
@@ -251,17 +266,18 @@ class _Setback:
     at_last: str
 
 
-def _setback(error: Exception, identifier: str, total_s: float) -> _Setback:
+def _setback(error: Exception, step: str, identifier: str, total_s: float) -> _Setback:
     """The setback of a round; raises errors that another round would not fix."""
+    said = f"{type(error).__name__}: {one_line(error)[:SAID_MOST]}"
     match error:
         case CommitFailedException():
             return _Setback(
                 logging.INFO,
-                f"commit to {identifier} lost a race, trying again: {error}",
+                f"commit to {identifier} lost a race ({said}): trying again",
                 f"committing to table {identifier} lost every race for {total_s:.0f} s: "
                 "something commits to it without pause. The staged files and the journal are kept",
             )
-        case ForbiddenError() | UnauthorizedError() | PermissionError():
+        case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
             if not has_expired(error):
                 raise AccessDenied(f"committing to table {identifier} is not permitted: {error}") from error
             return _Setback(
@@ -273,9 +289,9 @@ def _setback(error: Exception, identifier: str, total_s: float) -> _Setback:
             raise CommitUnavailable(f"table {identifier} does not exist any more: {error}") from error
     return _Setback(
         logging.WARNING,
-        f"the outcome of a commit to {identifier} is unknown ({error!r}): looking again",
-        f"committing to table {identifier} failed for {total_s:.0f} s; "
-        f"the last error was {error!r}. The staged files and the journal are kept",
+        f"{_FAILED[step].format(identifier)} ({said}): looking again",
+        f"committing to table {identifier} failed for {total_s:.0f} s; the last error was {said}. "
+        "The staged files and the journal are kept",
     )
 
 
@@ -293,8 +309,10 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
     tried: list[Change[T]] = []
     refusals = _Refusals(handle.identifier)
     while True:
+        step = "load"
         try:
             table = handle.current()
+            step = "prepare"
             landed = next((change for change in tried if change.stands_in(table)), None)
             if landed is not None:
                 return landed.result
@@ -302,17 +320,20 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
             if isinstance(proposed, Done):
                 return proposed.result
             tried.append(proposed)
+            step = "commit"
             handle.commit(table, requirements=proposed.requirements, updates=proposed.updates)
         except FrazilError:
             raise
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, table)
-            setback = _setback(error, handle.identifier, patience.total_s)
-            if patience.clock() >= deadline:
+            setback = _setback(error, step, handle.identifier, patience.total_s)
+            left_s = deadline - patience.clock()
+            if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
-            log.log(setback.level, "%s", setback.now)
+            wait_s = patience.wait_s(attempt, asked_s=retry_after_s(error))
+            log.log(setback.level, "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
         else:
             return proposed.result
         handle.forget()
-        patience.wait(attempt)
+        patience.sleep(wait_s)
         attempt += 1

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import re
 import sys
+from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.parse import urlsplit
 
-from pyiceberg.exceptions import NotInstalledError, RESTError
+from pydantic import ValidationError
+from pyiceberg.exceptions import CommitStateUnknownException, NotInstalledError, RESTError
 from sqlalchemy.exc import SQLAlchemyError
 
+from frazil import clock
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
 from frazil.extras import require
 
@@ -33,7 +37,46 @@ _DENIED = frozenset(
 )
 _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
 """How the names of botocore's errors begin that no other attempt mends."""
+_NO_PLACE = "No default path is set"
+"""PyIceberg's error for a new table of a catalog without a warehouse."""
 _EXPIRED = frozenset({"ExpiredTokenException", "ExpiredToken"})
+
+
+class NoIcebergAnswer(RESTError):
+    """A server answered something that is not Iceberg's: a gateway's page, a login, another service."""
+
+
+def _is_icebergs(error: Exception) -> bool:
+    """Whether an error answer has the form that Iceberg prescribes, so that no gateway or other server made it."""
+    response: Any = getattr(error.__cause__, "response", None)
+    try:
+        return "type" in response.json()["error"]
+    except (AttributeError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_foreign(error: Exception) -> bool:
+    """Whether a server answered that is no Iceberg REST catalog, or a gateway in its place."""
+    if isinstance(error, ValidationError):
+        return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's answers
+    return isinstance(error, NoIcebergAnswer) or (type(error) is RESTError and not _is_icebergs(error))
+
+
+def _foreign(catalog: str, error: Exception) -> CommitUnavailable:
+    """Restartable: for a moment a gateway whose catalog is away looks the same as a uri that is wrong."""
+    return CommitUnavailable(
+        f"what answers at the uri of the catalog {catalog!r} is no Iceberg REST catalog: {_of_answer(error)}. Correct "
+        "uri and warehouse, unless it is a gateway whose catalog is away: then the next try does"
+    )
+
+
+def _of_answer(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return f"its JSON is no {error.title}"
+    response = getattr(error.__cause__, "response", None)
+    if response is None:
+        return one_line(error)
+    return f"it answers {response.status_code} without Iceberg's error"
 
 
 def check_storage(warehouse: str) -> None:
@@ -56,36 +99,59 @@ def loading_error(catalog: str, error: Exception) -> FrazilError | None:
             f"the catalog {catalog!r} wants signed requests (rest.sigv4-enabled), and there are no AWS credentials: "
             "set client.access-key-id and client.secret-access-key, a profile or a role"
         )
-    if isinstance(error, RESTError) and type(error) is RESTError:
-        return SpecError(
-            f"the uri of the catalog {catalog!r} is no Iceberg REST catalog, or does not know the warehouse: "
-            f"{one_line(error)}"
-        )
+    if isinstance(error, RESTError) and type(error) is RESTError and _is_icebergs(error):
+        return SpecError(f"the catalog {catalog!r} does not know the warehouse, or refuses its uri: {one_line(error)}")
+    if _is_foreign(error):
+        return _foreign(catalog, error)
     if type(error).__name__ == "MissingGreenlet":
         return SpecError(
             f"the catalog {catalog!r} names an asynchronous driver: write postgresql+psycopg2://… as its uri"
         )
     if isinstance(error, ValueError | TypeError | AttributeError | NotInstalledError | SQLAlchemyError):
-        return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}")
+        return wrongly_configured(catalog, error)
     return None
 
 
+def wrongly_configured(catalog: str, error: Exception) -> SpecError:
+    way_out = "; set its `warehouse`, or declare `table.location`" if _NO_PLACE in str(error) else ""
+    return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{way_out}")
+
+
 def client_error(catalog: str, error: Exception) -> FrazilError | None:
-    """What an error of the clients of Glue and Hive means; None for all others."""
+    """What an error of PyIceberg, or of the clients of Glue and Hive, means; None for all others."""
+    if meant := _pyicebergs(catalog, error):
+        return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.BotoCoreError):
-        if isinstance(error, boto.PartialCredentialsError):
-            return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are not whole: {one_line(error)}")
-        if type(error).__name__.startswith(_MISCONFIGURED):
-            return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}")
-        # Also where no credentials are found: so does a host look whose metadata service is silent for a moment.
-        return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
+        return _not_called(catalog, error, half_configured=isinstance(error, boto.PartialCredentialsError))
     if boto is not None and isinstance(error, boto.ClientError):
         return _refused(catalog, error, error.response.get("Error", {}).get("Code", ""))
     thrift = sys.modules.get("thrift.transport.TTransport")
     if thrift is not None and isinstance(error, thrift.TTransportException):
         return CommitUnavailable(f"the metastore of the catalog {catalog!r} cannot be reached: {one_line(error)}")
     return None
+
+
+def _pyicebergs(catalog: str, error: Exception) -> FrazilError | None:
+    if _is_foreign(error):
+        return _foreign(catalog, error)
+    if isinstance(error, ValueError) and _NO_PLACE in str(error):
+        return wrongly_configured(catalog, error)
+    if isinstance(error, CommitStateUnknownException):
+        return CommitUnavailable(
+            f"the catalog {catalog!r} failed, and what became of the change is unknown: {one_line(error)}"
+        )
+    return None
+
+
+def _not_called(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
+    """What an error of botocore means that is no answer."""
+    if half_configured:
+        return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are not whole: {one_line(error)}")
+    if type(error).__name__.startswith(_MISCONFIGURED):
+        return wrongly_configured(catalog, error)
+    # Also where no credentials are found: so does a host look whose metadata service is silent for a moment.
+    return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
 
 
 def _refused(catalog: str, error: Exception, code: str) -> FrazilError | None:
@@ -100,3 +166,15 @@ def one_line(error: Exception) -> str:
     """An error's text on one line, without a validator's links."""
     lines = (line.strip() for line in str(error).splitlines())
     return " ".join(line for line in lines if line and not line.startswith("For further information"))
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """The seconds that the server of a REST catalog asks to wait for, if it does."""
+    headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
+    said = str(headers.get("Retry-After") or "").strip()
+    if said.isdigit():
+        return float(said)
+    try:
+        return max(0.0, parsedate_to_datetime(said).timestamp() - clock.now_ms() / 1000)
+    except ValueError:
+        return None

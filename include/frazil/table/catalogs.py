@@ -47,6 +47,8 @@ SQLITE_BUSY_SECONDS = 30
 """How long a process waits for another's write; Spark gets the same in milliseconds."""
 
 OPEN_ATTEMPTS = 3
+SAID_MOST = 300
+"""Characters of a server's error in a sentence: a gateway answers with pages."""
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
@@ -164,7 +166,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
 def _outage(error: Exception) -> str:
     """Where and why a connection failed, without the nested reprs of requests and urllib3."""
     if not isinstance(error, requests.RequestException):
-        return f": {' '.join(str(error).split())}"
+        return f": {' '.join(str(error).split())[:SAID_MOST]}"
     url = urlsplit(str(error.request.url) if error.request else "")
     where = (
         f" at {url.scheme}://{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}"
@@ -218,7 +220,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
     check_storage(config.properties.get("warehouse", ""))
     try:
         with extras_named():
-            catalog = pyiceberg.catalog.load_catalog(config.name, **config.properties)
+            catalog = _opened(kind, config)
     except (FrazilError, DBAPIError, *_REFUSED, *_UNREACHABLE, BadRequestError):
         raise
     except Exception as error:
@@ -227,6 +229,14 @@ def _open_once(config: CatalogConfig) -> Catalog:
             raise
         raise meant from error
     return write_small_objects_at_once(reuse_metadata(keep_times_in_order(catalog)))
+
+
+def _opened(kind: str, config: CatalogConfig) -> Catalog:
+    if kind != "rest" or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
+        return pyiceberg.catalog.load_catalog(config.name, **config.properties)
+    from frazil.table.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - other catalogs do without its client
+
+    return PatientRestCatalog(config.name, **config.properties)
 
 
 @contextmanager

@@ -1,0 +1,97 @@
+"""PyIceberg's client of REST catalogs, for servers and gateways that are slow, overloaded, or no Iceberg at all.
+
+PyIceberg waits for an answer for ever, and takes any answer for Iceberg's. Here each request has a time limit, and an
+overloaded server is asked again after the time that it gives (`Retry-After`), if the request only reads. A commit is
+never sent twice from here: `frazil.commit.swap` looks first what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.catalog.rest import RestCatalog
+from requests import PreparedRequest, Response, Session
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+from frazil.table.catalog_mistakes import NoIcebergAnswer
+
+TIMEOUT_S = (10.0, 60.0)
+"""To connect, and between two parts of an answer."""
+OVERLOADED = (429, 503)
+READ_RETRIES = 3
+RETRY_AFTER_MOST_S = 10
+"""Who only reads waits no longer between two tries. Commits may wait longer: see `frazil.commit.swap`."""
+NESTED = ("auth", "ssl")
+"""Properties that PyIceberg's client takes as mappings."""
+
+
+class PatientRestCatalog(RestCatalog):
+    """A REST catalog whose requests end, and whose answers are looked at."""
+
+    def __init__(self, name: str, **properties: str) -> None:
+        super().__init__(name, **nested(properties))
+
+    def _config_headers(self, session: Session) -> None:
+        # PyIceberg's first step with a new session, before it asks for a token with it.
+        super()._config_headers(session)
+        _prepare(session)
+
+    def _create_session(self) -> Session:
+        session = super()._create_session()
+        for adapter in session.adapters.values():  # with the one that signs, which PyIceberg has made meanwhile
+            adapter.max_retries = _retries()  # type: ignore[attr-defined]
+        return session
+
+
+def nested(properties: Mapping[str, str]) -> dict[str, Any]:
+    """The properties with `auth.*` and `ssl.*` as the mappings that PyIceberg expects."""
+    found: dict[str, Any] = {}
+    for key, value in properties.items():
+        *path, last = key.split(".") if key.split(".")[0] in NESTED else [key]
+        place = found
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return found
+
+
+def _prepare(session: Session) -> None:
+    send = session.send
+
+    def limited(request: PreparedRequest, **options: Any) -> Response:
+        if options.get("timeout") is None:
+            options["timeout"] = TIMEOUT_S
+        return _checked(send(request, **options))
+
+    session.send = limited  # type: ignore[method-assign]
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=_retries()))
+
+
+def _retries() -> Retry:
+    return Retry(
+        total=READ_RETRIES,
+        connect=1,
+        read=1,
+        status_forcelist=OVERLOADED,
+        allowed_methods=("GET", "HEAD"),
+        backoff_factor=0.1,
+        backoff_jitter=0.1,
+        raise_on_status=False,
+        retry_after_max=RETRY_AFTER_MOST_S,
+    )
+
+
+def _checked(response: Response) -> Response:
+    """Raise for a success, or a "not found", whose body is not JSON.
+
+    PyIceberg would name a validator and quote the whole page, or take a gateway's page for a table that is gone.
+    """
+    says_something = response.ok or response.status_code in (404, 409)
+    if says_something and response.content and not response.content.lstrip().startswith((b"{", b"[")):
+        kind = response.headers.get("Content-Type", "no type")
+        begin = " ".join(response.text[:200].split())[:60]
+        raise NoIcebergAnswer(f"it answers {response.status_code} with {kind}, and no JSON: {begin!r}")
+    return response

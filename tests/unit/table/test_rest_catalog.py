@@ -1,0 +1,105 @@
+"""What answers at the uri of a REST catalog, and what a person or a supervisor makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from frazil.errors import CommitUnavailable, FrazilError
+from frazil.table import rest_catalog
+from frazil.table.catalogs import CatalogConfig, _open, catalog_errors
+from frazil.table.rest_catalog import nested
+from tests.troubled_proxy import Answer, Trouble, TroubledProxy, first, instead, page, proxy, refusal, slow
+
+CONFIG = Answer(200, json.dumps({"defaults": {}, "overrides": {}}).encode(), {"Content-Type": "application/json"})
+
+
+@pytest.fixture
+def server() -> Iterator[TroubledProxy]:
+    """It has nothing behind it: a trouble is its whole answer."""
+    with proxy("http://127.0.0.1:1", instead(CONFIG)) as server:
+        yield server
+
+
+def opened(server: TroubledProxy, **properties: str) -> str:
+    with pytest.raises(FrazilError) as raised, catalog_errors("lake"):
+        _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri, **properties})).list_namespaces()
+    text = f"{type(raised.value).__name__}: {raised.value}"
+    assert "\n" not in text
+    assert len(text) < 500, "one sentence, not a page"
+    return text
+
+
+FOREIGN = "CommitUnavailable: what answers at the uri of the catalog 'lake' is no Iceberg REST catalog: it answers"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (page(200), f"{FOREIGN} 200 with text/html, and no JSON: '<html><body>Welcome!</body></html>'"),
+        (page(200, "<p>" * 10_000), f"{FOREIGN} 200 with text/html"),
+        (page(404), f"{FOREIGN} 404 with text/html"),
+        (Answer(404), f"{FOREIGN} 404 without Iceberg's error. Correct uri and warehouse, unless"),
+        (Answer(408), f"{FOREIGN} 408 without Iceberg's error"),
+        (Answer(425), f"{FOREIGN} 425 without Iceberg's error"),
+        (page(425), f"{FOREIGN} 425 without Iceberg's error"),
+        (refusal(404, "no such warehouse"), "SpecError: the catalog 'lake' does not know the warehouse"),
+        (Answer(200, b"[1, 2]"), "CommitUnavailable: .* its JSON is no ConfigResponse"),
+        (Answer(200, b'{"defaults": "?"}'), "CommitUnavailable: .* its JSON is no ConfigResponse"),
+        (Answer(200, b"{}"), "CommitUnavailable: .* its JSON is no ListNamespaceResponse"),
+        (Answer(502, b"Bad Gateway"), "CommitUnavailable: the catalog 'lake' cannot be reached"),
+        (page(503, "<p>" * 10_000), "CommitUnavailable: the catalog 'lake' cannot be reached"),
+        (Answer(401), "AccessDenied: the catalog 'lake' or its storage refuses our credentials"),
+        (Answer(400), "CommitRefused: the catalog 'lake' refuses the request"),
+    ],
+)
+def test_whatever_answers_that_is_no_catalog_is_one_sentence(server: TroubledProxy, answer: Answer, said: str) -> None:
+    """Only what Iceberg's own answer says is a mistake for good; a gateway whose catalog is away looks like others."""
+    server.trouble = instead(answer)
+    assert re.match(said, opened(server))
+
+
+def test_a_table_is_not_gone_because_a_gateway_does_not_find_its_catalog(server: TroubledProxy) -> None:
+    catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri}))
+    server.trouble = instead(page(404))
+    with pytest.raises(CommitUnavailable, match="no Iceberg REST catalog"), catalog_errors("lake"):
+        catalog.load_table("city.rides")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_who_reads_asks_an_overloaded_catalog_again_a_few_times(server: TroubledProxy, status: int) -> None:
+    server.trouble = first(2, instead(refusal(status, "busy", Retry_After="0")))
+    server.trouble = _then(server.trouble, CONFIG)
+    _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri}))
+    assert server.calls["GET"] == 3
+    server.calls.clear()
+    server.trouble = instead(refusal(status, "busy", Retry_After="0"))
+    assert "busy" in opened(server)
+    assert server.calls["GET"] == 1 + rest_catalog.READ_RETRIES
+
+
+def _then(trouble: Trouble, answer: Answer) -> Trouble:
+    return lambda call, _: trouble(call, lambda __: answer)
+
+
+def test_a_catalog_that_does_not_answer_is_not_awaited_for_ever(
+    server: TroubledProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_catalog, "TIMEOUT_S", (1.0, 0.1))
+    server.trouble = slow(2, instead(CONFIG))
+    assert re.search(
+        r"cannot be reached at http://127.0.0.1:\d+: (no answer in time|the connection broke)", opened(server)
+    )
+
+
+def test_what_pyiceberg_takes_as_mappings_is_given_as_such() -> None:
+    flat = {"uri": "u", "auth.type": "oauth2", "auth.oauth2.client_id": "me", "ssl.cabundle": "ca.pem", "a.b": "c"}
+    assert nested(flat) == {
+        "uri": "u",
+        "auth": {"type": "oauth2", "oauth2": {"client_id": "me"}},
+        "ssl": {"cabundle": "ca.pem"},
+        "a.b": "c",
+    }
