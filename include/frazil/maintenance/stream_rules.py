@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from frazil.aggregate.due import WaitingDay
+from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import counted
@@ -44,6 +45,8 @@ class StreamState:
     """Why the supervisor of this host gave up; None if it did not, or something was started since."""
     fruitless: int = 0
     """Consecutive ends within an hour without a commit and without a request to stop."""
+    stall: Stall | None = None
+    """What holds the live writer of this host back, as it reports."""
     waiting_batches: int | None = 0
     """Journaled batches that are not committed; counted only if the last commit is long ago."""
     records: int = 0
@@ -78,6 +81,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
             "the supervisor gave up",
         )
     )
+    yield _stall(name, state.stall)
     yield from _of_batches(state, alerts)
 
 
@@ -127,6 +131,14 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
         f"`frazil pause {name}` says that none shall run",
     )
+
+
+def _stall(name: str, stall: Stall | None) -> Reading:
+    """With a hold: some stalls end by themselves, the one of a partition without records when it counts as idle."""
+    if stall is None:
+        return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
+    shown = f"stalled ({stall.kind}) since {utc(stall.since_ms)}"
+    return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.reason}")
 
 
 def _down_s(state: StreamState, now_ms: int) -> float | None:

@@ -16,13 +16,14 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import property_name, read_marker
 from frazil.errors import FrazilError
 from frazil.host.given_up import standing_given_up
+from frazil.host.heartbeat import Stall
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.host.records import ExitRecord
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.stream_rules import StreamState
 from frazil.spec.model import StreamSpec
-from frazil.supervise.liveness import has_committed
+from frazil.supervise.liveness import beating, has_committed
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.supervise.table_state import TableState
 from frazil.table.storage import open_store
@@ -64,6 +65,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
         last_words=_last_words(writer),
         given_up=_given_up(spec.name, writer),
         fruitless=len(exits),
+        stall=_stall(writer, now_ms=now_ms),
         waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
         records=records,
         rejected=rejected,
@@ -145,6 +147,11 @@ def _given_up(stream: str, writer: Observation | None) -> str | None:
         log.warning("the supervisor's notes on stream %s cannot be read: %r", stream, error)
         return None
     return " ".join(given_up.reason.split())[:SAID_MOST] if given_up else None
+
+
+def _stall(writer: Observation | None, *, now_ms: int) -> Stall | None:
+    beat = beating(writer, now_ms=now_ms) if writer else None
+    return beat.stall if beat else None
 
 
 def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:

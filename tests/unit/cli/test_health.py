@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
 from frazil.errors import CommitUnavailable, SpecError
+from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
+from frazil.host.lock import WriterLock
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
@@ -120,6 +124,20 @@ def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStre
     said = call(tmp_path).stdout
     assert "ended 4 times in a row without one commit" in said
     assert said.splitlines()[1].rstrip().endswith("restarts:made")
+
+
+def test_a_stalled_writer_is_said_at_once_with_what_holds_it_back(tmp_path: Path, frazil_home: Path):
+    (tmp_path / "made.yaml").write_text(YAML)
+    folder, now_ms = frazil_home / "streams" / "made", time.time_ns() // 1_000_000
+    stall = Stall(StallKind.WATERMARK, now_ms, "made-3", "made-3 holds the watermark back: check its producers")
+    with WriterLock(folder):
+        Heartbeat("made", os.getpid(), "f", Phase.WAITING, now_ms, now_ms, stall=stall).write(open_exchange(folder))
+        said, found = call(tmp_path).stdout, json.loads(call(tmp_path, "--json").stdout)
+    assert said.splitlines()[1].rstrip().endswith("no table yet, stall:made")
+    assert f"the writer of stream made is stalled: {stall.reason}" in said
+    (stream,) = found["streams"]
+    assert (stream["state"]["stall"]["held-back-by"], stream["state"]["stall"]["since-ms"]) == ("made-3", now_ms)
+    assert "stall" not in call(tmp_path).stdout, "it has ended"
 
 
 def test_a_writer_that_was_given_up_is_said_at_once_by_health_and_status(tmp_path: Path, frazil_home: Path):

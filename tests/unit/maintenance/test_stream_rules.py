@@ -14,7 +14,7 @@ import pytest
 from frazil.aggregate.due import WaitingDay
 from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
-from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
@@ -37,6 +37,7 @@ NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
 ALERTS = Alerts()
 WELL = StreamState("s", "demo.t", records=1_000)
+STALL = Stall(StallKind.OFFSETS, NOW_MS, "s-3", "s-3 holds the offsets back: see writer.log")
 
 
 def beyond(state: StreamState) -> dict[str, str]:
@@ -55,6 +56,7 @@ def state(**changes: Any) -> StreamState:
         ({"alive": False}, "writer", "no writer has ever run"),
         ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` says"),
         ({"fruitless": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
+        ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
     ],
@@ -197,6 +199,31 @@ def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
 
     assert (fruitless(lived_ms=900, lag=0), fruitless(lived_ms=1_100, lag=0)) == (5, 0)
     assert fruitless(lived_ms=1_100, lag=1) == 5, "there is something to commit"
+
+
+def test_a_stall_is_known_while_its_writer_beats_and_an_alert_once_it_has_lasted(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    beat = Heartbeat("made", 1, "f", Phase.WAITING, NOW_MS, NOW_MS, stall=STALL)
+
+    def seen(process: ProcessState, *, later_ms: int = 0) -> Stall | None:
+        monkeypatch.setattr(LocalLauncher, "observe", lambda _: Observation(process, None, beat, ()))
+        return observe_stream(load_stream(tmp_path / "made.yaml"), None, now_ms=NOW_MS + later_ms).stall
+
+    assert (seen(ProcessState.RUNNING), seen(ProcessState.FOREGROUND)) == (STALL, STALL)
+    assert (seen(ProcessState.ENDED), seen(ProcessState.RUNNING, later_ms=MINUTE_MS)) == (None, None)
+
+    states, fired = AlertStates(), []
+    for minutes, stall in ((0, STALL), (14, STALL), (15, STALL), (16, None)):
+        now_ms = NOW_MS + minutes * MINUTE_MS
+        found = stream_readings(state(stall=stall), ALERTS, now_ms=now_ms)
+        made = step_readings(states, "stream s", found, ALERTS, now_ms=now_ms)
+        states = made.states
+        fired.append(([a.rule for a in made.active], [a.rule for a in made.resolved]))
+    assert fired == [([], []), ([], []), (["stall"], []), ([], ["stall"])]
 
 
 def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_started(
