@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
+from sqlalchemy import make_url
 
 from frazil.cli.main import frazil
 from frazil.dev.kafka import EmbeddedKafka
@@ -51,7 +53,7 @@ def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_the_printed_configuration_opens_the_catalogs_of_object_store_and_postgres(
+def test_the_configuration_that_is_named_opens_the_catalogs_and_no_password_is_printed(
     open_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("kafka", "object-store", "catalog", "postgres")
@@ -64,7 +66,13 @@ def test_the_printed_configuration_opens_the_catalogs_of_object_store_and_postgr
         assert running["object-store"] == f"http://127.0.0.1:{ports[3]}"
         assert running["postgres"] == f"127.0.0.1:{ports[7]}"
         configuration = open_home / "dev" / ".pyiceberg.yaml"
-        assert configuration.read_text() in first.output
+        assert f"The catalogs rest and postgres are in {configuration}, with their passwords." in first.output
+        assert f"export PYICEBERG_HOME={configuration.parent}" in first.output
+        found = yaml.safe_load(configuration.read_text())["catalog"]
+        password = make_url(found["postgres"]["uri"]).password
+        assert password
+        assert password not in first.output
+        assert found["rest"]["s3.secret-access-key"] not in first.output
         assert stat.S_IMODE(configuration.stat().st_mode) == 0o600
         monkeypatch.setenv("PYICEBERG_HOME", str(configuration.parent))
         for name in ("rest", "postgres"):

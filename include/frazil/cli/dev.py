@@ -13,7 +13,7 @@ import click
 from frazil.cli.options import json_option
 from frazil.dev import process
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
-from frazil.dev.catalogs import written_configuration
+from frazil.dev.catalogs import FILE, write_configuration
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
@@ -65,7 +65,7 @@ def up(  # noqa: PLR0913 - a command's options
     """Start Kafka, and what else is asked for.
 
     What runs already is left alone. The first time, the JVM jars are fetched: about 50 MB. With an object store or
-    PostgreSQL, it prints the .pyiceberg.yaml of their catalogs.
+    PostgreSQL, it writes the .pyiceberg.yaml of their catalogs, with the passwords, for your eyes only.
 
     \b
     Example:
@@ -92,10 +92,10 @@ def up(  # noqa: PLR0913 - a command's options
 
 def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None) -> None:
     folder = home() / "dev"
-    text = written_configuration(folder, store=store, database=database, local_warehouse=home() / "warehouse")
-    click.echo(f"\nThe catalogs for PyIceberg and frazil are in {_short(folder / '.pyiceberg.yaml')}:\n\n{text}")
+    names = write_configuration(folder, store=store, database=database, local_warehouse=home() / "warehouse")
+    click.echo(f"\nThe catalogs {' and '.join(names)} are in {_short(folder / FILE)}, with their passwords.")
     if os.environ.get("PYICEBERG_HOME") != str(folder):
-        click.echo(f"Use them:\n\n  export PYICEBERG_HOME={folder}")
+        click.echo(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
 
 
 @dev.command()

@@ -30,13 +30,13 @@ def catalogs(
     return found
 
 
-def written_configuration(
+def write_configuration(
     folder: Path, *, store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, local_warehouse: Path
-) -> str:
-    """Write the file of these catalogs, which only its owner reads, and return its text."""
+) -> tuple[str, ...]:
+    """Write the file of these catalogs, which only its owner reads, and return their names, the default one first."""
     found = catalogs(store=store, database=database, local_warehouse=local_warehouse)
     text = yaml.safe_dump({"default-catalog": next(iter(found)), "catalog": found}, sort_keys=False)
     file = folder / FILE
     file.touch(mode=0o600)
     file.write_text(text)
-    return text
+    return tuple(found)
