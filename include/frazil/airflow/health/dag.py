@@ -28,6 +28,7 @@ from frazil.spec.last_sound import find_declared
 DAG_ID = "frazil_health"
 EVERY = timedelta(minutes=5)
 LATE_AFTER = timedelta(minutes=15)
+LATE = f"{DAG_ID} has not ended in {LATE_AFTER}: no alert can fire"
 Measured = dict[str, Any]
 """`fired`, `resolved` and `active`: lists of alerts, each with table, rule, value, since and sentence."""
 MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
@@ -62,9 +63,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         start_date=START_DATE,
         catchup=False,
         max_active_runs=1,
-        deadline=deadline(
-            LATE_AFTER, sentence=f"{DAG_ID} has not ended in {LATE_AFTER}: no alert can fire", on_late=on_late
-        ),
+        deadline=deadline(LATE_AFTER, sentence=LATE, on_late=on_late),
         default_args={"on_failure_callback": on_failure},
         tags={"frazil", "maintenance"},
     ) as dag:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import date
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -43,8 +45,7 @@ def measure_all(
     again: Mapping[str, Store] = MappingProxyType({}),
     failed: FailedRuns = lambda *_: None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure the tables of all declarations, read every other subject, and update the alerts, whose states `store`
-    keeps by subject.
+    """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
     `again` has the stores of the assets `frazil.again.<name>`, by aggregation. Whichever runs first, this or
     the reconciliation, writes there the first day that is watched. An aggregation without a store is not watched.
@@ -60,13 +61,9 @@ def measure_all(
     now_ms = clock.now_ms()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
-    first_days = {name: first_day(kept) for name, kept in again.items()}
-    new = [name for name, day in first_days.items() if day is None]
-    subjects = subjects_of(declared, aggregations, first_days=first_days, now_ms=now_ms)
-    seen = read_all(subjects, failed, at_once=AT_ONCE)
-    for name in new:
-        if (day := first_days[name]) is not None:
-            again[name].set(FIRST, str(day))
+    with _first_days(again) as first_days:
+        subjects = subjects_of(declared, aggregations, first_days=first_days, now_ms=now_ms)
+        seen = read_all(subjects, failed, at_once=AT_ONCE)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
@@ -80,6 +77,17 @@ def measure_all(
         else:
             steps[name] = gone(before, name, "no stream declares it any more")
     return _remembered(steps, store)
+
+
+@contextmanager
+def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
+    """The first day that is watched, by aggregation; those that become known meanwhile are stored."""
+    known = {name: first_day(kept) for name, kept in again.items()}
+    days = dict(known)
+    yield days
+    for name, day in days.items():
+        if day is not None and known[name] is None:
+            again[name].set(FIRST, str(day))
 
 
 def _table(
