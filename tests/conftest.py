@@ -25,6 +25,7 @@ from frazil.dev import process
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
+from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.errors import FrazilError
 from frazil.spark import jars
 from frazil.spec.load import load_stream
@@ -95,6 +96,13 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedO
     """One SeaweedFS for the whole run: S3, and an Iceberg REST catalog."""
     with EmbeddedObjectStore(tmp_path_factory.mktemp("object-store")) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSparkCluster]:
+    """One standalone cluster for the whole run, with two workers; a test that kills one starts it again."""
+    with EmbeddedSparkCluster(tmp_path_factory.mktemp("spark-cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

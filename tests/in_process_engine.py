@@ -31,6 +31,9 @@ class InProcessEngine:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def ready(self, until: object) -> bool:  # noqa: ARG002
+        return True
+
     def warm_up(self) -> None:
         pass
 

@@ -99,7 +99,7 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.backfill.stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
-    small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1})})
+    small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
     with open_backfill(spec, request) as asked, SparkEngine(small) as engine:
         lane = run(asked, engine)
     if lane is None and not as_json:

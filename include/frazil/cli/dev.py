@@ -1,4 +1,4 @@
-"""`frazil dev`: this machine's embedded Kafka, object store, PostgreSQL and Airflow, started, shown and ended."""
+"""`frazil dev`: this machine's embedded Kafka, object store, PostgreSQL, Spark cluster and Airflow, started, shown and ended."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from frazil.dev.catalogs import FILE, write_configuration
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
+from frazil.dev.spark_cluster import MASTER, EmbeddedSparkCluster
 from frazil.home import home
 
 DEFAULT_KAFKA_PORT = 9092
@@ -24,13 +25,14 @@ DEFAULT_AIRFLOW_PORT = 8080
 DEFAULT_OBJECT_STORE_PORT = 8333
 DEFAULT_CATALOG_PORT = 8181
 DEFAULT_POSTGRES_PORT = 5432
+DEFAULT_SPARK_PORT = 7077
 
 Port = click.IntRange(1, 65535)
 
 
 @click.group()
 def dev() -> None:
-    """Embedded Kafka, object store, PostgreSQL and Airflow for development, on the loopback.
+    """Embedded Kafka, object store, PostgreSQL, Spark cluster and Airflow for development, on the loopback.
 
     Their data, logs and records are in $FRAZIL_HOME/dev (FRAZIL_HOME is .frazil of this folder by default).
 
@@ -49,6 +51,8 @@ def dev() -> None:
 @click.option("--catalog-port", type=Port, help="The REST catalog's port: 8181 at first, then the last one.")
 @click.option("--postgres", is_flag=True, help="Start PostgreSQL too, for a catalog.")
 @click.option("--postgres-port", type=Port, help="PostgreSQL's port: 5432 at first, then the last one.")
+@click.option("--spark-cluster", is_flag=True, help="Start a standalone Spark cluster too: a master and two workers.")
+@click.option("--spark-port", type=Port, help="The Spark master's port: 7077 at first, then the last one.")
 @click.option("--airflow", is_flag=True, help="Start Airflow too, with the dags/ and plugins/ of this folder.")
 @click.option("--airflow-port", type=Port, help="Airflow's port: 8080 at first, then the last one.")
 def up(  # noqa: PLR0913 - a command's options
@@ -59,6 +63,8 @@ def up(  # noqa: PLR0913 - a command's options
     catalog_port: int | None,
     postgres: bool,
     postgres_port: int | None,
+    spark_cluster: bool,
+    spark_port: int | None,
     airflow: bool,
     airflow_port: int | None,
 ) -> None:
@@ -80,6 +86,9 @@ def up(  # noqa: PLR0913 - a command's options
     database = _postgres(postgres_port).start() if postgres else None
     if database:
         click.echo(f"Postgres {database.address}   log {_short(database.log)}")
+    if spark_cluster:
+        cluster = _spark_cluster(spark_port).start()
+        click.echo(f"Spark    {cluster.master}   for resources.master; log {_short(cluster.log)}")
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
         click.echo(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
@@ -108,7 +117,7 @@ def down() -> None:
     """
     parts = _parts()
     running = [name for name, server in parts.servers().items() if server]
-    for part in (parts.airflow, parts.kafka, parts.store, parts.database):
+    for part in (parts.airflow, parts.spark, parts.kafka, parts.store, parts.database):
         part.stop()
     click.echo(f"ended {', '.join(running)}" if running else "nothing was running")
 
@@ -142,6 +151,7 @@ class _Parts:
     kafka: EmbeddedKafka
     store: EmbeddedObjectStore
     database: EmbeddedPostgres
+    spark: EmbeddedSparkCluster
     airflow: EmbeddedAirflow
 
     def servers(self) -> dict[str, process.Server | None]:
@@ -149,6 +159,7 @@ class _Parts:
             "kafka": self.kafka.server(),
             "object-store": self.store.server(),
             "postgres": self.database.server(),
+            **{name: self.spark.server(name) for name in (MASTER, *self.spark.names)},
             **{component: self.airflow.server(component) for component in COMPONENTS},
         }
 
@@ -157,12 +168,15 @@ class _Parts:
             "kafka": self.kafka.bootstrap,
             "object-store": self.store.endpoint,
             "postgres": self.database.address,
+            MASTER: self.spark.master,
             "api-server": self.airflow.url,
         }
 
 
 def _parts() -> _Parts:
-    return _Parts(_kafka(None), _object_store(None, None), _postgres(None), _airflow(None, None))
+    return _Parts(
+        _kafka(None), _object_store(None, None), _postgres(None), _spark_cluster(None), _airflow(None, None)
+    )
 
 
 def _kafka(port: int | None) -> EmbeddedKafka:
@@ -194,6 +208,12 @@ def _postgres(port: int | None) -> EmbeddedPostgres:
     return EmbeddedPostgres(folder, port=port or EmbeddedPostgres.last_port(folder) or DEFAULT_POSTGRES_PORT)
 
 
+def _spark_cluster(port: int | None) -> EmbeddedSparkCluster:
+    folder = home() / "dev" / "spark"
+    last = EmbeddedSparkCluster.last_ports(folder) or (DEFAULT_SPARK_PORT, 0)
+    return EmbeddedSparkCluster(folder, port=port or last[0])
+
+
 def _document(servers: dict[str, process.Server | None], addresses: dict[str, str]) -> dict[str, Any]:
     return {
         "servers": {
@@ -203,6 +223,7 @@ def _document(servers: dict[str, process.Server | None], addresses: dict[str, st
         "kafka": addresses["kafka"] if servers["kafka"] else None,
         "object-store": addresses["object-store"] if servers["object-store"] else None,
         "postgres": addresses["postgres"] if servers["postgres"] else None,
+        "spark": addresses[MASTER] if servers[MASTER] else None,
         "airflow": addresses["api-server"] if servers["api-server"] else None,
     }
 

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
 from frazil.spec.maintenance import Maintenance
+from frazil.spec.resources import Resources
 from frazil.spec.types import parse_type
 from frazil.spec.values import Bytes, Duration, Model, Moment, PositiveDuration, Properties, Start, YamlForm
 
@@ -176,14 +177,6 @@ class DeadLetters(Model):
     @classmethod
     def _whole_identifier(cls, value: str | None) -> str | None:
         return None if value is None else _identifier(value)
-
-
-class Resources(Model):
-    """The resources of its machine that the writer may use."""
-
-    cores: int = Field(default=2, gt=0, description="Tasks that run at once.")
-    driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
-    spark: Properties = Field(default_factory=dict, description="Further Spark properties.")
 
 
 class StreamSpec(Model):

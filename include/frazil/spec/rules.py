@@ -269,6 +269,23 @@ def _references(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("table.location", spec.table.location, what)
 
 
+def _resources(spec: StreamSpec) -> Iterator[Problem]:
+    r = spec.resources
+    if r.on_cluster:
+        if r.cores % r.executor_cores:
+            what = f"does not divide resources.cores, {r.cores}: executors are alike, and have that many cores together"
+            yield Problem("resources.executor-cores", r.executor_cores, what)
+        if "spark.master" in r.spark:
+            yield Problem("resources.spark.spark.master", r.spark["spark.master"], "is set by resources.master")
+    elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
+        what = "names a cluster, of which only resources.master tells frazil"
+        yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
+    if "spark.archives" in r.spark and r.package:
+        yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package")
+    if not r.on_cluster and r.package:
+        yield Problem("resources.package", r.package, "is for executors of a cluster, but resources.master is local[*]")
+
+
 def _dead_letters(spec: StreamSpec) -> Iterator[Problem]:
     if spec.dead_letter_table == spec.table.identifier:
         yield Problem("dead-letters.table", spec.dead_letter_table, "is the stream's own table; name another one")
@@ -310,6 +327,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_kafka_properties, ("source.properties",)),
     (_secrets, ()),
     (_references, ()),
+    (_resources, ("resources",)),
     (_dead_letters, ("table.identifier", "dead-letters")),
     (_table_properties, ("table.properties",)),
 )

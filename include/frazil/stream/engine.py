@@ -41,6 +41,13 @@ class Engine(Protocol):
     def parallelism(self) -> int:
         """How many tasks run at once."""
 
+    def ready(self, until: Callable[[], bool]) -> bool:
+        """Wait, where a cluster runs the tasks, until it can; False if `until` held first.
+
+        Called before the take-over, so that a cluster that cannot run this stream fences nobody. Raises what keeps the
+        engine from starting.
+        """
+
     def warm_up(self) -> None:
         """Prepare for the first batch, in the background."""
 

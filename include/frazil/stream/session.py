@@ -1,31 +1,38 @@
-"""The Spark context of a writer: small, quiet, on loopback, and able to survive a dead Python worker."""
+"""The Spark context of a writer: small, quiet, and able to survive a dead Python worker.
+
+By default it is on this host's loopback alone. On a cluster, executors are processes of their own, perhaps on other
+hosts, and have nothing of the driver's: neither its folders nor its environment.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from ipaddress import ip_address
 
 from pyspark import SparkConf, SparkContext
 
-from frazil.spark.class_archive import java_options
+from frazil.spark.class_archive import LEAN, java_options
 from frazil.spark.java import java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
+from frazil.spec.resources import Resources
 from frazil.stream import worker_daemon
 
 TASK_ATTEMPTS = 4
+PACKAGE_FOLDER = "frazil-package"
+"""Where an executor has the unpacked archive of `frazil package`, in its working folder."""
+PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def writer_properties(spec: StreamSpec) -> dict[str, str]:
     """Spark properties of a stream's writer; `resources.spark` overrides them."""
+    resources = spec.resources
     return {
-        # With plain `local[n]` a job fails when one Python worker dies; attempts allow a retry.
-        "spark.master": f"local[{spec.resources.cores},{TASK_ATTEMPTS}]",
         "spark.app.name": f"frazil {spec.name}",
-        "spark.driver.memory": f"{spec.resources.driver_memory // 2**20}m",
+        "spark.driver.memory": _megabytes(resources.driver_memory),
         "spark.driver.extraJavaOptions": java_options(),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -33,16 +40,64 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         # Arrow has compressed what is shuffled.
         "spark.shuffle.compress": "false",
         "spark.python.daemon.module": worker_daemon.MODULE,
-        **resolve_all(spec.resources.spark, os.environ),
+        **(_of_cluster(resources) if resources.on_cluster else _of_this_host(resources)),
+        **resolve_all(resources.spark, os.environ),
     }
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. The workers run this very Python. Raises `EnvironmentUnusable` where it does not start."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    conf = SparkConf().setAll(list(writer_properties(spec).items()))
+    """Start the JVM. Raises `EnvironmentUnusable` where it does not start."""
+    properties = writer_properties(spec)
+    os.environ["PYSPARK_PYTHON"] = executors_python(spec, properties)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if properties.get("spark.driver.bindAddress") == "127.0.0.1":
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    conf = SparkConf().setAll(list(properties.items()))
     with java_needed():
         context = SparkContext.getOrCreate(conf)
     context.setLogLevel("WARN")
     return context
+
+
+def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
+    """The Python that runs tasks: the package's where there is one, else the driver's own path."""
+    packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
+    return properties.get("spark.pyspark.python", packaged)
+
+
+def _of_this_host(resources: Resources) -> dict[str, str]:
+    # With plain `local[n]` a job fails when one Python worker dies; attempts allow a retry.
+    return {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
+
+
+def _of_cluster(resources: Resources) -> dict[str, str]:
+    archive = {"spark.archives": f"{resources.package}#{PACKAGE_FOLDER}"} if resources.package else {}
+    return {
+        "spark.master": resources.master,
+        "spark.cores.max": str(resources.cores),
+        "spark.executor.cores": str(resources.executor_cores),
+        "spark.executor.memory": _megabytes(resources.executor_memory),
+        # An executor, too, only schedules and moves no records, except those of a shuffle.
+        "spark.executor.extraJavaOptions": LEAN,
+        "spark.task.maxFailures": str(TASK_ATTEMPTS),
+        **archive,
+        # Executors of other hosts connect to the driver: there Spark chooses the address, or the declaration does.
+        **(_LOOPBACK if _on_loopback(resources.master) else {}),
+    }
+
+
+def _on_loopback(master: str) -> bool:
+    """Whether all of the cluster's masters listen on this host's loopback, so that its workers are here as well."""
+    hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]
+    return all(host == "localhost" or _is_loopback(host) for host in hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{max(1, size_bytes // 2**20)}m"

@@ -5,9 +5,12 @@ Imports as little as a JVM needs to start: see `frazil.stream.main`.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
     from frazil.stream.engine import TaskAnswer
     from frazil.stream.stage_rows import StageRows
 
+log = logging.getLogger(__name__)
+
+UNTIL_CHECK_S = 0.2
+WARN_S = 30.0
+"""Between two warnings that a cluster gives no executors."""
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
@@ -46,6 +54,8 @@ class SparkEngine:
         self._spec, self._given = spec, session.sparkContext if session else None
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
+        self._unchecked: SparkContext | None = None
+        """The context as soon as it is there: its executors may never come."""
 
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, if it was not started before.
@@ -65,6 +75,9 @@ class SparkEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._pool:
+            if self._unchecked is not None and not self.start().done():
+                # Its executors are still awaited, and end like this.
+                self._unchecked.stop()
             # What kept Spark from starting was raised where it was needed.
             if not self._given and self.start().exception() is None:
                 context = self._context
@@ -77,7 +90,30 @@ class SparkEngine:
         return self._context.defaultParallelism
 
     def warm_up(self) -> None:
-        self._pool.submit(self._start_workers)
+        # The check of executors has done it.
+        if not self._spec.resources.on_cluster:
+            self._pool.submit(self._start_workers)
+
+    def ready(self, until: Callable[[], bool]) -> bool:
+        started = self.start()
+        if self._given or not self._spec.resources.on_cluster:
+            return True
+        asked = time.monotonic()
+        while not wait_for([started], UNTIL_CHECK_S).done:
+            if until():
+                return False
+            if time.monotonic() - asked >= WARN_S:
+                asked = time.monotonic()
+                log.warning(
+                    "stream %r waits for executors of %s: are its master and workers up, and have they %d free cores, "
+                    "with %d MiB for each executor? The master's web page shows who uses them",
+                    self._spec.name,
+                    self._spec.resources.master,
+                    self._spec.resources.cores,
+                    self._spec.resources.executor_memory // 2**20,
+                )
+        started.result()
+        return True
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         from frazil.stream.engine import read_answers, read_shuffled  # noqa: PLC0415 - see the module
@@ -117,7 +153,14 @@ class SparkEngine:
         self._context.parallelize(range(workers), workers).foreachPartition(warm_up_worker)
 
     def _start(self) -> SparkContext:
-        return self._given or start_context(self._spec)
+        if self._given:
+            return self._given
+        context = self._unchecked = start_context(self._spec)
+        if self._spec.resources.on_cluster:
+            from frazil.stream.executors import check_executors  # noqa: PLC0415 - see the module
+
+            check_executors(context, self._spec)
+        return context
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Writer:
     def run(self) -> Marker | None:
         """Write until stopped, or until everything that was in Kafka at the start is committed.
 
-        Returns the last marker; None if it was stopped while Kafka did not answer. Raises an error that another epoch
+        Returns the last marker; None if it was stopped while Kafka or a cluster did not answer. Raises an error that another epoch
         does not fix.
         """
         folder = run_folder(self.spec.name)
@@ -99,6 +99,8 @@ class Writer:
             if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
                 kafka.describe()  # a mistyped topic leaves no empty table behind
             self.engine.warm_up()
+            if not self.engine.ready(self.stopping.is_set):
+                return None
             tables, progress = self._open(reporter)
             parts = EpochParts(self.spec, self.engine, kafka, tables, progress, folder, events.emit, reporter.planned)
             with RecordFolding(self.spec, events.emit):

@@ -1,0 +1,81 @@
+"""Checks, before the first batch, that a cluster's executors can run the tasks of this driver."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+
+from pyspark import SparkContext
+
+from frazil import __version__
+from frazil.errors import EnvironmentUnusable
+from frazil.spec.model import StreamSpec
+
+MISSING = {
+    "No module named 'frazil'": "has no frazil",
+    "No module named frazil": "has no frazil",
+    "Cannot run program": "is missing there",
+    "PYTHON_VERSION_MISMATCH": "is of another version than the driver's",
+}
+"""Spark's words for what keeps a task from starting, and ours for the executors' Python."""
+
+
+def check_executors(context: SparkContext, spec: StreamSpec) -> None:
+    """Run a tiny task in each slot: waits until there are executors, and starts and warms up their Python.
+
+    Raises EnvironmentUnusable if their Python or their frazil is missing, or of another version than the driver's.
+    """
+    try:
+        slots = spec.resources.cores
+        answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
+    except Exception as error:
+        if said := next((ours for theirs, ours in MISSING.items() if theirs in str(error)), None):
+            raise EnvironmentUnusable(_refusal(spec, context.pythonExec, said)) from error
+        raise
+    if found := unlike(json.loads(answer) for answer in set(answers)):
+        raise EnvironmentUnusable(_refusal(spec, context.pythonExec, found))
+
+
+def unlike(answers: Iterable[dict[str, str]]) -> str | None:
+    """What differs on an executor from the driver; None if nothing does."""
+    for answer in answers:
+        if "missing" in answer:
+            return f"cannot stage records on {answer['host']}: {answer['missing']}"
+        if answer["frazil"] != __version__:
+            return f"has frazil {answer['frazil']} on {answer['host']}, and the driver has {__version__}"
+    return None
+
+
+def _refusal(spec: StreamSpec, python: str, said: str) -> str:
+    package = spec.resources.package
+    what = (
+        f"make {package} again with `frazil package`, by the driver's Python"
+        if package
+        else "let resources.package name the archive that `frazil package` makes, or install the same there"
+    )
+    driver = f"Python {sys.version_info.major}.{sys.version_info.minor} with frazil {__version__}"
+    return (
+        f"stream {spec.name!r} cannot run on the executors of {spec.resources.master}: their Python {python} {said}. "
+        f"The driver is {driver}. Nothing was read or taken over: {what}"
+    )
+
+
+def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
+    """What the probe's tasks run. It is of a function, so that it is pickled whole and needs no frazil to arrive."""
+
+    def look(_: Iterable[int]) -> Iterator[str]:
+        import json  # noqa: PLC0415 - all that it needs is imported where it runs
+        import socket  # noqa: PLC0415
+
+        found = {"host": socket.gethostname()}
+        try:
+            import frazil  # noqa: PLC0415
+            import frazil.stream.stage_rows  # noqa: PLC0415, F401
+
+            found["frazil"] = frazil.__version__
+        except ImportError as error:
+            found["missing"] = str(error)
+        yield json.dumps(found)
+
+    return look

@@ -1,0 +1,68 @@
+"""What a writer tells Spark: on this host, and on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from frazil.spec.model import StreamSpec
+from frazil.stream.session import executors_python, writer_properties
+
+
+def spec(**resources: Any) -> StreamSpec:
+    return StreamSpec.model_validate(
+        {
+            "name": "s",
+            "source": {"bootstrap-servers": "x:1", "topics": "t"},
+            "table": "a.b",
+            "schema": {"at": "timestamptz"},
+            "event-time": "at",
+            "resources": resources,
+        }
+    )
+
+
+def test_without_a_master_all_is_on_this_hosts_loopback() -> None:
+    found = writer_properties(spec(cores=3))
+    assert found["spark.master"] == "local[3,4]"
+    assert found["spark.driver.host"] == "127.0.0.1"
+    assert "spark.cores.max" not in found
+
+
+def test_on_a_cluster_executors_are_as_declared_and_lean() -> None:
+    found = writer_properties(spec(master="spark://h:7077", cores=4, **{"executor-cores": 2, "executor-memory": "1GiB"}))
+    assert found["spark.master"] == "spark://h:7077"
+    assert (found["spark.cores.max"], found["spark.executor.cores"]) == ("4", "2")
+    assert found["spark.executor.memory"] == "1024m"
+    assert "UseSerialGC" in found["spark.executor.extraJavaOptions"]
+    assert found["spark.python.daemon.module"] == "frazil.stream.worker_daemon"
+
+
+@pytest.mark.parametrize(
+    ("master", "is_here"),
+    [
+        ("spark://127.0.0.1:1", True),
+        ("spark://localhost:1,127.0.0.2:1", True),
+        ("spark://127.0.0.1:1,h:1", False),
+        ("spark://10.0.0.1:1", False),
+    ],
+)
+def test_a_driver_listens_on_loopback_only_where_its_executors_are(master: str, is_here: bool) -> None:
+    assert ("spark.driver.host" in writer_properties(spec(master=master))) is is_here
+
+
+def test_a_declaration_has_the_last_word_on_sparks_properties() -> None:
+    declared = {"spark.driver.host": "driver.example", "spark.task.maxFailures": "8"}
+    found = writer_properties(spec(master="spark://127.0.0.1:1", spark=declared))
+    assert declared.items() <= found.items()
+
+
+def test_executors_run_the_packages_python_and_the_driver_its_own() -> None:
+    packed = spec(master="spark://h:1", package="s3://lake/frazil.tar.gz")
+    found = writer_properties(packed)
+    assert found["spark.archives"] == "s3://lake/frazil.tar.gz#frazil-package"
+    assert executors_python(packed, found) == "./frazil-package/bin/python"
+    assert executors_python(spec(), {}) == sys.executable
+    assert executors_python(packed, {"spark.pyspark.python": "/opt/python"}) == "/opt/python"
