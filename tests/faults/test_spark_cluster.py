@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from ipaddress import ip_address
 from typing import Any
 
-import pytest
+import psutil
 
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 
@@ -17,7 +18,9 @@ Events = Callable[[Iterable[int]], Iterator[bytes]]
 
 
 def declare(stream: Any, cluster: EmbeddedSparkCluster, *, resources: str = "", extra: str = "") -> None:
-    stream.declare(f"resources: {{master: '{cluster.master}', cores: 2{resources}}}\ncommit: {{interval: 1s}}\n{extra}")
+    stream.declare(
+        f"resources: {{master: '{cluster.master.address}', cores: 2{resources}}}\ncommit: {{interval: 1s}}\n{extra}"
+    )
 
 
 def caught_up(stream: Any) -> subprocess.CompletedProcess[str]:
@@ -26,6 +29,12 @@ def caught_up(stream: Any) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     print(done.stderr[-8000:])
     return done
+
+
+def test_the_cluster_listens_on_loopback_alone(spark_cluster: EmbeddedSparkCluster):
+    processes = [psutil.Process(found.pid) for s in spark_cluster.servers.values() if (found := s.server())]
+    ips = {c.laddr.ip for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    assert {ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in ips} == {True}
 
 
 def test_a_stream_is_written_by_the_executors_of_a_cluster(

@@ -1,4 +1,4 @@
-"""`frazil dev`: this machine's embedded Kafka, object store, PostgreSQL, Spark cluster and Airflow, started, shown and ended."""
+"""`frazil dev`: embedded Kafka, object store, PostgreSQL, Spark cluster and Airflow, started, shown and ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.dev.catalogs import FILE, write_configuration
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
-from frazil.dev.spark_cluster import MASTER, EmbeddedSparkCluster
+from frazil.dev.spark_cluster import EmbeddedSparkCluster, SparkMaster
 from frazil.home import home
 
 DEFAULT_KAFKA_PORT = 9092
@@ -88,7 +88,7 @@ def up(  # noqa: PLR0913 - a command's options
         click.echo(f"Postgres {database.address}   log {_short(database.log)}")
     if spark_cluster:
         cluster = _spark_cluster(spark_port).start()
-        click.echo(f"Spark    {cluster.master}   for resources.master; log {_short(cluster.log)}")
+        click.echo(f"Spark    {cluster.master.address}   for resources.master; log {_short(cluster.master.log)}")
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
         click.echo(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
@@ -138,7 +138,7 @@ def status(as_json: bool) -> None:
     else:
         for name, server in servers.items():
             where = addresses.get(name, "")
-            line = f"{name:<14}running   pid {server.pid:<8} {where}" if server else f"{name:<14}not running"
+            line = f"{name:<15}running   pid {server.pid:<8} {where}" if server else f"{name:<15}not running"
             click.echo(line.rstrip())
     if not any(servers.values()):
         raise SystemExit(1)
@@ -159,7 +159,7 @@ class _Parts:
             "kafka": self.kafka.server(),
             "object-store": self.store.server(),
             "postgres": self.database.server(),
-            **{name: self.spark.server(name) for name in (MASTER, *self.spark.names)},
+            **{name: server.server() for name, server in self.spark.servers.items()},
             **{component: self.airflow.server(component) for component in COMPONENTS},
         }
 
@@ -168,15 +168,13 @@ class _Parts:
             "kafka": self.kafka.bootstrap,
             "object-store": self.store.endpoint,
             "postgres": self.database.address,
-            MASTER: self.spark.master,
+            "spark-master": self.spark.master.address,
             "api-server": self.airflow.url,
         }
 
 
 def _parts() -> _Parts:
-    return _Parts(
-        _kafka(None), _object_store(None, None), _postgres(None), _spark_cluster(None), _airflow(None, None)
-    )
+    return _Parts(_kafka(None), _object_store(None, None), _postgres(None), _spark_cluster(None), _airflow(None, None))
 
 
 def _kafka(port: int | None) -> EmbeddedKafka:
@@ -210,7 +208,7 @@ def _postgres(port: int | None) -> EmbeddedPostgres:
 
 def _spark_cluster(port: int | None) -> EmbeddedSparkCluster:
     folder = home() / "dev" / "spark"
-    last = EmbeddedSparkCluster.last_ports(folder) or (DEFAULT_SPARK_PORT, 0)
+    last = SparkMaster.last_ports(folder / "master") or (DEFAULT_SPARK_PORT, 0)
     return EmbeddedSparkCluster(folder, port=port or last[0])
 
 
@@ -223,7 +221,7 @@ def _document(servers: dict[str, process.Server | None], addresses: dict[str, st
         "kafka": addresses["kafka"] if servers["kafka"] else None,
         "object-store": addresses["object-store"] if servers["object-store"] else None,
         "postgres": addresses["postgres"] if servers["postgres"] else None,
-        "spark": addresses[MASTER] if servers[MASTER] else None,
+        "spark": addresses["spark-master"] if servers["spark-master"] else None,
         "airflow": addresses["api-server"] if servers["api-server"] else None,
     }
 

@@ -34,9 +34,10 @@ COMMANDS = {
     "maintain": "frazil.cli.maintain:maintain",
     "orphans": "frazil.cli.orphans:orphans",
     "catalog": "frazil.cli.catalog:catalog",
+    "package": "frazil.cli.package:package",
 }
 
-WITHOUT_CATALOG = frozenset({"dev", "validate"})
+WITHOUT_CATALOG = frozenset({"dev", "package", "validate"})
 
 
 class LazyGroup(click.Group):

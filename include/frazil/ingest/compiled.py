@@ -22,6 +22,7 @@ import os
 import pwd
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+KEPT_WITH_PYTHON = Path("share", "frazil", "compiled")
+"""Below Python's own prefix, where `frazil package` and images keep compiled code."""
 OLD_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
 """Packages whose functions and constants are in compiled code: of `frazil.kafka`, how a message is laid out."""
@@ -121,10 +124,11 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
 class _Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
     """Keeps code below `code_folder`, and finds sources that are in an archive."""
 
-    def __init__(self, py_func: Any, py_file: str) -> None:
+    def __init__(self, py_func: Any, _: str) -> None:
         self._function = py_func
         self._lineno = py_func.__code__.co_firstlineno
-        self._cache_path = str((code_folder() or Path()) / self.get_suitable_cache_subpath(py_file))
+        # By the module's name, and not where its file is: code is also taken where a package was unpacked.
+        self._cache_path = str((code_folder() or Path()) / py_func.__module__)
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator:
@@ -144,9 +148,18 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 
 @cache
 def code_folder() -> Path | None:
-    """The folder of compiled code, created if it is missing; None if no folder can be used."""
-    tried = []
-    for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
+    """The folder of compiled code, created if it is missing; None if no folder can be used.
+
+    Where Python has a folder for it, that comes first.
+    """
+    tried: list[str] = []
+    base: Path
+    own = Path(sys.prefix) / KEPT_WITH_PYTHON
+    for base in (
+        *((own,) if own.is_dir() else ()),
+        cache_folder() / "compiled",
+        Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled"),
+    ):
         folder = base / _DIGEST
         try:
             is_new = not folder.exists()

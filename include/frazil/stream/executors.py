@@ -71,7 +71,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
         found = {"host": socket.gethostname()}
         try:
             import frazil  # noqa: PLC0415
-            import frazil.stream.stage_rows  # noqa: PLC0415, F401
+            import frazil.stream.stage_rows  # noqa: PLC0415
 
             found["frazil"] = frazil.__version__
         except ImportError as error:

@@ -74,8 +74,8 @@ class Writer:
     def run(self) -> Marker | None:
         """Write until stopped, or until everything that was in Kafka at the start is committed.
 
-        Returns the last marker; None if it was stopped while Kafka or a cluster did not answer. Raises an error that another epoch
-        does not fix.
+        Returns the last marker; None if it was stopped while Kafka or a cluster did not answer. Raises an error that
+        another epoch does not fix.
         """
         folder = run_folder(self.spec.name)
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ def run(*arguments: str) -> Result:
 def test_nothing_runs_in_a_fresh_home(frazil_home: Path) -> None:
     shown = run("status")
     assert shown.exit_code == 1
-    assert "kafka         not running" in shown.output
+    assert "kafka          not running" in shown.output
     assert run("down").output == "nothing was running\n"
     assert not frazil_home.exists()
 

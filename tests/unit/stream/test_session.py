@@ -32,7 +32,9 @@ def test_without_a_master_all_is_on_this_hosts_loopback() -> None:
 
 
 def test_on_a_cluster_executors_are_as_declared_and_lean() -> None:
-    found = writer_properties(spec(master="spark://h:7077", cores=4, **{"executor-cores": 2, "executor-memory": "1GiB"}))
+    found = writer_properties(
+        spec(master="spark://h:7077", cores=4, **{"executor-cores": 2, "executor-memory": "1GiB"})
+    )
     assert found["spark.master"] == "spark://h:7077"
     assert (found["spark.cores.max"], found["spark.executor.cores"]) == ("4", "2")
     assert found["spark.executor.memory"] == "1024m"

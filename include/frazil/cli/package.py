@@ -1,0 +1,35 @@
+"""`frazil package`: the archive that brings frazil to a cluster's executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from frazil.spark.java import require_pyspark
+from frazil.spark.package import STORAGES, installed_storages, make_package
+
+
+@click.command()
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path), default=Path("frazil-package.tar.gz"))
+@click.option(
+    "--storage",
+    type=click.Choice(list(STORAGES)),
+    multiple=True,
+    help="A storage that tables are in, beside folders; those whose packages are installed, unless given.",
+)
+def package(target: Path, storage: tuple[str, ...]) -> None:
+    """Pack this Python with what executors need to stage records, for `resources.package`.
+
+    The archive has no Airflow and no PySpark, which the cluster has. Make it again after each upgrade: a writer refuses
+    executors of another version.
+
+    \b
+    Example:
+      frazil package frazil-package.tar.gz --storage s3
+    """
+    require_pyspark()
+    storages = storage or installed_storages()
+    make_package(target, storages=storages, say=lambda text: click.echo(text, err=True))
+    where = ", ".join(("folders", *storages))
+    click.echo(f"{target}: {target.stat().st_size / 2**20:.0f} MiB, for tables in {where}")

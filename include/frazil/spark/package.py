@@ -1,0 +1,203 @@
+"""Makes the archive that brings a writer's Python to the executors of a cluster.
+
+It has this Python with its standard library, frazil, and what a stage needs: no Airflow, no quality gates, and no
+PySpark, which a cluster has. The loops over records are compiled in it, for the kind of CPU of this host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import frazil
+from frazil.errors import EnvironmentUnusable, MissingExtra
+from frazil.ingest.compiled import KEPT_WITH_PYTHON
+
+NEEDED = (
+    "confluent-kafka",
+    "msgspec",
+    "numba",
+    "numpy",
+    "psutil",
+    "pyarrow",
+    "pydantic",
+    "pyiceberg[pyarrow,pyiceberg-core]",
+    "pyroaring",
+    "pyyaml",
+    "requests",
+)
+STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
+LEFT_OUT = (
+    "*.a",
+    "*.h",
+    "*.pxd",
+    "*.pyx",
+    "*/tests/*",
+    "*/test/*",
+    "../*",  # commands
+    "llvmlite/tests/*",
+    "numpy/f2py/*",
+    "pyarrow/include/*",
+    "pyarrow/src/*",
+    "pyarrow/*flight*",
+    "botocore/data/[!_]*/*.gz",
+)
+"""Parts of packages that no stage loads, as patterns of their files."""
+KEPT = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
+STANDARD_LEFT_OUT = (
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "idle_test",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+    "pydoc_data",
+    "config-*",
+    "_tkinter*",
+    "*.a",
+)
+FRAZIL_LEFT_OUT = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
+LAUNCHER = """\
+#!/bin/sh
+# Python finds its shared library beside itself, wherever the archive was unpacked.
+here=$(cd "$(dirname "$0")" && pwd)
+LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
+"""
+TRIAL = "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); sys.exit(daemon.STAGE not in sys.modules)"
+
+
+def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
+    """Write the archive, whole or not at all.
+
+    Raises:
+        MissingExtra: a storage's packages are not installed here.
+        EnvironmentUnusable: the packed Python cannot stage.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
+        root = Path(made) / "root"
+        python = _copy_python(root)
+        _copy_packages(root, [*NEEDED, *(STORAGES[name] for name in storages)])
+        say("copied Python and packages; compiling the loops over records")
+        _prepare(root, python)
+        say("packing")
+        temporary = Path(made) / target.name
+        with tarfile.open(temporary, "w:gz", compresslevel=4) as archive:
+            archive.add(root, arcname=".", filter=_nobodys)
+        temporary.replace(target)
+
+
+def installed_storages() -> tuple[str, ...]:
+    """The storages whose packages are installed here."""
+    found = []
+    for name, requirement in STORAGES.items():
+        try:
+            list(_closure([requirement]))
+        except MissingExtra:
+            continue
+        found.append(name)
+    return tuple(found)
+
+
+def _copy_python(root: Path) -> Path:
+    """This Python, below `root`, with a launcher at `bin/python`. Returns the launcher."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    library = root / "lib" / version
+    skipped = shutil.ignore_patterns(*STANDARD_LEFT_OUT)
+    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=skipped, symlinks=True)
+    binaries = root / "bin"
+    binaries.mkdir()
+    shutil.copy2(Path(sys.executable).resolve(), binaries / version)
+    shared = sysconfig.get_config_var("INSTSONAME")
+    if sysconfig.get_config_var("Py_ENABLE_SHARED") and shared:
+        shutil.copy2(Path(sysconfig.get_config_var("LIBDIR")) / shared, root / "lib" / shared)
+    launcher = binaries / "python"
+    launcher.write_text(LAUNCHER.replace("@PYTHON@", version))
+    launcher.chmod(0o755)
+    return launcher
+
+
+def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = root / "lib" / version / "site-packages"
+    for name in _closure(requirements):
+        for file in distribution(name).files or ():
+            if _is_kept(file.as_posix()):
+                source = Path(str(file.locate()))
+                if source.is_file():
+                    (site / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(source, site / file)
+    ours = Path(frazil.__file__).parent
+    shutil.copytree(ours, site / "frazil", ignore=_our_left_out(ours))
+
+
+def _our_left_out(ours: Path) -> Callable[[str, list[str]], set[str]]:
+    def skipped(folder: str, names: list[str]) -> set[str]:
+        return set(FRAZIL_LEFT_OUT) & set(names) if Path(folder) == ours else set()
+
+    return skipped
+
+
+def _is_kept(file: str) -> bool:
+    return any(fnmatch(file, pattern) for pattern in KEPT) or not any(fnmatch(file, pattern) for pattern in LEFT_OUT)
+
+
+def _closure(requirements: Iterable[str]) -> Iterator[str]:
+    """The names of all distributions that these need, with themselves. Raises MissingExtra for one that is missing."""
+    from packaging.requirements import Requirement  # noqa: PLC0415 - of the extra `spark`
+
+    waiting = [Requirement(text) for text in requirements]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        wanted = waiting.pop()
+        name = wanted.name.lower().replace("_", "-")
+        new = {(name, extra) for extra in ("", *wanted.extras)} - seen
+        if not new:
+            continue
+        try:
+            needs = distribution(name).requires or ()
+        except PackageNotFoundError:
+            raise MissingExtra(
+                f"the Python package {name} is not installed, and executors need it", name=name
+            ) from None
+        if (name, "") in new:
+            yield name
+        seen |= new
+        for extra in ("", *wanted.extras):
+            for need in map(Requirement, needs):
+                if need.marker is None or need.marker.evaluate({"extra": extra}):
+                    waiting.append(need)
+
+
+def _prepare(root: Path, python: Path) -> None:
+    """Compile the loops into the package, and see that it can stage with the PySpark that executors have."""
+    import pyspark  # noqa: PLC0415 - an extra
+
+    (root / KEPT_WITH_PYTHON).mkdir(parents=True)
+    archives = map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
+    environment = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(archives), "HOME": str(root.parent)}
+    for arguments in (["-m", "frazil.ingest.precompile"], ["-c", TRIAL]):
+        done = subprocess.run([python, *arguments], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode or "Traceback" in done.stderr:
+            raise EnvironmentUnusable(f"the package cannot stage records, and was not made: {done.stderr[-2000:]}")
+
+
+def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Files of root's: whoever unpacks them owns them, and a root's executor trusts its own alone."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mode &= ~0o022
+    return entry
