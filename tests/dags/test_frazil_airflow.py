@@ -14,7 +14,10 @@ import pytest
 
 from demo.run import DAY_DAGS, STREAM, WRITER_DAG
 from frazil.airflow.writers.log_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN_HOUR, WriterLines
+from frazil.home import run_folder
+from frazil.host.claim import Claim, read_claim, write_claim
 from frazil.host.heartbeat import Stall, StallKind
+from frazil.host.records import read_notes
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.supervisor import Step
 from tests.dags import in_airflow
@@ -142,6 +145,65 @@ def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(m
     monkeypatch.setattr(triggers.asyncio, "sleep", nothing)
     assert asyncio.run(first_event()).payload["reason"] == "exit code 11"
     assert triggers.SETTLED_SECONDS - 5 < max(slept) <= triggers.SETTLED_SECONDS
+
+
+def _trigger_of(run_id: str, try_number: int) -> Any:
+    triggers = importlib.import_module("frazil.airflow.writers.trigger")
+    trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
+    instance = SimpleNamespace(run_id=run_id, try_number=try_number, dag_id="d", task_id="write")
+    trigger.task_instance = instance
+    return trigger
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker that deferred the task, and the one that fails it, may be other hosts."""
+    step = Step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11", subject="l1"), "t1", None, (), None)
+
+    async def supervisor() -> SimpleNamespace:
+        return SimpleNamespace(step=lambda: step)
+
+    async def nothing(_seconds: float = 0) -> None: ...
+
+    async def first_event(trigger: Any) -> Any:
+        return await anext(trigger.run())
+
+    for run_id, known in (("one", None), ("two", "l1")):
+        trigger = _trigger_of(run_id, 3)
+        monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
+        monkeypatch.setattr(trigger, "_ask_ahead", nothing)
+        monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", nothing)
+        assert asyncio.run(first_event(trigger)).payload["subject"] == "l1"
+        assert read_claim("s") == Claim(run_id, 3)
+        given_up = read_notes(run_folder("s")).given_up
+        assert (given_up and given_up.subject) == known
+
+
+@pytest.mark.usefixtures("frazil_home")
+@pytest.mark.parametrize(
+    ("claimed", "act"), [(("run", 2), "CLEARED"), (("run", 1), "TAKEN_OVER"), (None, "TAKEN_OVER")]
+)
+def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
+    claimed: tuple[str, int] | None, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cleared and deferred again at once, the task looks as if another triggerer had it."""
+    acts = importlib.import_module("frazil.airflow.writers.acts")
+    trigger = _trigger_of("run", 1)
+
+    async def look_up() -> Any:
+        claim = read_claim("s")
+        number = claim.try_number if claim is not None else None
+        return acts.DeferredTask(1, "deferred", exists_now=True, try_number_now=number)
+
+    async def meanwhile(_seconds: float) -> None:
+        if claimed is not None:
+            write_claim("s", Claim(*claimed))
+
+    monkeypatch.setattr(trigger, "_look_up", look_up)
+    monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", meanwhile)
+    assert asyncio.run(trigger._act()) is acts.Act[act]
 
 
 def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:

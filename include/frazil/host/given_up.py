@@ -1,4 +1,9 @@
-"""That the supervisor gave up: recorded, so that it does so once for each cause and then holds; and read by others."""
+"""That the supervisor gave up: recorded, so that it does so once for each cause and then holds; and read by others.
+
+The task that fails for it may run on another host than the supervisor, whose run folder it cannot reach. So the
+supervisor announces it in the run folder before Airflow is told. As soon as another run supervises the stream there,
+the first one has failed, and the announcement holds.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,46 @@ import dataclasses
 
 from frazil import clock
 from frazil.home import run_folder
+from frazil.host.json_file import read_json, replace_json
 from frazil.host.launcher import Observation
 from frazil.host.records import GivenUp, read_notes, write_notes
+
+ANNOUNCED_FILE = "giving-up.json"
 
 
 def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprint: str | None) -> None:
     """Record in the stream's run folder what the supervisor gave up on, with the table's fingerprint at that time."""
-    folder = run_folder(stream)
+    _confirm(stream, GivenUp(subject, clock.now_ms(), reason, table_fingerprint))
+
+
+def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
+    """Record that Airflow's run `run_id` is about to fail for it: Airflow may never be told."""
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
+    replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
+
+
+def settle_given_up(stream: str, *, run_id: str) -> None:
+    """Confirm what an earlier run announced, now that the run `run_id` supervises the stream on this host.
+
+    What this very run announced stays as it is: Airflow was not told of it, or tries again.
+    """
+    path = run_folder(stream) / ANNOUNCED_FILE
+    try:
+        announced = read_json(path)
+        if announced is None or announced["run_id"] == run_id:
+            return
+        given_up = GivenUp(**announced["given_up"])
+    except (ValueError, TypeError, KeyError):  # torn, or from another version: it is found out again
+        path.unlink(missing_ok=True)
+        return
+    known = read_notes(run_folder(stream)).given_up
+    if known is None or known.at_ms < given_up.at_ms:
+        _confirm(stream, given_up)
+    path.unlink(missing_ok=True)
+
+
+def _confirm(stream: str, given_up: GivenUp) -> None:
+    folder = run_folder(stream)
     write_notes(folder, dataclasses.replace(read_notes(folder), given_up=given_up))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.clock import now_ms
-from frazil.host.given_up import confirm_given_up
+from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.supervise.decision import Cause, WriterAction
@@ -176,6 +176,31 @@ def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_agai
     bench.at_hand.orders()
     supervisor.person_cleared(by="Airflow", reason="the run was cleared")
     bench.runs(supervisor)
+
+
+def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(bench: Bench) -> None:
+    """The worker in which the run fails reaches no run folder of this host: the next run's trigger knows by itself."""
+    supervisor = bench.supervisor()
+    bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
+    step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_PERSON)
+    announced = {"reason": step.decision.reason, "table_fingerprint": "t1"}
+    announce_given_up("ticks", step.decision.subject, run_id="run 1", **announced)
+    settle_given_up("ticks", run_id="run 1")
+    assert supervisor.step().decision.action is WriterAction.GIVE_UP, "Airflow may not have been told"
+    settle_given_up("ticks", run_id="run 2")
+    assert bench.supervisor().step().decision.action is WriterAction.HOLD
+    bench.at_hand.orders()
+    supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+    settle_given_up("ticks", run_id="run 3")
+    bench.runs(supervisor)
+
+
+def test_an_announcement_that_is_torn_is_dropped(bench: Bench) -> None:
+    torn = bench.at_hand.folder / "giving-up.json"
+    for text in ("{", '{"run_id": "run 1"}', '{"run_id": "run 1", "given_up": {"of_a_later_version": 1}}'):
+        torn.write_text(text)
+        settle_given_up("ticks", run_id="run 2")
+        assert not torn.exists()
 
 
 def test_a_fenced_writer_is_held_by_who_saw_it_and_started_by_who_comes_back_to_this_host(bench: Bench) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def writer_dags(
     *,
     application: str | Path = WRITE_STREAM,
     on_failure: OnFailure | None = None,
+    queue: str | Mapping[str, str] | None = None,
 ) -> dict[str, DAG]:
     """The writers' DAGs by DAG id, one for each declared stream of the folder.
 
@@ -44,14 +45,25 @@ def writer_dags(
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
     :param on_failure: notifiers, called when the supervisor gives up on a writer.
+    :param queue: the writers' queue, or each stream's by its name, which says on which hosts they run: those whose
+        triggerer serves that queue. Airflow's default queue where nothing is named.
     """
     return {
-        writer_dag_id(found.name): _writer_dag(found, Path(streams), Path(application), on_failure)
+        writer_dag_id(found.name): _writer_dag(
+            found,
+            Path(streams),
+            Path(application),
+            on_failure,
+            queue if isinstance(queue, str) or queue is None else queue.get(found.name),
+        )
         for found in all_streams(Path(streams))
     }
 
 
-def _writer_dag(found: DeclaredStream, streams: Path, application: Path, on_failure: OnFailure | None) -> DAG:
+def _writer_dag(
+    found: DeclaredStream, streams: Path, application: Path, on_failure: OnFailure | None, queue: str | None
+) -> DAG:
+    named_queue: dict[str, Any] = {"queue": queue} if queue else {}
     with DAG(
         writer_dag_id(found.name),
         description=_summary(found),
@@ -72,6 +84,7 @@ def _writer_dag(found: DeclaredStream, streams: Path, application: Path, on_fail
             retry_delay=RETRY_DELAY,
             on_failure_callback=on_failure,
             doc_md=WriterOperator.__doc__,
+            **named_queue,
         )
     return dag
 

@@ -37,6 +37,8 @@ class WriterOperator(BaseOperator):
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
     :param poll_seconds: seconds between two observations of the writer.
+    :param queue: where Airflow's `[triggerer] queues_enabled` is set, the writer runs on a host whose triggerer serves
+        this queue (`airflow triggerer --queues …`).
     """
 
     ui_color = "#cfe8f3"
@@ -75,7 +77,8 @@ class WriterOperator(BaseOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Fail: the supervisor gave up.
 
-        The failure is recorded here and not in the trigger, so that it is not lost if a process dies in between.
+        The failure is confirmed here, so that it is not lost if a process dies in between. Where the worker is another
+        host than the triggerer, the next run's trigger confirms it there.
         """
         from frazil.host.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
 

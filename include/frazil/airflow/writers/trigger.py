@@ -30,6 +30,8 @@ PROGRESS_SECONDS = 300.0
 REMOVED_SECONDS = 60.0
 """Until then the DAG of a removed stream may still have its schedule, or its file may be gone for a moment only."""
 CONNECTION_SECONDS = 30.0
+CLAIM_SECONDS = 3.0
+"""Within that time the trigger of a cleared task's next try says so on this host, if it is here."""
 LOOK_UP_SECONDS = 20.0
 """Airflow allows 30 s for a kill in total."""
 
@@ -69,6 +71,7 @@ class WriterTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Step, report, wait; until the task has something to do."""
+        await _in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._asking_ahead = asyncio.create_task(self._ask_ahead())
         settled_at_s = time.monotonic() + SETTLED_SECONDS
@@ -76,6 +79,7 @@ class WriterTrigger(BaseTrigger):
             step = await _in_thread(supervisor.step)
             self._tell(step)
             if step.decision.action == "give up":
+                await _in_thread(partial(self._announce, step))
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
@@ -101,10 +105,15 @@ class WriterTrigger(BaseTrigger):
     async def _act(self) -> Act:
         """What became of the task; UNKNOWN if Airflow does not answer within the time that a kill has."""
         try:
-            return act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
+            act = act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
         except Exception:
             self.log.warning("The state of the task cannot be looked up.", exc_info=True)
             return Act.UNKNOWN
+        if act is Act.TAKEN_OVER:
+            await asyncio.sleep(CLAIM_SECONDS)
+            with suppress(Exception):  # then the first answer holds, after which the writer goes on
+                act = act_of(await asyncio.wait_for(self._look_up(), CLAIM_SECONDS))
+        return act
 
     async def _look_up(self) -> DeferredTask:
         instance = self.task_instance
@@ -117,6 +126,35 @@ class WriterTrigger(BaseTrigger):
             task_id=instance.task_id,
             try_number=instance.try_number,
         )
+
+    def _begin(self) -> None:
+        """Record on this host what the worker that deferred the task may have recorded on another."""
+        from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a triggerer only
+        from frazil.host.given_up import settle_given_up  # noqa: PLC0415 - as above
+
+        if (instance := self.task_instance) is None:
+            return
+        try:
+            settle_given_up(self.stream, run_id=instance.run_id)
+            write_claim(self.stream, Claim(instance.run_id, instance.try_number))
+        except OSError as error:  # a full disk must not end the supervision of a running writer
+            self.log.warning("%s: cannot record who supervises it: %s", self.stream, error)
+
+    def _announce(self, step: Step) -> None:
+        from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - as above
+
+        if (instance := self.task_instance) is None:
+            return
+        try:
+            announce_given_up(
+                self.stream,
+                step.decision.subject,
+                run_id=instance.run_id,
+                reason=step.decision.reason,
+                table_fingerprint=step.table_fingerprint,
+            )
+        except OSError as error:  # the run fails nevertheless, and the next one perhaps for the same reason
+            self.log.warning("%s: cannot record that its writer was given up on: %s", self.stream, error)
 
     async def _ask_ahead(self) -> None:
         """Make Airflow load what its first answer needs; a kill leaves no time for that. The answer is not used."""
