@@ -80,7 +80,7 @@ def make(spec: StreamSpec, gigabytes: float) -> Table:
 def run(variant: str, folder: Path) -> None:
     """Compact once in this process; prints JSON."""
     spec, catalog = load_stream(folder / "ticks.yaml"), load_catalog(None)
-    properties = local_spark() if variant == "ours" else plain_spark()
+    properties = local_spark(None) if variant == "ours" else plain_spark()
     spark = start_session("bench", None, properties=properties)
     spark.sql(f"SELECT count(*) FROM {catalog.name}.{TABLE}").collect()
     tree = SampledTree()
@@ -102,7 +102,7 @@ def run(variant: str, folder: Path) -> None:
 def plain_spark() -> dict[str, str]:
     """A default Spark, with Iceberg's runtime."""
     ours = {"spark.driver.extraJavaOptions", "spark.driver.memory"}
-    return {key: value for key, value in local_spark().items() if key not in ours}
+    return {key: value for key, value in local_spark(None).items() if key not in ours}
 
 
 def main() -> None:

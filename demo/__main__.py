@@ -1,4 +1,4 @@
-"""`python -m demo [--exit] [--kafka-port N] [--airflow-port N]`: what `make demo` runs."""
+"""`python -m demo [--exit] [--catalog NAME] [--kafka-port N] [--airflow-port N]`: what `make demo` runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import logging
 import sys
 import time
+from typing import get_args
 
 from demo.interrupt import Interrupted, Interrupts, only_demo
-from demo.parts import DemoParts, require_free_ports
+from demo.parts import DemoCatalog, DemoParts, require_free_ports
 from demo.run import STREAM, Demo, checkout, report
 from demo.screen import Screen
 from frazil.errors import FrazilError
@@ -42,6 +43,7 @@ def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupt
         home() / "demo",
         checkout(),
         stream=STREAM,
+        catalog=arguments.catalog,
         kafka_port=arguments.kafka_port,
         airflow_port=arguments.airflow_port,
     )
@@ -62,7 +64,7 @@ def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupt
         pass
     finally:
         interrupts.ignore()
-        screen.say("ending Airflow, the writer and Kafka …")
+        screen.say("ending Airflow, the writer and the servers …")
         parts.end()
     return code
 
@@ -70,6 +72,12 @@ def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupt
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description="Real flights from Kafka into Iceberg.")
     parser.add_argument("--exit", action="store_true", help="end by itself; exit code 0 if everything is right")
+    parser.add_argument(
+        "--catalog",
+        choices=get_args(DemoCatalog),
+        default="embedded",
+        help="CATALOG of make: embedded (SQLite and a folder), rest (SeaweedFS with its S3), or postgres (with S3)",
+    )
     parser.add_argument("--kafka-port", type=int, default=9092, help="KAFKA_PORT of make; 9092")
     parser.add_argument("--airflow-port", type=int, default=8080, help="AIRFLOW_PORT of make; 8080")
     return parser.parse_args()

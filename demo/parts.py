@@ -6,12 +6,16 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from frazil.dev import process
 from frazil.dev.airflow import EmbeddedAirflow
+from frazil.dev.catalogs import write_configuration
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.object_store import EmbeddedObjectStore
+from frazil.dev.postgres import EmbeddedPostgres
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 
@@ -22,6 +26,9 @@ WRITER_GRACE_S = 30
 CHECK_EVERY_S = 15
 """Five hours of the demo's event time; the default, a minute, would be twenty."""
 
+DemoCatalog = Literal["embedded", "rest", "postgres"]
+"""SQLite and a folder, SeaweedFS's REST catalog and its S3, or PostgreSQL and SeaweedFS's S3."""
+
 _CONFIG = """\
 # The demo keeps to the embedded catalog of its home, whatever catalogs its user has.
 legacy-current-snapshot-id: false
@@ -29,10 +36,21 @@ legacy-current-snapshot-id: false
 
 
 class DemoParts:
-    """Kafka, Airflow and the writer of one demo, all below one folder."""
+    """Kafka, the catalog's servers, Airflow and the writer of one demo, all below one folder."""
 
-    def __init__(self, home: Path, checkout: Path, *, stream: str, kafka_port: int, airflow_port: int) -> None:
-        self.home, self._stream = home, stream
+    def __init__(  # noqa: PLR0913 - each by its name
+        self,
+        home: Path,
+        checkout: Path,
+        *,
+        stream: str,
+        catalog: DemoCatalog = "embedded",
+        kafka_port: int,
+        airflow_port: int,
+    ) -> None:
+        self.home, self.catalog, self._stream = home, catalog, stream
+        self.store = EmbeddedObjectStore(home / "object-store")
+        self.database = EmbeddedPostgres(home / "postgres")
         self.kafka = EmbeddedKafka(home / "kafka", port=kafka_port)
         self.airflow = EmbeddedAirflow(
             home / "airflow", checkout, port=airflow_port, extra={"FRAZIL_CHECK_EVERY": str(CHECK_EVERY_S)}
@@ -58,15 +76,24 @@ class DemoParts:
         self.home.mkdir(parents=True)
         (self.home / ".pyiceberg.yaml").write_text(_CONFIG)
 
+    def start_catalog(self) -> None:
+        """Start the servers of the catalog, if it has any, and make it the default one."""
+        if self.catalog == "embedded":
+            return
+        store, database = self.store.start(), self.database.start() if self.catalog == "postgres" else None
+        warehouse = self.home / "warehouse"
+        write_configuration(self.home, store=store, database=database, local_warehouse=warehouse, default=self.catalog)
+
     def end(self) -> None:
-        """End everything: first Airflow, which would relaunch the writer; then the writer after its batch; then Kafka.
+        """End everything: Airflow, which would relaunch the writer, then the writer after its batch, then the servers.
 
         Processes that still run then, such as a writer that was being launched, are found by their environment.
         """
         self.airflow.stop()
         if self.run_folder.is_dir():
             _end_writer(LocalLauncher(self._stream, folder=self.run_folder))
-        self.kafka.stop()
+        for server in (self.kafka, self.store, self.database):
+            server.stop()
         _end_marked(str(self.home))
 
 

@@ -13,7 +13,7 @@ from pyiceberg.catalog import Catalog
 from demo import flights
 from demo.days import HOURS, LATE_FLIGHTS, LATE_HOUR, LATE_UNTIL, Days, days
 from demo.landed import Summary, committed_records, summarise
-from demo.parts import DemoParts
+from demo.parts import DemoCatalog, DemoParts
 from demo.publish import LiveHours, Publisher
 from demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
@@ -39,10 +39,19 @@ STALL_S = 180
 """The demo gives up after so long without a commit while records wait."""
 
 
+_CATALOG_SERVERS: dict[DemoCatalog, tuple[str, ...]] = {
+    "embedded": (),
+    "rest": ("SeaweedFS",),
+    "postgres": ("SeaweedFS", "PostgreSQL"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     summary: Summary
     days: Days
+    location: str
+    """Of the table's files."""
     seconds: float
 
     @property
@@ -67,7 +76,7 @@ class Demo:
             FrazilError: something could not be started, or the writer makes no progress.
         """
         started = time.monotonic()
-        self._start_kafka()
+        self._start_servers()
         self._spec = find_stream(Path(os.environ["FRAZIL_STREAMS"]), STREAM)
         self._catalog = load_catalog(self._spec.table.catalog)
         everything = flights.read_flights()
@@ -87,11 +96,14 @@ class Demo:
         self._watch(until=everything.num_rows)
         self._screen.say("all flights are in the table; waiting until both days are complete, and aggregated …")
         ended = self._wait_for_days(everything)
-        return Outcome(self._summarise(everything, live_from_ms), ended, time.monotonic() - started)
+        location = self._catalog.load_table(self._spec.table.identifier).location()
+        return Outcome(self._summarise(everything, live_from_ms), ended, location, time.monotonic() - started)
 
-    def _start_kafka(self) -> None:
-        self._screen.say("starting Kafka …")
+    def _start_servers(self) -> None:
+        servers = _CATALOG_SERVERS[self._parts.catalog]
+        self._screen.say(f"starting {' and '.join(['Kafka', *servers])} …")
         self._parts.kafka.start()
+        self._parts.start_catalog()
         self._parts.kafka.create_topic(STREAM, PARTITIONS)
 
     def _start_airflow(self) -> None:
@@ -198,7 +210,12 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
         lines.append(f"history     {d.history:,} windows of before were signalled, and NONE should be")
     lines.append(f"verdict     {verdict}, after {outcome.seconds:.0f} s")
     lines += [
-        f"table       {os.path.relpath(parts.home)}/warehouse/demo/flights",
+        f"table       {_shown(outcome.location)}",
         f"Airflow     {parts.airflow.url}   sign in as admin with the password {parts.airflow.password}",
     ]
     return "\n".join(f"  {line}" for line in lines)
+
+
+def _shown(location: str) -> str:
+    """A folder from where one stands; an address as it is."""
+    return os.path.relpath(location.removeprefix("file://")) if location.startswith("file:") else location

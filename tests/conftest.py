@@ -47,6 +47,9 @@ settings.register_profile("test", deadline=None, derandomize=True, max_examples=
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
+SPARK_JARS = ("spark", "s3", "postgres")
+"""One JVM serves the tests of all catalogs and storages."""
+
 TopicFactory = Callable[..., str]
 
 
@@ -166,7 +169,7 @@ def spark(spark_home: Path) -> Iterator[Any]:
         catalog = spark_properties(None)
     builder = (
         SparkSession.builder.master("local[2,4]")
-        .config("spark.jars", ",".join(str(jar) for jar in jars.ensure("spark")))
+        .config("spark.jars", ",".join(str(jar) for name in SPARK_JARS for jar in jars.ensure(name)))
         .config("spark.driver.extraJavaOptions", java_options())
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")

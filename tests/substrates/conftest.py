@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from frazil import clock
 from frazil.dev.object_store import WAREHOUSE
 from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import spark_properties
 from tests.made_batches import MadeStream
 
 SUBSTRATES = ("sqlite+local", "postgres+local", "postgres+s3", "rest+s3")
@@ -20,6 +22,17 @@ NOW_MS = clock.now_ms()
 """Not a made-up time: a server refuses a change that is dated before the last one, and dates some by its own clock."""
 
 _serial = itertools.count(1)
+
+
+def soaked_but(*names: str) -> pytest.MarkDecorator:
+    """The test runs on these substrates in every run, and on the others with `make soak`."""
+    cells = [name if name in names else pytest.param(name, marks=pytest.mark.soak) for name in SUBSTRATES]
+    return pytest.mark.parametrize("substrate", cells, indirect=True)
+
+
+def catalog_of(substrate: str) -> str:
+    """A name for each: Spark keeps a catalog that it has opened under its name for good."""
+    return substrate.replace("+", "")
 
 
 def _properties(name: str, folder: Path, request: pytest.FixtureRequest) -> dict[str, str]:
@@ -31,44 +44,65 @@ def _properties(name: str, folder: Path, request: pytest.FixtureRequest) -> dict
     if storage == "s3":
         placed = {"warehouse": f"s3://{WAREHOUSE}/", **request.getfixturevalue("object_store").s3_properties()}
     else:
-        placed = {"warehouse": (folder / "warehouse").as_uri()}
+        placed = {"warehouse": (folder / f"{kind}-warehouse").as_uri()}
     return {"type": "sql", "uri": uri, **placed}
 
 
-def configure(monkeypatch: pytest.MonkeyPatch, properties: Mapping[str, str]) -> None:
-    """Make them the catalog `lake`."""
+def configure(monkeypatch: pytest.MonkeyPatch, substrate: str, properties: Mapping[str, str]) -> None:
+    """Make them the properties of the substrate's catalog."""
     for key, value in properties.items():
         variable = key.upper().replace(".", "__").replace("-", "_")
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{variable}", value)
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__{catalog_of(substrate).upper()}__{variable}", value)
+
+
+@pytest.fixture(scope="session")
+def local_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SQLite's file, and the tables that are in no object store."""
+    return tmp_path_factory.mktemp("substrates")
 
 
 @pytest.fixture(params=SUBSTRATES)
 def substrate(
     request: pytest.FixtureRequest,
-    tmp_path: Path,
+    local_folder: Path,
     frazil_home: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """The name of the substrate, which is configured as the catalog `lake`."""
+    """The name of the substrate, which is configured as the catalog `catalog_of(name)`."""
     name: str = request.param
-    configure(monkeypatch, _properties(name, tmp_path, request))
+    configure(monkeypatch, name, _properties(name, local_folder, request))
     return name
 
 
 @pytest.fixture
-def stream_spec(substrate: str) -> StreamSpec:  # noqa: ARG001 - it sets the environment
-    """A stream whose table no other test has: the servers serve them all."""
-    name = f"events_{next(_serial)}"
-    return StreamSpec.model_validate(
-        {
-            "name": name,
-            "source": {"topics": [name], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
-            "table": {"identifier": f"substrates.{name}", "catalog": "lake"},
-            "schema": {"at": "timestamptz not null"},
-            "event-time": "at",
-            "partition-by": ["day(at)"],
-        }
-    )
+def declare(substrate: str) -> Callable[..., StreamSpec]:
+    """`declare(**keys)`: a stream whose table no other test has, since the servers serve them all."""
+
+    def made(**keys: object) -> StreamSpec:
+        name = f"events_{next(_serial)}"
+        return StreamSpec.model_validate(
+            {
+                "name": name,
+                "source": {"topics": [name], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
+                "table": {"identifier": f"substrates.{name}", "catalog": catalog_of(substrate)},
+                "schema": {"at": "timestamptz not null"},
+                "event-time": "at",
+                "partition-by": ["hour(at)"],
+                **keys,
+            }
+        )
+
+    return made
+
+
+@pytest.fixture
+def stream_spec(declare: Callable[..., StreamSpec]) -> StreamSpec:
+    return declare()
+
+
+def view_of(spec: StreamSpec) -> MadeStream:
+    """One writer's view of a stream."""
+    return MadeStream(spec, now_ms=NOW_MS, partitions=2, columns=_columns)
 
 
 def _columns(rows: int) -> dict[str, pa.Array]:
@@ -78,4 +112,18 @@ def _columns(rows: int) -> dict[str, pa.Array]:
 @pytest.fixture
 def made(stream_spec: StreamSpec) -> Callable[[], MadeStream]:
     """`made()` is one writer's view of the test's stream: call it again for another process's."""
-    return lambda: MadeStream(stream_spec, now_ms=NOW_MS, partitions=2, columns=_columns)
+    return lambda: view_of(stream_spec)
+
+
+@pytest.fixture
+def spark_here(spark: Any, substrate: str) -> Any:
+    """The session's Spark, which opens the substrate's catalog by the same properties as PyIceberg."""
+    for key, value in spark_properties(catalog_of(substrate)).items():
+        spark.conf.set(key, value)
+    return spark
+
+
+@pytest.fixture
+def archive(substrate: str, stream_spec: StreamSpec, tmp_path: Path) -> str:
+    """A folder in the substrate's storage, beside all tables."""
+    return f"s3://{WAREHOUSE}/archive/{stream_spec.name}" if substrate.endswith("+s3") else str(tmp_path / "archive")

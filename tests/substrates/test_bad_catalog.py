@@ -38,6 +38,7 @@ from tests.troubled_proxy import (
 )
 
 BATCHES = 3
+SUBSTRATE = "rest+s3"
 
 
 def is_commit(call: Call) -> bool:
@@ -50,15 +51,15 @@ def gateway(
     frazil_home: object,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TroubledProxy]:
-    """In front of SeaweedFS's REST catalog, which is the catalog `lake` only through it."""
+    """In front of SeaweedFS's REST catalog, whose catalog is opened only through it."""
     with proxy(object_store.catalog_uri) as gateway:
-        configure(monkeypatch, {**object_store.rest_catalog(), "uri": gateway.uri})
+        configure(monkeypatch, SUBSTRATE, {**object_store.rest_catalog(), "uri": gateway.uri})
         yield gateway
 
 
 @pytest.fixture
 def substrate(gateway: TroubledProxy) -> str:  # noqa: ARG001 - the fixture of the same name starts every server
-    return "rest+s3"
+    return SUBSTRATE
 
 
 def needed_manifests(tables: StreamTables) -> set[str]:

@@ -10,11 +10,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyiceberg.catalog import Catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own abbreviation
 
@@ -81,12 +84,28 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
 
 
 def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
+    """Create the target, by day, if it is not there.
+
+    Through PyIceberg: Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog takes 0 for a
+    missing column and refuses the partitioning.
+    """
     target = _name(catalog, spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
-    spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {target} ({result.schema.toDDL()}) USING iceberg PARTITIONED BY ({DAY_COLUMN})"
-    )
+    with catalog_errors(catalog.name):
+        if not catalog.table_exists(spec.target):
+            schema = _iceberg_schema(spark, result)
+            day_id = schema.find_field(DAY_COLUMN).field_id
+            by_day = PartitionSpec(PartitionField(day_id, 1000, IdentityTransform(), DAY_COLUMN))
+            catalog.create_table_if_not_exists(spec.target, schema, partition_spec=by_day)
     spark.catalog.refreshTable(target)
+
+
+def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
+    """As Iceberg's runtime translates it; the catalog numbers the columns anew."""
+    iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # PySpark has no public name for it
+    return Schema.model_validate_json(
+        iceberg.SchemaParser.toJson(iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema()))
+    )
 
 
 def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summary: Mapping[str, str]) -> bool:

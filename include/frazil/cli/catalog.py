@@ -9,6 +9,7 @@ import click
 from frazil.spark.jars import ROOTS
 from frazil.table.catalogs import catalog_config
 from frazil.table.readers import Reader, configuration
+from frazil.table.spark_catalog import jar_sets
 
 
 @click.command()
@@ -26,4 +27,5 @@ def catalog(name: str | None, reader: Reader) -> None:
       frazil catalog lake --for trino > etc/catalog/lake.properties
     """
     config = catalog_config(name)
-    click.echo(configuration(reader, config.name, config.properties, ROOTS["spark"].coordinates))
+    packages = [each for name in jar_sets(config.properties) for each in ROOTS[name].coordinates]
+    click.echo(configuration(reader, config.name, config.properties, packages))

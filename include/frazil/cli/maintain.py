@@ -22,7 +22,7 @@ from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
-from frazil.spark import jars
+from frazil.spark.catalog_jars import catalog_jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.table.catalogs import existing_catalog
@@ -99,7 +99,9 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
             from frazil.spark.application import start_session  # noqa: PLC0415 - as above
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            session = start_session(f"frazil maintain {found.identifier}", found.catalog, properties=local_spark())
+            session = start_session(
+                f"frazil maintain {found.identifier}", found.catalog, properties=local_spark(found.catalog)
+            )
             end.callback(session.stop)
             return session
 
@@ -109,8 +111,8 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
 
 
-def local_spark() -> dict[str, str]:
-    """All cores of this machine; nothing beyond the loopback.
+def local_spark(catalog: str | None) -> dict[str, str]:
+    """All cores of this machine, and the jars of one catalog; nothing beyond the loopback.
 
     The serial collector took less CPU than the others in `bench/compaction.py`.
     """
@@ -118,7 +120,7 @@ def local_spark() -> dict[str, str]:
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
-        "spark.jars": ",".join(map(str, jars.ensure("spark"))),
+        "spark.jars": ",".join(map(str, catalog_jars(catalog))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

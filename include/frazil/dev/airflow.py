@@ -24,7 +24,8 @@ from frazil import home as frazil_home
 from frazil.dev import process
 from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
-from frazil.spark import jars
+from frazil.spark.catalog_jars import catalog_jars
+from frazil.table.catalogs import configured_catalogs
 
 Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
@@ -280,11 +281,11 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
 
 
 def _local_spark() -> str:
-    """The properties for spark-submit: Iceberg's runtime, a lean JVM, loopback only."""
+    """The properties for spark-submit: the jars of all configured catalogs, a lean JVM, loopback only."""
     from frazil.spark.class_archive import java_options  # noqa: PLC0415 - stopping Airflow needs no Spark
 
     properties = {
-        "spark.jars": ",".join(map(str, jars.ensure("spark"))),
+        "spark.jars": ",".join(map(str, catalog_jars(*configured_catalogs()))),
         "spark.driver.extraJavaOptions": java_options(),
         "spark.driver.host": process.LOOPBACK,
         "spark.driver.bindAddress": process.LOOPBACK,

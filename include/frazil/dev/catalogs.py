@@ -31,11 +31,19 @@ def catalogs(
 
 
 def write_configuration(
-    folder: Path, *, store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, local_warehouse: Path
+    folder: Path,
+    *,
+    store: EmbeddedObjectStore | None,
+    database: EmbeddedPostgres | None,
+    local_warehouse: Path,
+    default: str | None = None,
 ) -> tuple[str, ...]:
-    """Write the file of these catalogs, which only its owner reads, and return their names, the default one first."""
+    """Write the file of these catalogs, which only its owner reads, and return their names.
+
+    The default catalog is the first one unless named.
+    """
     found = catalogs(store=store, database=database, local_warehouse=local_warehouse)
-    text = yaml.safe_dump({"default-catalog": next(iter(found)), "catalog": found}, sort_keys=False)
+    text = yaml.safe_dump({"default-catalog": default or next(iter(found)), "catalog": found}, sort_keys=False)
     file = folder / FILE
     file.touch(mode=0o600)
     file.write_text(text)

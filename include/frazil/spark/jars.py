@@ -1,6 +1,6 @@
 """The JVM jars frazil runs on: pinned with their SHA-256 in `jars.lock`, fetched by coordinates, cached per user.
 
-    $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (all sets by default), print all paths
+    $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (`kafka spark` by default), print all paths
     $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`, shared by all checkouts.
@@ -45,7 +45,12 @@ ROOTS = {
         ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
     ),
+    # What catalogs need beside it: see frazil.spark.catalog_jars.
+    "s3": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
+    "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
 }
+EVERYWHERE = ("kafka", "spark")
+"""The sets that every checkout needs; each of the others is fetched once a catalog asks for it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -219,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
         case ["lock"]:
             pass
         case ["fetch", *sets]:
-            names = tuple(sets) or tuple(tomllib.loads(LOCK_FILE.read_text()))
+            names = tuple(sets) or EVERYWHERE
         case _:
             _say(f"{__doc__}\n")
             return 2

@@ -41,7 +41,7 @@ from frazil.table.expired import has_expired
 from frazil.table.metadata_reuse import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.small_objects import write_small_objects_at_once
-from frazil.table.spark_catalog import inferred_type, spark_catalog
+from frazil.table.spark_catalog import inferred_type, jar_sets, spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
 """How long a process waits for another's write; Spark gets the same in milliseconds."""
@@ -129,6 +129,17 @@ def spark_properties(name: str | None) -> dict[str, str]:
     """
     config = catalog_config(name)
     return spark_catalog(config.name, config.properties)
+
+
+def spark_jar_sets(name: str | None) -> tuple[str, ...]:
+    """The sets of jars that Spark needs to open the catalog. Raises SpecError as `load_catalog` does."""
+    return jar_sets(catalog_config(name).properties)
+
+
+def configured_catalogs() -> tuple[str | None, ...]:
+    """The names of all configured catalogs; None is the default one, which needs no configuration."""
+    check_configuration()
+    return (None, *sorted(Config().get_known_catalogs()))
 
 
 @contextmanager

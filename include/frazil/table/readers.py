@@ -61,8 +61,8 @@ _TRINO_GLUE = {
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
     """The text to paste: a Python snippet, or for Trino `etc/catalog/<catalog>.properties`.
 
-    `properties` are PyIceberg's; `packages` the Maven coordinates of Iceberg's Spark runtime and of a JDBC driver for
-    SQLite. Raises SpecError for a catalog that the reader cannot open.
+    `properties` are PyIceberg's; `packages` the Maven coordinates of Iceberg's Spark runtime, of a JDBC driver for
+    SQLite, and of what else this catalog needs. Raises SpecError for a catalog that the reader cannot open.
     """
     match reader:
         case "spark":
@@ -83,16 +83,11 @@ print(connection.sql("SELECT count(*) FROM t"))"""
 
 
 def _spark(catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    runtime, sqlite = packages
+    runtime, sqlite, *others = packages
     configured = spark_catalog(catalog, _without_secrets(catalog, properties, database_password=True))
     beneath = f"spark.sql.catalog.{catalog}."
-    jars = [runtime]
-    if configured.get(f"{beneath}uri", "").startswith("jdbc:sqlite:"):
-        jars.append(sqlite)
-    if configured.get(f"{beneath}uri", "").startswith("jdbc:postgresql:"):
-        jars.append("org.postgresql:postgresql:42.7.8")
-    if f"{beneath}io-impl" in configured:
-        jars.append(f"org.apache.iceberg:iceberg-aws-bundle:{runtime.rsplit(':', 1)[1]}")
+    on_sqlite = configured.get(f"{beneath}uri", "").startswith("jdbc:sqlite:")
+    jars = [runtime, *([sqlite] if on_sqlite else []), *others]
     settings = {
         "spark.jars.packages": ",".join(jars),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",

@@ -55,6 +55,13 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
     return {prefix: SPARK_CATALOG} | {f"{prefix}.{key}": value for key, value in sorted(translated.items())}
 
 
+def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """The sets of jars that Spark needs to open the catalog, as `frazil.spark.jars` names them."""
+    on_postgres = inferred_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
+    on_aws = _uses_s3(properties) or inferred_type(properties) == "glue" or _is_signed(properties)
+    return ("spark", *(["postgres"] if on_postgres else []), *(["s3"] if on_aws else []))
+
+
 def inferred_type(properties: Mapping[str, str]) -> str:
     """The declared type of a catalog, else the one that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
@@ -90,6 +97,11 @@ def _jdbc(name: str, uri: str) -> dict[str, str]:
     if url.password:
         jdbc["jdbc.password"] = str(url.password)
     return jdbc
+
+
+def _is_signed(properties: Mapping[str, str]) -> bool:
+    """Whether the AWS SDK signs the requests to a REST catalog."""
+    return properties.get("rest.sigv4-enabled", "").lower() == "true"
 
 
 def _uses_s3(properties: Mapping[str, str]) -> bool:

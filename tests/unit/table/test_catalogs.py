@@ -29,6 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
+from frazil.spark import jars
 from frazil.table.catalogs import (
     CatalogConfig,
     _open,
@@ -38,7 +39,7 @@ from frazil.table.catalogs import (
     load_catalog,
     spark_properties,
 )
-from frazil.table.spark_catalog import spark_catalog
+from frazil.table.spark_catalog import jar_sets, spark_catalog
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 
@@ -280,6 +281,26 @@ def test_spark_gets_a_rest_catalog_with_its_storage_keys() -> None:
         "s3.access-key-id": "key",
         "client.region": "eu-central-1",
     }
+
+
+@pytest.mark.parametrize(
+    ("properties", "sets"),
+    [
+        ({"type": "sql", "uri": "sqlite:///c.db", "warehouse": "/w"}, ("spark",)),
+        ({"uri": "postgresql://db/c", "warehouse": "/w"}, ("spark", "postgres")),
+        ({"type": "sql", "uri": "postgresql+psycopg2://db/c", "warehouse": "s3://b/"}, ("spark", "postgres", "s3")),
+        ({"type": "rest", "uri": "http://c"}, ("spark",)),
+        ({"type": "rest", "uri": "http://c", "s3.endpoint": "http://s"}, ("spark", "s3")),
+        ({"type": "rest", "uri": "http://c", "rest.sigv4-enabled": "True"}, ("spark", "s3")),
+        ({"type": "glue", "warehouse": "s3://b/"}, ("spark", "s3")),
+        ({"type": "hive", "uri": "thrift://h:9083", "warehouse": "hdfs://h/w"}, ("spark",)),
+    ],
+)
+def test_spark_gets_the_jars_that_a_catalog_needs_and_no_others(
+    properties: dict[str, str], sets: tuple[str, ...]
+) -> None:
+    assert jar_sets(properties) == sets
+    assert set(sets) <= set(jars.ROOTS)
 
 
 def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:
