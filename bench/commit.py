@@ -41,9 +41,9 @@ def encoded(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def open_tables() -> tuple[StreamTables, Committer]:
+def open_tables(name: str | None = None) -> tuple[StreamTables, Committer]:
     spec = find_stream(Path(__file__).parent.parent / "include" / "streams", "flights")
-    catalog = load_catalog(None)
+    catalog = load_catalog(name)
     tables = StreamTables.of(
         spec.name,
         {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)},

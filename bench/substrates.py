@@ -1,4 +1,4 @@
-"""Catalogs and storages of each kind, on real servers, whose HTTP requests are counted on their way."""
+"""Catalogs and storages of each kind, on real servers, whose HTTP requests may be counted on their way."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ class CountingProxy:
 
 
 @contextmanager
-def substrate(name: str, folder: Path) -> Iterator[Counter[str]]:
-    """Start what it needs and configure it as PyIceberg's default catalog; the requests, by server and verb."""
+def substrate(name: str, folder: Path, *, catalog: str = "default", counted: bool = True) -> Iterator[Counter[str]]:
+    """Start what it needs and configure it as a catalog; the requests, by server and verb, if they are `counted`.
+
+    Counting costs this process CPU, for each byte on its way.
+    """
     kind, storage = name.split("+")
     calls: Counter[str] = Counter()
     with ExitStack() as servers:
@@ -62,11 +65,14 @@ def substrate(name: str, folder: Path) -> Iterator[Counter[str]]:
             store = servers.enter_context(EmbeddedObjectStore(folder / "object-store"))
             more = store.rest_catalog() if kind == "rest" else store.s3_properties()
             properties = {**properties, "warehouse": f"s3://{WAREHOUSE}/", **more}
-            properties["s3.endpoint"] = CountingProxy("S3", store.endpoint, calls).uri
-            if kind == "rest":
+            if counted:
+                properties["s3.endpoint"] = CountingProxy("S3", store.endpoint, calls).uri
+            if counted and kind == "rest":
                 properties["uri"] = CountingProxy("REST", store.catalog_uri, calls).uri
         else:
             properties["warehouse"] = (folder / "warehouse").as_uri()
         for key, value in properties.items():
-            os.environ[f"PYICEBERG_CATALOG__DEFAULT__{key.upper().replace('.', '__').replace('-', '_')}"] = value
+            os.environ[f"PYICEBERG_CATALOG__{catalog.upper()}__{key.upper().replace('.', '__').replace('-', '_')}"] = (
+                value
+            )
         yield calls

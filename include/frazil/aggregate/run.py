@@ -86,8 +86,8 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
 def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
     """Create the target, by day, if it is not there.
 
-    Through PyIceberg: Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog takes 0 for a
-    missing column and refuses the partitioning.
+    Through PyIceberg: Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog accepts no
+    partitioning by column 0.
     """
     target = _name(catalog, spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")

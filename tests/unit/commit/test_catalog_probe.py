@@ -115,6 +115,19 @@ def test_each_flaw_is_said(lake: Catalog, flaws: dict[str, Callable[..., Any]], 
     assert lake.list_namespaces() == []
 
 
+def test_a_catalog_that_answers_as_nessie_does_is_refused_with_what_the_probe_said_of_nessie(lake: Catalog) -> None:
+    nessie: Any = Flawed(lake, load=without_history, commit=branches_are_main)
+    with pytest.raises(CommitRefused) as refused:
+        check_can_hold(nessie, SPEC, now_ms=NOW_MS)
+    # As Nessie 0.99.0 was refused, over SeaweedFS's S3.
+    assert str(refused.value) == (
+        "stream rides: the catalog 'lake' cannot hold a stream: it keeps no snapshot history: of two commits the table "
+        "shows only the last; a commit to a branch replaces main's data; it ignores branches: one that was committed "
+        "to is not there. Nothing was written to the stream's table. Declare the table in another catalog"
+    )
+    assert lake.list_namespaces() == []
+
+
 def test_a_storage_without_conditional_put_is_said(lake: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     def put(store: LocalStore, path: str, data: bytes) -> bool:
         store.put(path, data)
