@@ -39,6 +39,9 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.python.worker.reuse": "true",
         # Arrow has compressed what is shuffled.
         "spark.shuffle.compress": "false",
+        # What a batch's tasks share may exceed 1 MiB: a wide schema, routes of thousands of partitions. By default
+        # Spark writes that to a file, which it removes only when it ends. Now each task has it.
+        "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
         **(_of_cluster(resources) if resources.on_cluster else _of_this_host(resources)),
         **resolve_all(resources.spark, os.environ),

@@ -1,9 +1,11 @@
-"""What a shuffled batch leaves on Spark's disks."""
+"""What a batch leaves on Spark's disks."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from pyspark import RDD
 
 from frazil.ingest.contract import StageResult
+from frazil.spec.load import find_stream
+from frazil.stream.session import writer_properties
 from frazil.stream.spark_engine import SparkEngine
 
 RESULT = StageResult((), (), None, ()).to_json()
@@ -53,3 +57,22 @@ def test_a_shuffled_batch_leaves_no_rows_behind(
     answers = SparkEngine(None, spark).run(["0", "1"], Work())  # type: ignore[arg-type]
     assert (len(answers), len(kept)) == (2, 1)
     eventually(lambda: shuffled() <= before)
+
+
+def test_a_batch_whose_tasks_share_much_leaves_no_file_behind(spark: Any, request: pytest.FixtureRequest):
+    name, result, large = "spark.broadcast.UDFCompressionThreshold", RESULT, os.urandom(2 << 20)
+    flights = find_stream(Path(__file__).parents[2] / "include" / "streams", "flights")
+    conf = spark.sparkContext._jsc.sc().conf()
+    conf.set(name, writer_properties(flights)[name])
+    request.addfinalizer(lambda: conf.remove(name))
+
+    class Work:
+        context = SimpleNamespace(stream="s", epoch=1, batch=1, routes=None)
+
+        def __call__(self, plans: Iterable[str]) -> Iterator[str]:
+            yield from (json.dumps({"result": result, "task_s": len(large)}) for _ in plans)
+
+    before = set(Path(spark.sparkContext._temp_dir).rglob("*"))
+    answers = SparkEngine(None, spark).run(["0", "1"], Work())  # type: ignore[arg-type]
+    assert [answer.seconds for answer in answers] == [2 << 20] * 2
+    assert set(Path(spark.sparkContext._temp_dir).rglob("*")) == before
