@@ -8,12 +8,16 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 50000 frazil \
- && install --directory --owner frazil /opt/frazil
+ && install --directory --owner frazil /opt/frazil /opt/airflow /opt/airflow/logs /var/lib/frazil \
+ && printf '#!/bin/sh\nexec "$@"\n' > /entrypoint \
+ && chmod 755 /entrypoint
 USER frazil
 WORKDIR /opt/frazil
 
 ENV FRAZIL_JARS=/opt/frazil/.jars \
     FRAZIL_STREAMS=/opt/frazil/include/streams \
+    FRAZIL_HOME=/var/lib/frazil \
+    AIRFLOW_HOME=/opt/airflow \
     AIRFLOW__CORE__DAGS_FOLDER=/opt/frazil/dags \
     AIRFLOW__CORE__LOAD_EXAMPLES=False \
     VIRTUAL_ENV=/opt/frazil/.venv \
@@ -33,6 +37,7 @@ RUN python -m venv .venv \
 COPY --chown=frazil include include
 COPY --chown=frazil dags dags
 
-# The component comes from the deployment: api-server, scheduler, dag-processor or triggerer.
-ENTRYPOINT ["airflow"]
-CMD ["version"]
+# The command comes from the deployment: airflow api-server, scheduler, dag-processor or triggerer. Airflow's Helm chart
+# starts shells and probes through /entrypoint.
+ENTRYPOINT ["/entrypoint"]
+CMD ["airflow", "version"]

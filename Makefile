@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 # which names its test: a replacement may never come, and the run would wait for it.
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
-STATIC := $(wildcard include demo spark_apps dags plugins tests bench)
+STATIC := $(wildcard include demo spark_apps dags deploy plugins tests bench)
 
 # The cache may be on another device than the checkout, where hard links fail.
 export UV_LINK_MODE ?= copy

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import importlib
 import logging
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,6 +205,42 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
     monkeypatch.setattr(trigger, "_look_up", look_up)
     monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", meanwhile)
     assert asyncio.run(trigger._act()) is acts.Act[act]
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_trigger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Airflow 3.3 sends the cancellation again with each exchange between triggerer and runner, about once a second."""
+    module = importlib.import_module("frazil.airflow.writers.trigger")
+    trigger, followed = _trigger_of("run", 1), []
+    answers = asyncio.Event()
+
+    async def act() -> Any:
+        await answers.wait()
+        return module.Act.DELETED
+
+    async def supervisor() -> SimpleNamespace:
+        return SimpleNamespace(stop=followed.append, preview=lambda: None)
+
+    async def killed() -> None:
+        runner = asyncio.create_task(asyncio.wait_for(trigger.on_kill(), 30))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            runner.cancel()
+        with suppress(asyncio.CancelledError):
+            await runner
+        assert followed == []
+        answers.set()
+        while module.FOLLOWING:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(trigger, "_act", act)
+    monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
+    monkeypatch.setattr(trigger, "_tell", lambda _: None)
+    asyncio.run(asyncio.wait_for(killed(), 20))
+    assert followed == ["Airflow: the run run was deleted with its run"]
 
 
 def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,23 +156,19 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
     anywhere, pinned = writers("anywhere"), writers("pinned")
     sent = 0
 
-    def more_land() -> None:
-        """What is produced now is in both tables soon."""
+    def more_land(*streams: Any) -> None:
+        """What is produced now is in these tables soon."""
         nonlocal sent
         for stream in (anywhere, pinned):
             stream.produce(events(range(sent, sent + 100)), partitions=2)
         sent += 100
-        for stream in (anywhere, pinned):
+        for stream in streams:
             eventually(lambda stream=stream: stream.has_rows(sent), within_s=180)
 
     # The rule: a writer runs where a triggerer serves its queue.
     deployment.triggerer("one")
     first = eventually(lambda: deployment.runs_on("anywhere", "one"), within_s=180)
-    assert not deployment.runs_on("pinned", "one")
-    deployment.triggerer("two")
-    eventually(lambda: deployment.runs_on("pinned", "two"), within_s=180)
-    assert deployment.runs_on("anywhere", "one") == first, "a triggerer that joins takes nothing away"
-    more_land()
+    more_land(anywhere)
 
     # A scheduler: the other goes on with the run that a person clears.
     deployment.kill("scheduler")
@@ -181,7 +177,11 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
     client.clear(dag_id, run["dag_run_id"])
     second = eventually(lambda: (pid := deployment.runs_on("anywhere", "one")) not in {0, first} and pid, within_s=180)
     assert [e.code for e in deployment.launcher("anywhere", "one").observe().exits] == [0]
-    more_land()
+    assert not deployment.runs_on("pinned", "one")
+    deployment.triggerer("two")
+    eventually(lambda: deployment.runs_on("pinned", "two"), within_s=180)
+    more_land(anywhere, pinned)
+    assert deployment.runs_on("anywhere", "one") == second, "a triggerer that joins takes nothing away"
 
     # A DAG processor: the other finds what is declared meanwhile.
     deployment.kill("dag-processor")
@@ -192,7 +192,7 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
     # A triggerer and its host, as far as Airflow knows: the writer is there yet, and nobody stops it.
     deployment.kill("triggerer-one")
     eventually(lambda: deployment.runs_on("anywhere", "two"), within_s=240)
-    more_land()
+    more_land(anywhere, pinned)
     eventually(lambda: deployment.launcher("anywhere", "one").observe().process is ProcessState.ENDED, within_s=180)
     assert deployment.launcher("anywhere", "one").observe().exits[-1].code == Fenced.exit_code
     assert not Path(f"/proc/{second}").exists()
@@ -203,14 +203,14 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
     deployment.triggerer("one")
     kept = deployment.runs_on("anywhere", "two")
     deployment.airflow.wait_until_healthy()
-    more_land()
+    more_land(anywhere, pinned)
     assert deployment.runs_on("anywhere", "two") == kept
 
     # A writer whose only host is gone stays where it is: no other triggerer serves its queue.
     before = deployment.runs_on("pinned", "two")
     deployment.kill("triggerer-two")
     eventually(lambda: deployment.runs_on("anywhere", "one"), within_s=240)
-    more_land()
+    more_land(anywhere, pinned)
     assert deployment.runs_on("pinned", "two") == before
     assert not deployment.launcher("pinned", "one").folder.exists()
 

@@ -124,9 +124,10 @@ class Supervisor:
         return self.step()
 
     def person_cleared(self, *, by: str, reason: str) -> Step:
-        """Replace a running writer for a person, or try again one that the supervisor gave up on.
+        """Let a running writer be replaced for a person, or one be tried again that the supervisor gave up on.
 
-        It undoes a pause by the same `by`, and no other.
+        It undoes a pause by the same `by`, and no other. It starts nothing: who supervises from now on does, perhaps on
+        another host.
         """
         with self._one_at_a_time:
             launch = self._launcher.observe().launch
@@ -136,7 +137,7 @@ class Supervisor:
         desired = self._table.desired(spec)
         if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
             self._table.store(spec).resume(by=by, reason=reason)
-        return self.step()
+        return self.preview()
 
     def stop(self, reason: str) -> None:
         """Ask a running writer to end after its current batch; the desired state stays."""

@@ -33,10 +33,14 @@ CONNECTION_SECONDS = 30.0
 CLAIM_SECONDS = 3.0
 """Within that time the trigger of a cleared task's next try says so on this host, if it is here."""
 LOOK_UP_SECONDS = 20.0
+KILL_SECONDS = 28.0
 """Airflow allows 30 s for a kill in total."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
 """Threads of our own: with the event loop's few, one silent catalog would hold up every writer."""
+
+FOLLOWING: set[asyncio.Task[None]] = set()
+"""What triggers that were killed still do; the event loop itself would forget it."""
 
 T = TypeVar("T")
 
@@ -93,7 +97,21 @@ class WriterTrigger(BaseTrigger):
             await asyncio.sleep(self.poll_seconds)
 
     async def on_kill(self) -> None:
-        """The task is no longer deferred, and not because of a restart: apply to the writer what a person did."""
+        """The task is no longer deferred, and not because of a restart: apply to the writer what a person did.
+
+        Airflow 3.3 cancels a trigger again each second until it has ended, in here too: that does not end the work.
+        """
+        work = asyncio.create_task(self._follow_person())
+        FOLLOWING.add(work)
+        work.add_done_callback(FOLLOWING.discard)
+        ends_at_s = time.monotonic() + KILL_SECONDS
+        while not work.done() and time.monotonic() < ends_at_s:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({work}, timeout=max(ends_at_s - time.monotonic(), 0))
+        if work.done():
+            work.result()
+
+    async def _follow_person(self) -> None:
         act = await self._act()
         self.log.info("In Airflow the task was %s.", act)
         if act is Act.TAKEN_OVER:
