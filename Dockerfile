@@ -30,7 +30,7 @@ COPY --chown=frazil pyproject.toml README.md ./
 COPY --chown=frazil include/frazil include/frazil
 RUN python -m venv .venv \
  && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,spark]" \
- && python -m frazil.spark.jars fetch spark \
+ && python -m frazil.spark.jars fetch spark s3 postgres \
  && python -m frazil.spark.class_archive \
  && python -m frazil.ingest.precompile \
  && ln -s "$(python -c 'import frazil.spark_apps as apps; print(*apps.__path__)')" spark_apps
