@@ -250,11 +250,27 @@ def signed_again(call: Call, *, service: str, key: str, secret: str, region: str
     from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
     from botocore.credentials import Credentials  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
-    unsigned = {"authorization", "x-amz-security-token", "x-amz-date", "connection", "user-agent", "content-length"}
+    body = call.body
+    if call.header("x-amz-content-sha256").startswith("STREAMING"):
+        body = _unchunked(body)
+    unsigned = {
+        "authorization", "x-amz-security-token", "x-amz-date", "connection", "user-agent", "content-length",
+        "x-amz-content-sha256", "x-amz-decoded-content-length", "x-amz-trailer", "content-encoding",
+    }  # fmt: skip
     kept = {name: value for name, value in call.headers.items() if name.lower() not in unsigned}
-    request = AWSRequest(
-        method=call.method, url=f"http://{call.header('Host')}{call.path}", data=call.body, headers=kept
-    )
+    request = AWSRequest(method=call.method, url=f"http://{call.header('Host')}{call.path}", data=body, headers=kept)
     signer = S3SigV4Auth if service == "s3" else SigV4Auth
     signer(Credentials(key, secret), service, region).add_auth(request)
-    return replace(call, headers=dict(request.headers.items()))
+    return replace(call, headers=dict(request.headers.items()), body=body)
+
+
+def _unchunked(body: bytes) -> bytes:
+    """What was sent as `aws-chunked`, without the signatures and checksums between its pieces."""
+    found, rest = b"", body
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size.split(b";")[0], 16)
+        if not length:
+            break
+        found, rest = found + rest[:length], rest[length + 2 :]
+    return found

@@ -119,6 +119,14 @@ class NoticeGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class OutageMet:
+    """The catalog or the storage failed, and the writer tries again; the next phase ends the outage."""
+
+    sentence: str
+    """What failed, how, and what will be done."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecordsFolded:
     records: int
 
@@ -134,6 +142,7 @@ Happening = (
     | StallBegan
     | StallEnded
     | NoticeGiven
+    | OutageMet
     | CommitRecordsFolded
 )
 

@@ -39,6 +39,7 @@ from tests.troubled_proxy import (
 
 BATCHES = 3
 SUBSTRATE = "rest+s3"
+SOAK = pytest.mark.soak
 
 
 def is_commit(call: Call) -> bool:
@@ -98,10 +99,12 @@ def refused_retry() -> Trouble:
     [
         (every(3, drop_answer, of=is_commit), "the outcome of a commit to .* is unknown"),
         (every(2, applied_then(refusal(500)), of=is_commit), "the outcome of a commit to .* is unknown"),
-        (every(2, applied_then(page(502)), of=is_commit), "the outcome of a commit to .* is unknown"),
+        pytest.param(
+            every(2, applied_then(page(502)), of=is_commit), "the outcome of a commit .* is unknown", marks=SOAK
+        ),
         (every(2, applied_then(page(200)), of=is_commit), "no JSON: .*Welcome"),
         (every(2, refused_retry(), of=is_commit), "lost a race"),
-        (every(2, instead(refusal(503, "deploying")), of=is_commit), "deploying"),
+        pytest.param(every(2, instead(refusal(503, "deploying")), of=is_commit), "deploying", marks=SOAK),
     ],
     ids=["every third answer lost", "500 though applied", "502 though applied", "HTML though applied", "409", "503"],
 )

@@ -34,6 +34,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpd
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError
 from frazil.table.catalog_mistakes import one_line, retry_after_s
+from frazil.table.catalogs import catalog_errors
 from frazil.table.expired import has_expired
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
@@ -93,8 +94,15 @@ class TableHandle:
         """The storage of the table's own files. Raises SpecError for a location that no storage serves."""
         if self._store is None:
             # By way of the handle, so that the store has the credentials of the newest load.
-            self._store = open_store((self._loaded or self.refresh()).location(), self.io_properties)
+            location = (self._loaded or self.refresh()).location()
+            self._store = open_store(location, self.io_properties, renew=self._renew)
         return self._store
+
+    def _renew(self) -> None:
+        """Load the table for newer credentials."""
+        log.info("the credentials for table %s have expired: loading it for newer ones", self.identifier)
+        with catalog_errors(self._catalog.name):
+            self.refresh()
 
     def current(self) -> Table:
         """The table as last seen; loads it the first time."""
@@ -222,6 +230,8 @@ class Patience:
     most_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    tell: Callable[[str], None] = lambda _: None
+    """Receives the sentence of each round that failed, other than by a lost race."""
 
     def wait_s(self, attempt: int, *, asked_s: float | None = None) -> float:
         """How long to wait before the next attempt; at least as long as an overloaded server asks, within reason."""
@@ -332,6 +342,8 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
                 raise CommitUnavailable(setback.at_last) from error
             wait_s = patience.wait_s(attempt, asked_s=retry_after_s(error))
             log.log(setback.level, "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
+            if setback.level >= logging.WARNING:
+                patience.tell(setback.now)
         else:
             return proposed.result
         handle.forget()

@@ -75,6 +75,8 @@ class Heartbeat:
     stall: Stall | None = None
     throttle: str | None = None
     """Why the commit interval is stretched, or would be (`commit.throttle`)."""
+    outage: str | None = None
+    """What catalog or storage fails to do, for as long as the writer waits for it."""
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()

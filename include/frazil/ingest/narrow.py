@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from frazil.errors import FrazilError
+from frazil.spec.addresses import names_store
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,9 @@ def is_environment(error: Exception) -> bool:
 
     Other errors may come from there too: a record is blamed only if it fails alone, in memory, and again.
     """
-    return isinstance(error, FrazilError | MemoryError) or (isinstance(error, OSError) and error.errno is not None)
+    if isinstance(error, OSError):
+        return error.errno is not None or names_store(error)
+    return isinstance(error, FrazilError | MemoryError)
 
 
 def narrowed(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:

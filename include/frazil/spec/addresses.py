@@ -46,3 +46,8 @@ def location_problem(text: str) -> str | None:
         return None
     schemes = ", ".join(sorted(OBJECT_STORES))
     return f"cannot hold files; write an absolute folder, file:///…, or a URI such as s3://bucket/… ({schemes})"
+
+
+def names_store(error: Exception) -> bool:
+    """Whether an error is Arrow's of an object store, which it tells by its text alone."""
+    return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

@@ -120,6 +120,8 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     throttle = beat_now.throttle if beat_now else None
     if throttle is not None:
         problems.append(throttle)
+    if beat_now is not None and beat_now.outage is not None:
+        problems.append(beat_now.outage)
     lag = known_lag(beat_now) if beat_now else None
     if lag is None and view.marker is not None:
         lag, problem = _ask_kafka(spec, view.marker)

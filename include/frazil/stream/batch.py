@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from frazil.commit.committer import Committer
 from frazil.commit.history import ancestors
@@ -19,13 +21,14 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import Fenced, FrazilError, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, TableLost
 from frazil.events import (
     BatchCommitted,
     DistributionChosen,
     FutureEventTimes,
     Happening,
     NoticeGiven,
+    OutageMet,
     PhaseBegan,
     ThrottleJudged,
 )
@@ -45,9 +48,21 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
+from frazil.table.expired import has_expired
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+OUTAGE_PATIENCE_S = 600.0
+"""How long a batch waits for a catalog or a storage that fails: as long as a commit does."""
+OUTAGE_WAIT_MOST_S = 30.0
+EXPIRED_MOST = 3
+"""So many times in a row a batch may outlive the credentials that it began with."""
+OUTLIVED = (
+    "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
+    "smaller batches (commit.size, commit.max-records) or more resources.cores"
+)
 RECENT_BATCHES = 4
 """How many commit records show a new writer what batches write by table partition: a record may have megabytes."""
 
@@ -65,6 +80,8 @@ class BatchRunner:
     emit: Callable[[Happening], None]
     run_folder: Path
     progress: ProgressFolder
+    wait: Callable[[float], object] = time.sleep
+    """Waits for so many seconds, or until the writer is asked to end; then it returns something true."""
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Those that were given already."""
@@ -82,7 +99,7 @@ class BatchRunner:
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
-            answers, journal = self.staged(stage, key, end, tasks=tasks)
+            answers, journal = self._staged(stage, key, end, tasks=tasks)
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
@@ -100,7 +117,7 @@ class BatchRunner:
         self._tell(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
         self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
-        sweep_batch(self.tables, journal)
+        self._sweep(journal)
 
     def _tell(self, journal: Journal, *, stage_s: float, commit_s: float) -> None:
         key, files = journal.key, len(journal.files)
@@ -122,7 +139,10 @@ class BatchRunner:
     def _journal_and_commit(self, journal: Journal) -> float:
         """Returns how many seconds the commit took."""
         self.emit(PhaseBegan(Phase.JOURNALING))
-        if not self.tables.journals.put(journal):
+        written = self._patiently(
+            lambda: self.tables.journals.put(journal), f"the journal of batch {journal.key} cannot be written"
+        )
+        if not written:
             raise Fenced(
                 f"batch {journal.key} of stream {self.spec.name!r} is already journaled or closed: another writer "
                 "took over"
@@ -152,6 +172,49 @@ class BatchRunner:
             give_back(self.tables, key)
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
+
+    def _staged(
+        self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
+    ) -> tuple[tuple[TaskAnswer, ...], Journal]:
+        """As `staged`; a catalog or a storage that fails, or whose credentials expire, is waited for.
+
+        Every try loads the tables, and so has the newest credentials.
+        """
+
+        def again() -> None:
+            self._discard(key)
+            self.emit(PhaseBegan(Phase.STAGING, key))
+
+        return self._patiently(
+            lambda: self.staged(stage, key, end, tasks=tasks), f"batch {key} cannot be staged", again=again
+        )
+
+    def _patiently(self, act: Callable[[], T], what: str, *, again: Callable[[], None] = lambda: None) -> T:
+        """What `act` returns, once nothing is away that it needs. Raises its error once patience is over.
+
+        Credentials that expire within a try are no outage: the next try begins at once, with others.
+        """
+        until, expired, tries = time.monotonic() + OUTAGE_PATIENCE_S, 0, 0
+        while True:
+            try:
+                return act()
+            except TableLost:
+                raise
+            except CommitUnavailable as error:
+                expired += has_expired(error)
+                if expired > EXPIRED_MOST:
+                    raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {OUTLIVED}") from error
+                tries += 1
+                wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, OUTAGE_WAIT_MOST_S)
+                left_s = until - time.monotonic()
+                if left_s < wait_s:
+                    raise
+                sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
+                log.warning("%s", sentence)
+                again()
+                self.emit(OutageMet(sentence))
+                if self.wait(wait_s):
+                    raise
 
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
@@ -194,6 +257,13 @@ class BatchRunner:
         for journal in reversed(newest):
             recent = recent.after(journal.staged_for("main"), partitions=journal.partitions)
         return recent
+
+    def _sweep(self, journal: Journal) -> None:
+        """Delete what failed tries of a batch that landed left; the next start sweeps what remains."""
+        try:
+            sweep_batch(self.tables, journal)
+        except (FrazilError, OSError) as error:
+            log.warning("files that failed tries of batch %s left are left to the next start: %s", journal.key, error)
 
     def _discard(self, key: BatchKey) -> None:
         """Delete the files of a failed batch; the next start sweeps what remains."""

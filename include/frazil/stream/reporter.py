@@ -9,6 +9,8 @@ import dataclasses
 import logging
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +23,7 @@ from frazil.events import (
     Event,
     Events,
     NoticeGiven,
+    OutageMet,
     PhaseBegan,
     RecordsSkipped,
     ThrottleJudged,
@@ -38,6 +41,8 @@ log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 LOG_CHECK_MS = 60_000
 """Between two checks of the log's size."""
+COUNT_WAIT_S = 0.5
+"""How long a heartbeat waits for the count of records."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 
 
@@ -69,6 +74,8 @@ class Reporter:
             written_at_ms=now,
             advanced_at_ms=now,
         )
+        self._counter = ThreadPoolExecutor(1, "records")
+        self._counting: Future[None] | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -80,6 +87,7 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closing = True
+        self._counter.shutdown(wait=False)
         self._wake.set()
         self._thread.join()
         text = f"{type(error).__name__}: {error}" if error else None
@@ -107,13 +115,15 @@ class Reporter:
                 self.throttled(reason, stretch=stretch)
             case DistributionChosen(shuffled=shuffled, reason=reason):
                 self._change(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
+            case OutageMet(sentence):
+                self._change(outage=sentence)
             case NoticeGiven(sentence):
                 self.notice(sentence)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         """The writer entered another phase; `key` names its batch."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
-        self._change(phase=phase, **at)
+        self._change(phase=phase, outage=None, **at)
 
     def table(self, location: str, progress: ProgressFolder) -> None:
         self._progress = progress
@@ -155,6 +165,8 @@ class Reporter:
         while not self._closing:
             self._wake.wait(PERIOD_S)
             self._wake.clear()
+            if self._closing:
+                return
             try:
                 self.beat()
             except Exception as error:  # a full disk must not end this thread
@@ -169,6 +181,19 @@ class Reporter:
         self._rotate_log()
 
     def _count_records(self) -> None:
+        """In a thread of its own: a storage that is away takes a minute to say so, and the heartbeat must go on."""
+        if self._counting is None or self._counting.done():
+            self._counting = self._counter.submit(self._counted)
+        with suppress(TimeoutError):
+            self._counting.result(COUNT_WAIT_S)
+
+    def _counted(self) -> None:
+        try:
+            self._count()
+        except Exception as error:
+            log.info("the records of the current batch cannot be counted: %s", error)
+
+    def _count(self) -> None:
         state, progress = self._state, self._progress
         if state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             records = progress.records(epoch=state.epoch, batch=state.batch)

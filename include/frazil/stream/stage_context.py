@@ -11,6 +11,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import catalog_errors
 from frazil.table.tables import check_stageable
 
 
@@ -24,10 +25,12 @@ def stage_context(
 ) -> StageContext:
     """The context, without held dead letters and windows; files go to folders of `tables.stream`.
 
-    Raises SchemaIncompatible if a table was changed so that the declared columns no longer fit it.
+    Raises SchemaIncompatible if a table was changed so that the declared columns no longer fit it, and what
+    `catalog_errors` raises.
     """
     # Refreshed, so that what others have changed since the last commit applies to the next one.
-    now = {target: handle.refresh() for target, handle in tables.targets.items()}
+    with catalog_errors(spec.table.catalog or "default"):
+        now = {target: handle.refresh() for target, handle in tables.targets.items()}
     check_stageable(now["main"], now["dead-letters"], spec)
     return StageContext(
         stream=spec.name,

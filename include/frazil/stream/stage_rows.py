@@ -16,6 +16,7 @@ from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.routes import Parcel
 from frazil.ingest.stage import Suspect, read, stage, write
 from frazil.stream.progress import ProgressFolder
+from frazil.table.storage_mistakes import staging_failure
 
 Sent = tuple[int, str | tuple[int, int, bytes]]
 """What passes through a shuffle: the writer that gets it, and the answer of a task that read, or a `Parcel`'s task,
@@ -92,8 +93,8 @@ class StageRows:
         began = time.monotonic()
         try:
             result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(task.index))
-        except FrazilError as error:
-            return _refused(error)
+        except (FrazilError, OSError) as error:
+            return self._refused(error)
         return {"result": result.to_json(), "task_s": time.monotonic() - began}
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
@@ -120,8 +121,8 @@ class StageRows:
                         "partitions": found.partitions,
                         "task_s": time.monotonic() - began,
                     }
-        except (FrazilError, Suspect) as error:
-            answer = _refused(error)
+        except (FrazilError, Suspect, OSError) as error:
+            answer = self._refused(error)
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
@@ -138,8 +139,8 @@ class StageRows:
         began = time.monotonic()
         try:
             written = write(self.context, parcels(), writer=writer, attempt=_attempt())
-        except (FrazilError, Suspect) as error:
-            answers.append(json.dumps(_refused(error)))
+        except (FrazilError, Suspect, OSError) as error:
+            answers.append(json.dumps(self._refused(error)))
         else:
             files = [file.to_json() for file in written.files]
             seconds = time.monotonic() - began
@@ -147,6 +148,18 @@ class StageRows:
                 json.dumps({"write": writer, "files": files, "received": dict(written.received), "task_s": seconds})
             )
         return iter(answers)
+
+    def _refused(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
+        """The answer that stands for an error. Raises what is no error of ours, nor of an object store."""
+        found = error.error if isinstance(error, Suspect) else error
+        if isinstance(found, OSError) and not isinstance(found, FrazilError):
+            meant = staging_failure(self.context.main.folder, found)
+            if meant is None and found is error:
+                raise error
+            found = meant or found
+        if isinstance(found, FrazilError):
+            return {"error_type": type(found).__name__, "error": str(found)}
+        return {"suspect": f"{type(found).__name__}: {found}"}
 
     def _reporter(self, task: int) -> Callable[[int], None]:
         def report(records: int) -> None:
@@ -158,9 +171,3 @@ class StageRows:
 def _attempt() -> int:
     running = TaskContext.get()
     return running.attemptNumber() if running else 0
-
-
-def _refused(error: FrazilError | Suspect) -> dict[str, object]:
-    if isinstance(error, Suspect):
-        return {"suspect": f"{type(error.error).__name__}: {error.error}"}
-    return {"error_type": type(error).__name__, "error": str(error)}

@@ -21,8 +21,9 @@ from frazil.commit.reset import standing
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Patience
 from frazil.errors import KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch
-from frazil.events import EpochBegan, Events, Happening, PhaseBegan, RecordsSkipped, Sink
+from frazil.events import EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
@@ -43,7 +44,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
-from frazil.table.catalogs import load_catalog
+from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, lost_table
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Writer:
             self.engine.warm_up()
             if not self.engine.ready(self.stopping.is_set):
                 return None
-            tables, progress = self._open(reporter)
+            tables, progress = self._open(reporter, events.emit)
             parts = EpochParts(self.spec, self.engine, kafka, tables, progress, folder, events.emit, reporter.planned)
             with RecordFolding(self.spec, events.emit):
                 return self._epochs(parts)
@@ -124,7 +125,7 @@ class Writer:
                 log.warning("%s: beginning a new epoch after it", error)
             last = epoch.number
 
-    def _open(self, reporter: Reporter) -> tuple[StreamTables, ProgressFolder]:
+    def _open(self, reporter: Reporter, emit: Callable[[Happening], None]) -> tuple[StreamTables, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_supported(main.schema(), self.spec.source.format)
@@ -132,6 +133,7 @@ class Writer:
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
+            patience=Patience(tell=lambda sentence: emit(OutageMet(sentence))),
             align=Alignment.of(self.spec),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
@@ -173,7 +175,8 @@ class Epoch:
         self.number = self.after
 
     def run(self) -> Marker:
-        runner = self._begin()
+        with catalog_errors(self.parts.spec.table.catalog or "default"):
+            runner = self._begin()
         late = 0
         while not self._over(runner):
             p = self.parts
@@ -226,6 +229,7 @@ class Epoch:
             emit=p.emit,
             run_folder=p.folder,
             progress=p.progress,
+            wait=self.stopping.wait,
         )
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:

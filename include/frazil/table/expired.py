@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from pyiceberg.exceptions import AuthorizationExpiredError
 
+from frazil.errors import CommitUnavailable
+
 _CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 """S3's and STS's error codes (`ExpiredTokenException` begins with the first)."""
 
@@ -21,7 +23,8 @@ def has_expired(error: BaseException) -> bool:
 def _names_a_code(error: BaseException) -> bool:
     response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-    said = f"{code} {error}" if isinstance(error, OSError) else str(code)
+    # An executor's error arrives as one of ours, with the text alone.
+    said = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
     return any(each in said for each in _CODES)
 
 

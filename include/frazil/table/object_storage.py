@@ -7,21 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from botocore.exceptions import (  # type: ignore[import-untyped]
-    ClientError,
-    HTTPClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
-from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.expired import has_expired
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
+from frazil.table.storage_mistakes import client_failure
+
+R = TypeVar("R")
 
 _ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
@@ -34,6 +31,8 @@ KEYS_AT_ONCE = 1_000
 """S3's limit of keys in a request."""
 
 _PUT_ATTEMPTS = 5
+TRIES = 2
+"""Of s3fs, each of which is five of its client's: with five by five an answer of "slow down" took a minute."""
 OPEN_MOST = 4
 """Sets of properties whose FileIO is kept for the next store: executors open one for each write."""
 
@@ -41,10 +40,13 @@ OPEN_MOST = 4
 class FsspecStore(ObjectStore):
     """An object store writes an object whole or not at all, and what it has acknowledged is durable."""
 
-    def __init__(self, location: str, io_properties: IoProperties) -> None:
+    def __init__(
+        self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
+    ) -> None:
         parts = urlsplit(location)
         self._scheme, self._host = parts.scheme, parts.hostname
         self._ask: Callable[[], Mapping[str, str]] = io_properties if callable(io_properties) else lambda: io_properties
+        self._renew = renew
         self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
         self._batches = True
         """Until the store refuses to delete several objects in one request."""
@@ -58,45 +60,49 @@ class FsspecStore(ObjectStore):
         files = opened[1].get_fs(self._scheme, self._host)
         # fsspec would keep it for ever: 12 MiB for each load that vends new credentials.
         type(files)._cache.pop(files._fs_token, None)
+        if hasattr(files, "retries"):
+            files.retries = TRIES
         return files
 
-    def put_if_absent(self, path: str, data: bytes) -> bool:
+    def _do(self, path: str, act: Callable[[Any], R]) -> R:
+        """What `act` does with the files; once more, with newer credentials, if they have expired."""
+        try:
+            with _failures(path):
+                return act(self._files)
+        except CommitUnavailable as error:
+            if self._renew is None or not has_expired(error):
+                raise
+        self._renew()
         with _failures(path):
-            for attempt in range(_PUT_ATTEMPTS):
-                try:
-                    self._files.pipe_file(path, data, mode="create")
-                except FileExistsError:
-                    return False
-                except OSError as error:
-                    code = _error_code(error)
-                    if code in _ABSENT_NO_LONGER:
-                        return False
-                    if code != _CONFLICT or attempt == _PUT_ATTEMPTS - 1:
-                        raise
-                else:
-                    return True
-        raise AssertionError("the loop returns or raises")
+            return act(self._files)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._do(path, lambda files: _put_if_absent(files, path, data))
 
     def put(self, path: str, data: bytes) -> None:
-        with _failures(path):
-            self._files.pipe_file(path, data)
+        self._do(path, lambda files: files.pipe_file(path, data))
 
     def get(self, path: str) -> bytes | None:
-        with _failures(path):
+        def read(files: Any) -> bytes | None:
             try:
-                data: bytes = self._files.cat_file(path)
+                data: bytes = files.cat_file(path)
             except FileNotFoundError:
                 return None
             return data
 
+        return self._do(path, read)
+
     def list_files(self, folder: str) -> list[FileInfo]:
-        files = self._files
-        with _failures(folder):
+        def find(files: Any) -> dict[str, dict[str, Any]]:
             files.invalidate_cache()
             try:
-                found = files.find(folder, detail=True)
+                found: dict[str, dict[str, Any]] = files.find(folder, detail=True)
             except FileNotFoundError:
-                return []
+                return {}
+            return found
+
+        found = self._do(folder, find)
+        files = self._files
         root = files._strip_protocol(folder).rstrip("/")
         return sorted(
             (
@@ -108,13 +114,15 @@ class FsspecStore(ObjectStore):
         )
 
     def list_folders(self, folder: str) -> list[str]:
-        files = self._files
-        with _failures(folder):
+        def ls(files: Any) -> list[dict[str, Any]]:
             files.invalidate_cache()
             try:
-                entries = files.ls(folder, detail=True)
+                entries: list[dict[str, Any]] = files.ls(folder, detail=True)
             except FileNotFoundError:
                 return []
+            return entries
+
+        entries = self._do(folder, ls)
         names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
@@ -124,7 +132,7 @@ class FsspecStore(ObjectStore):
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, KEYS_AT_ONCE)):
             try:
-                left |= self._delete_batch(batch)
+                left |= self._do(batch[0], lambda _, batch=batch: self._delete_batch(batch))  # type: ignore[misc]
             except (OSError, FrazilError) as error:  # no single key is the cause, so the rest would fail alike
                 return left | dict.fromkeys([*batch, *waiting], error)
         return left
@@ -148,10 +156,31 @@ class FsspecStore(ObjectStore):
                 continue
             except (OSError, AccessDenied) as error:
                 left[path] = error
+            except CommitUnavailable as error:
+                if has_expired(error) or not isinstance(error.__cause__, OSError):
+                    raise  # it concerns all keys alike
+                left[path] = error.__cause__
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
         """Nothing to do: a closed file is durable."""
+
+
+def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
+    for attempt in range(_PUT_ATTEMPTS):
+        try:
+            files.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            code = _error_code(error)
+            if code in _ABSENT_NO_LONGER:
+                return False
+            if code != _CONFLICT or attempt == _PUT_ATTEMPTS - 1:
+                raise
+        else:
+            return True
+    raise AssertionError("the loop returns or raises")
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
@@ -202,19 +231,8 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
 def _failures(path: str) -> Iterator[None]:
     try:
         yield
-    except NoCredentialsError as error:  # a host's metadata service that is silent looks the same
-        raise CommitUnavailable(
-            f"{path}: no credentials for the object store were found: {error}. Configure some, unless a host's or a "
-            "role's are only away for a moment"
-        ) from error
-    except (OSError, PartialCredentialsError) as error:
-        if has_expired(error):
-            raise CommitUnavailable(
-                f"{path}: the credentials of the object store have expired: {error}. The catalog hands out newer "
-                "ones with the table's next load"
-            ) from error
-        if isinstance(error, OSError) and not isinstance(error, PermissionError):
+    except (OSError, BotoCoreError) as error:
+        meant = client_failure(path, error)
+        if meant is None:
             raise
-        raise AccessDenied(f"{path}: the object store refuses our credentials: {error}") from error
-    except (BotoConnectionError, HTTPClientError) as error:
-        raise CommitUnavailable(f"{path}: the object store cannot be reached: {error}") from error
+        raise meant from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from frazil.errors import SpecError
@@ -10,8 +11,10 @@ from frazil.table.local_storage import LocalStore
 from frazil.table.object_store import IoProperties, ObjectStore
 
 
-def open_store(location: str, io_properties: IoProperties) -> ObjectStore:
+def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
     """The store of a location, by its URI scheme; `io_properties` are a PyIceberg FileIO's (`s3.endpoint`, …).
+
+    `renew` is called when the credentials among them have expired; what failed is tried once more with the new ones.
 
     Raises SpecError for a scheme that no store serves.
     """
@@ -21,7 +24,7 @@ def open_store(location: str, io_properties: IoProperties) -> ObjectStore:
     if scheme in OBJECT_STORES:
         from frazil.table.object_storage import FsspecStore  # noqa: PLC0415 - loads botocore and fsspec
 
-        return FsspecStore(location, io_properties)
+        return FsspecStore(location, io_properties, renew=renew)
     raise SpecError(
         f"{location}: no storage for the scheme {scheme!r}; a table's location is a folder, file://, "
         f"or one of {', '.join(sorted(OBJECT_STORES))}"

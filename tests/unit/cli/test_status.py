@@ -263,6 +263,14 @@ def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
     assert (found["problems"], found["throttle"]) == (["the metadata grows"], "the metadata grows")
 
 
+def test_an_outage_that_the_writer_waits_for_is_a_problem(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), written_at_ms=now_ms, outage="the object store fails").write(ticks())
+        (found,) = status(streams)["streams"]
+    assert found["problems"] == ["the object store fails"]
+
+
 def test_whether_rows_are_shuffled_is_shown_of_a_stream_that_asks_for_it(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,14 @@ def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(benc
     bench.reporter.throttled(None, stretch=1.0)
     assert (again := bench.after(1)).stall is None
     assert again.throttle is None
+
+
+def test_a_storage_that_does_not_answer_holds_up_no_heartbeat(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    answered = threading.Event()
+    monkeypatch.setattr(Reporter, "_count", lambda _: answered.wait(60))
+    first = bench.after(1)
+    assert bench.after(1).written_at_ms > first.written_at_ms
+    answered.set()
 
 
 def test_a_notice_stays_in_the_heartbeat_and_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture):

@@ -105,7 +105,7 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
     }
 
     asked: dict[str, IoProperties] = {}
-    monkeypatch.setattr(swap, "open_store", lambda location, io: asked.update({location: io}))
+    monkeypatch.setattr(swap, "open_store", lambda location, io, **_: asked.update({location: io}))
     tables.store_of("dead-letters")
     own["dead-letters"].refresh()
     (renewed,) = asked.values()

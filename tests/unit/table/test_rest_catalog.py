@@ -12,7 +12,19 @@ from frazil.errors import CommitUnavailable, FrazilError
 from frazil.table import rest_catalog
 from frazil.table.catalogs import CatalogConfig, _open, catalog_errors
 from frazil.table.rest_catalog import nested
-from tests.troubled_proxy import Answer, Trouble, TroubledProxy, first, instead, page, proxy, refusal, slow
+from tests.troubled_proxy import (
+    Answer,
+    Call,
+    Forward,
+    Trouble,
+    TroubledProxy,
+    first,
+    instead,
+    page,
+    proxy,
+    refusal,
+    slow,
+)
 
 CONFIG = Answer(200, json.dumps({"defaults": {}, "overrides": {}}).encode(), {"Content-Type": "application/json"})
 
@@ -103,3 +115,41 @@ def test_what_pyiceberg_takes_as_mappings_is_given_as_such() -> None:
         "ssl": {"cabundle": "ca.pem"},
         "a.b": "c",
     }
+
+
+class Tokens:
+    """An OAuth2 server and a REST catalog in one, whose tokens expire when the test says so."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.valid = ""
+
+    def __call__(self, call: Call, _: Forward) -> Answer:
+        if "/token" in call.path:
+            self.given += 1
+            self.valid = f"token-{self.given}"
+            given = {"access_token": self.valid, "token_type": "bearer", "expires_in": 3600}
+            return Answer(200, json.dumps(given).encode(), {"Content-Type": "application/json"})
+        if call.header("Authorization") != f"Bearer {self.valid}":
+            return refusal(401, "the token has expired")
+        return CONFIG if "/config" in call.path else Answer(200, b'{"namespaces": [["city"]]}')
+
+
+def test_a_token_that_expired_is_replaced_at_its_next_use(server: TroubledProxy) -> None:
+    server.trouble = tokens = Tokens()
+    oauth = {"credential": "me:secret", "oauth2-server-uri": f"{server.uri}/token"}
+    catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri, **oauth}))
+    for _ in range(3):
+        assert catalog.list_namespaces() == [("city",)]
+        before, tokens.valid = tokens.given, "another one"
+        assert catalog.list_namespaces() == [("city",)]
+        assert tokens.given == before + 1
+
+
+def test_a_token_of_auth_type_oauth2_is_asked_for_by_what_a_person_configures(server: TroubledProxy) -> None:
+    server.trouble = tokens = Tokens()
+    oauth = {"type": "oauth2", "oauth2.client_id": "me", "oauth2.client_secret": "s"}
+    given = {f"auth.{key}": value for key, value in oauth.items()} | {"auth.oauth2.token_url": f"{server.uri}/token"}
+    catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri, **given}))
+    assert catalog.list_namespaces() == [("city",)]
+    assert tokens.given
