@@ -38,8 +38,8 @@ from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import MadeStream
-from tests.substrates.conftest import NOW_MS, configure
-from tests.substrates.test_bad_catalog import check_each_landed_once
+from tests.substrates.conftest import NOW_MS, catalog_of, configure
+from tests.substrates.test_bad_catalog import SUBSTRATE, check_each_landed_once
 from tests.substrates.test_behaviour import Made, offsets, rows
 from tests.troubled_proxy import (
     Answer,
@@ -155,8 +155,8 @@ def substrate(
     frazil_home: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    configure(monkeypatch, {**object_store.rest_catalog(), "uri": gateway.uri, "s3.endpoint": bucket.uri})
-    return "rest+s3"
+    configure(monkeypatch, SUBSTRATE, {**object_store.rest_catalog(), "uri": gateway.uri, "s3.endpoint": bucket.uri})
+    return SUBSTRATE
 
 
 @pytest.fixture
@@ -307,14 +307,18 @@ class Vending:
 
 @pytest.fixture
 def vending(
-    object_store: EmbeddedObjectStore, bucket: TroubledProxy, gateway: TroubledProxy, monkeypatch: pytest.MonkeyPatch
+    substrate: str,  # noqa: ARG001 - configured before its keys are taken away
+    object_store: EmbeddedObjectStore,
+    bucket: TroubledProxy,
+    gateway: TroubledProxy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Vending:
     found = Vending(object_store)
     found.endpoint = bucket.uri
     bucket.trouble, gateway.trouble = found.storage, found.catalog
     for key in object_store.s3_properties():
         variable = key.upper().replace(".", "__").replace("-", "_")
-        monkeypatch.delenv(f"PYICEBERG_CATALOG__LAKE__{variable}", raising=False)
+        monkeypatch.delenv(f"PYICEBERG_CATALOG__{catalog_of(SUBSTRATE).upper()}__{variable}")
     return found
 
 
@@ -328,7 +332,6 @@ def vending(
     ],
 )
 def test_a_writer_runs_for_longer_than_vended_credentials_live(
-    substrate: str,  # noqa: ARG001 - configured before its keys are taken away
     vending: Vending,
     writer: Writer,
     when: str,
@@ -351,7 +354,6 @@ def test_a_writer_runs_for_longer_than_vended_credentials_live(
 
 @pytest.mark.soak
 def test_a_batch_that_outlives_its_credentials_again_and_again_says_so(
-    substrate: str,  # noqa: ARG001 - as above
     vending: Vending,
     writer: Writer,
 ) -> None:

@@ -54,9 +54,10 @@ class FsspecStore(ObjectStore):
     @property
     def _files(self) -> Any:
         """PyIceberg keeps a file system for each thread, because fsspec's clients must not be shared."""
-        properties, opened = frozenset(file_io_properties(self._ask()).items()), self._opened
-        if opened is None or opened[0] != properties:
-            self._opened = opened = (properties, _file_io(properties))
+        opened = self._opened
+        # Where they can be renewed, those that still serve are kept: a client costs half a second of a core.
+        if opened is None or (self._renew is None and opened[0] != self._newest()):
+            self._opened = opened = (newest := self._newest(), _file_io(newest))
         files = opened[1].get_fs(self._scheme, self._host)
         # fsspec would keep it for ever: 12 MiB for each load that vends new credentials.
         type(files)._cache.pop(files._fs_token, None)
@@ -64,15 +65,22 @@ class FsspecStore(ObjectStore):
             files.retries = TRIES
         return files
 
+    def _newest(self) -> frozenset[tuple[str, str]]:
+        return frozenset(file_io_properties(self._ask()).items())
+
     def _do(self, path: str, act: Callable[[Any], R]) -> R:
-        """What `act` does with the files; once more, with newer credentials, if they have expired."""
+        """What `act` does with the files; once more, with newer credentials, if they have expired or are refused."""
         try:
             with _failures(path):
                 return act(self._files)
-        except CommitUnavailable as error:
-            if self._renew is None or not has_expired(error):
+        except (AccessDenied, CommitUnavailable) as error:
+            expired = has_expired(error)
+            outdated = self._opened is not None and self._opened[0] != self._newest()
+            if self._renew is None or not (expired or (outdated and isinstance(error, AccessDenied))):
                 raise
-        self._renew()
+            if expired:
+                self._renew()
+        self._opened = None
         with _failures(path):
             return act(self._files)
 
