@@ -93,6 +93,11 @@ class Deployment:
         seen = self.launcher(stream, host).observe()
         return seen.launch.writer.pid if seen.process is ProcessState.RUNNING and seen.launch.writer else 0
 
+    def has_taken_over(self, stream: str, host: str) -> bool:
+        """Whether the stream's writer on a host has an epoch."""
+        seen = self.launcher(stream, host).observe()
+        return seen.process is ProcessState.RUNNING and seen.heartbeat is not None and seen.heartbeat.epoch is not None
+
     def task(self, stream: str) -> dict[str, Any]:
         """Of the stream's latest run."""
         dag_id = f"frazil_writer_{stream}"
@@ -191,7 +196,7 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
 
     # A triggerer and its host, as far as Airflow knows: the writer is there yet, and nobody stops it.
     deployment.kill("triggerer-one")
-    eventually(lambda: deployment.runs_on("anywhere", "two"), within_s=240)
+    eventually(lambda: deployment.has_taken_over("anywhere", "two"), within_s=240)
     more_land(anywhere, pinned)
     eventually(lambda: deployment.launcher("anywhere", "one").observe().process is ProcessState.ENDED, within_s=180)
     assert deployment.launcher("anywhere", "one").observe().exits[-1].code == Fenced.exit_code
@@ -209,7 +214,7 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
     # A writer whose only host is gone stays where it is: no other triggerer serves its queue.
     before = deployment.runs_on("pinned", "two")
     deployment.kill("triggerer-two")
-    eventually(lambda: deployment.runs_on("anywhere", "one"), within_s=240)
+    eventually(lambda: deployment.has_taken_over("anywhere", "one"), within_s=240)
     more_land(anywhere, pinned)
     assert deployment.runs_on("pinned", "two") == before
     assert not deployment.launcher("pinned", "one").folder.exists()
