@@ -25,7 +25,7 @@ _serial = itertools.count(1)
 
 
 def soaked_but(*names: str) -> pytest.MarkDecorator:
-    """The test runs on these substrates in every run, and on the others with `make soak`."""
+    """The test runs on these substrates with `make test`, and on the others with `make soak`."""
     cells = [name if name in names else pytest.param(name, marks=pytest.mark.soak) for name in SUBSTRATES]
     return pytest.mark.parametrize("substrate", cells, indirect=True)
 
