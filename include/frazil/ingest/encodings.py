@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 SAMPLED_ROWS = 8_192
 """Also the most elements, keys or values of lists and maps that are looked at."""
+BATCH_VALUES, BATCH_BYTES = 1_024, 2**20
+"""The most that Parquet's writer encodes before it looks whether a page is full. It counts values, 1,024 by default: of
+100 KB each they make a page of 100 MB, for which it takes three times as much memory."""
 MINIBLOCK = 32
 """Values of DELTA_BINARY_PACKED that share a width; four of them share a minimum."""
 RUN = 8
@@ -31,6 +34,7 @@ class Encodings:
 
     use_dictionary: list[str]
     column_encoding: dict[str, str]
+    batch_values: int = BATCH_VALUES
 
 
 def choose(rows: pa.Table, *, modern: bool) -> Encodings:
@@ -41,15 +45,30 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
     """
     use_dictionary: list[str] = []
     column_encoding: dict[str, str] = {}
+    widest = 1.0
     sample = rows.slice(0, SAMPLED_ROWS)
     for field, column in zip(sample.schema, sample.columns, strict=True):
-        for path, values in _leaves(field.name, column.combine_chunks()):
-            other = _instead_of_a_dictionary(values[:SAMPLED_ROWS])
+        # Texts are not copied into one piece: they may be large.
+        leaves = [(field.name, column)] if _is_text(field.type) else _leaves(field.name, column.combine_chunks())
+        for path, values in leaves:
+            other = None
+            if _is_text(values.type):
+                widest = max(widest, values.nbytes / max(len(values), 1))
+            else:
+                other = _instead_of_a_dictionary(values[:SAMPLED_ROWS])
             if other is None:
                 use_dictionary.append(path)
             elif modern:
                 column_encoding[path] = other
-    return Encodings(use_dictionary, column_encoding)
+    return Encodings(use_dictionary, column_encoding, max(1, min(BATCH_VALUES, int(BATCH_BYTES / widest))))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether values are texts or bytes of any length."""
+    return any(
+        is_one(kind)
+        for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    )
 
 
 def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:

@@ -140,6 +140,7 @@ class ParquetFile:
             layout.arrow_schema,
             use_dictionary=encodings.use_dictionary,
             column_encoding=encodings.column_encoding or None,
+            write_batch_size=encodings.batch_values,
             **layout.writer_options,
         )
 

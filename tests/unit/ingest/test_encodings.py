@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ def written(rows: pa.Table, *, modern: bool = True) -> pq.ParquetFile:
         rows.schema,
         use_dictionary=chosen.use_dictionary,
         column_encoding=chosen.column_encoding or None,
+        write_batch_size=chosen.batch_values,
     ) as writer:
         writer.write_table(rows)
     return pq.ParquetFile(io.BytesIO(out.getvalue()))
@@ -119,3 +122,40 @@ def test_what_was_written_is_read_again(integers: list[int | None], doubles: lis
     assert read["integer"] == table["integer"]
     bits = [column["double"].combine_chunks().view(pa.int64()) for column in (read, table)]
     assert bits[0] == bits[1]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.list_(pa.string())])
+def test_a_batch_of_large_values_has_about_a_page(kind: pa.DataType) -> None:
+    text = "frazil " * 14_000
+    values = pa.array([[text] if pa.types.is_list(kind) else text] * 50, kind)
+    assert choose(pa.table({"c": values}), modern=True).batch_values == 2**20 // (len(text) + 4)
+
+
+LARGE = """
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortOrder
+from pyiceberg.types import NestedField, StringType
+from frazil.ingest.contract import TargetTable
+from frazil.ingest.encodings import choose
+from frazil.ingest.parquet import FileLayout, ParquetFile
+
+parts = (Schema(NestedField(1, "c", StringType())), PartitionSpec(), SortOrder())
+layout = FileLayout.of(TargetTable(*(part.model_dump_json() for part in parts), {}, "nowhere", 2**27), "main")
+texts = [f"{number:08}" + "frazil " * 14_000 for number in range(200)]
+rows = pa.table([pa.array(texts, layout.arrow_schema.field("c").type)], schema=layout.arrow_schema)
+file = ParquetFile(None, "nowhere", layout, (), encodings=choose(rows, modern=True))
+file.write(rows)
+print(pa.default_memory_pool().max_memory() - rows.nbytes)
+"""
+
+
+def test_large_values_are_encoded_in_little_memory() -> None:
+    shown = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True).stdout
+    assert int(shown) < 16 * 2**20
+
+
+def test_small_values_are_encoded_in_batches_of_the_usual_length() -> None:
+    assert choose(pa.table({"c": ["a"] * 10, "n": range(10)}), modern=True).batch_values == 1_024
+    assert choose(pa.table({"c": pa.array([], pa.string())}), modern=True).batch_values == 1_024
