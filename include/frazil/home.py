@@ -1,6 +1,7 @@
 """Where frazil keeps the files of this machine: `$FRAZIL_HOME`, by default `.frazil` in the current folder.
 
-<home>/streams/<application>/   a writer's run folder: lock, status.json, exit.json, writer.log
+<home>/streams/<stream>/            a writer's run folder: lock, status.json, exit.json, writer.log
+<home>/applications/<application>/  the run folder of an application that streams share, with the same files
 <home>/declared/         the last sound declarations: see `frazil.spec.last_sound`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow
@@ -19,12 +20,14 @@ def home() -> Path:
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
-def run_folder(application: str) -> Path:
-    """The run folder of one writer application on this machine; not created here.
+def run_folder(stream: str) -> Path:
+    """The run folder of one stream's writer on this machine, whatever application runs it; not created here."""
+    return home() / "streams" / stream
 
-    A stream that declares no application has one of its own, with the stream's name.
-    """
-    return home() / "streams" / application
+
+def application_folder(application: str) -> Path:
+    """The run folder of one application that streams share, on this machine; not created here."""
+    return home() / "applications" / application
 
 
 def cache_folder() -> Path:

@@ -23,7 +23,8 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
-from frazil.supervise.supervisor import Supervisor, WriterProgram
+from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervisor import Supervisor
 from frazil.table.catalogs import load_catalog
 
 from .exactness import check_exact

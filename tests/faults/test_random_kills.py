@@ -21,7 +21,8 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
-from frazil.supervise.supervisor import Supervisor, WriterProgram
+from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervisor import Supervisor
 
 from .exactness import check_exact
 from .exactness import kills as kills_of

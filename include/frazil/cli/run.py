@@ -29,13 +29,15 @@ from frazil.cli.light import allow_pandas
 from frazil.cli.options import streams_option
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
-from frazil.home import run_folder
+from frazil.home import application_folder, run_folder
 from frazil.host.endings import record_exit
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
 from frazil.host.writer_log import LOG_FILE, redirect, rotate
+from frazil.spec.application import Application, find_application
 from frazil.spec.last_sound import find_and_remember
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
 
 if TYPE_CHECKING:
     from frazil.events import Event
@@ -56,6 +58,8 @@ WORDS_MOST = 300
 def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     """Write STREAM into its table, in the foreground.
 
+    The name of an application that streams share writes all of its streams.
+
     Ctrl-C lets the current batch commit and exits with 0; a second Ctrl-C ends the writer at once, and the next start
     goes on where the table stands. A line a batch is shown; the log, with Spark's, is writer.log in the stream's run
     folder. Exits as the writer does (see docs/reference/cli.md), and with 9 where another writer of the stream runs on
@@ -65,6 +69,13 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     Example:
       frazil run flights --until-caught-up
     """
+    if application := find_application(streams_folder, stream):
+
+        def write_all(voice: Voice) -> None:
+            _write_application(application, streams_folder, voice, until_caught_up=until_caught_up)
+
+        names = tuple(spec.name for spec in application.streams)
+        raise SystemExit(in_foreground(stream, write_all, folder=application_folder(stream), streams=names))
     spec = find_and_remember(streams_folder, stream)  # status and pause know it, should its file break
 
     def write(voice: Voice) -> None:
@@ -73,14 +84,18 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     raise SystemExit(in_foreground(spec.name, write))
 
 
-def in_foreground(stream: str, write: Callable[[Voice], None]) -> int:
+def in_foreground(
+    stream: str, write: Callable[[Voice], None], *, folder: Path | None = None, streams: tuple[str, ...] = ()
+) -> int:
     """Run `write` in a child process, as the one writer of a stream on this host, and write down how it ended.
+
+    `folder` and `streams` are those of an application that streams share, if it is one.
 
     Returns its exit code, as the shell counts. SIGTERM asks the child to end, also when this process is killed. Raises
     WriterBusy.
     """
-    folder = run_folder(stream)
-    lock = WriterLock(folder, streams=(stream,))
+    folder = folder or run_folder(stream)
+    lock = WriterLock(folder, streams=streams or (stream,))
     lock.acquire()
     rotate(folder)
     hear, tell = os.pipe()
@@ -223,3 +238,26 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
             voice.say(totals.add(event.what))
 
     voice.say(totals.end(stopped=write(spec, say_batch, until_caught_up=until_caught_up)))
+
+
+def _write_application(application: Application, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
+    allow_pandas()
+    log_file = application_folder(application.name) / LOG_FILE
+    voice.say(f"{application.name}: {counted(len(application.streams), 'stream')}; log: {log_file}")
+    from frazil.application.main import write_application  # noqa: PLC0415 - only the writer needs it
+
+    logging.getLogger("frazil").addHandler(voice)
+    totals = {spec.name: Totals(spec) for spec in application.streams}
+
+    def say_batch(event: Event) -> None:
+        from frazil.events import BatchCommitted  # noqa: PLC0415 - as in `_write`
+
+        if isinstance(event.what, BatchCommitted) and event.stream in totals:
+            voice.say(f"{event.stream}: {totals[event.stream].add(event.what)}")
+
+    codes = write_application(application.name, folder, say_batch, until_caught_up=until_caught_up)
+    for name, total in totals.items():
+        code = codes.get(name, 0)
+        voice.say(f"{name}: {f'ended with exit code {code}' if code else total.end(stopped=not until_caught_up)}")
+    if code := next((code for _, code in sorted(codes.items()) if code), 0):
+        sys.exit(code)

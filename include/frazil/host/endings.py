@@ -7,8 +7,11 @@ from pathlib import Path
 
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.host.records import ExitRecord, Launch, append_exit, read_notes
+from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit, read_notes
 from frazil.host.writer_log import last_error
+
+WITH_APPLICATION = "ended with its application"
+"""Why a stream's writer ended that ran fine when the process ended that it shared."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
@@ -24,11 +27,22 @@ def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
     return heartbeat if is_of_launch else None
 
 
-def record_exit(folder: Path, launch: Launch, *, code: int, ended_at_ms: int, error: str | None = None) -> None:
-    """Record the exit of a launch whose parent waited for it; `error` is why, where the parent knows better."""
+def record_exit(  # noqa: PLR0913 - an exit has so many parts
+    folder: Path,
+    launch: Launch,
+    *,
+    code: int,
+    ended_at_ms: int,
+    error: str | None = None,
+    stopped_for: str | None = None,
+) -> None:
+    """Record the exit of a launch whose parent waited for it.
+
+    `error` is why, where the parent knows better; `stopped_for` the cause of a stop that no note asked for.
+    """
     heartbeat = read_heartbeat(folder, launch)
-    error = None if code == 0 else error or (heartbeat and heartbeat.error) or last_error(folder)
-    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
+    error = None if code == 0 else error or _last_words(folder, launch, heartbeat)
+    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
@@ -37,14 +51,22 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
-    error = None if ended_well else (heartbeat and heartbeat.error) or last_error(folder)
-    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error))
+    error = None if ended_well else _last_words(folder, launch, heartbeat)
+    # Which of its streams made a process die is unknown, and no stream is given up for another one's sake.
+    stopped_for = WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
+    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
-def _append(folder: Path, exit_: ExitRecord) -> None:
+def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
+    """What a writer said last; the log of a hosted one is its application's, and tells of others too."""
+    said = heartbeat.error if heartbeat else None
+    return said or (None if launch.kind is LaunchKind.HOSTED else last_error(folder))
+
+
+def _append(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
     """Add the exit with the cause of its stop request, which is recorded before the signal is sent."""
     asked = read_notes(folder).stop
-    cause = asked.cause if asked is not None and asked.launch_id == exit_.launch_id else None
+    cause = asked.cause if asked is not None and asked.launch_id == exit_.launch_id else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))
 
 

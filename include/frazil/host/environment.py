@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from frazil.host.lock import INHERITED_LOCK
-from frazil.spec.model import StreamSpec
 
 PREFIXES = (
     "FRAZIL_",
@@ -30,19 +28,16 @@ NAMES = frozenset(
     }
 )
 
-_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)")
-
 
 def writer_environment(
-    spec: StreamSpec, base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
+    referred: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
-    """The whole environment of a stream's writer.
+    """The whole environment of a writer application.
 
-    `base` is the supervisor's environment; only known settings and the variables that the spec refers to are passed on.
-    `connections` maps the ids of the Airflow connections that the spec refers to, to their `AIRFLOW_CONN_<ID>` values.
+    `base` is the supervisor's environment; only known settings and the variables `referred` to are passed on.
+    `connections` maps the ids of the Airflow connections that streams refer to, to their `AIRFLOW_CONN_<ID>` values.
     `home` is the absolute FRAZIL_HOME, so that writer and supervisor share one run folder.
     """
-    referred = frozenset(_REFERENCE.findall(spec.model_dump_json()))
     passed = {
         name: value
         for name, value in base.items()

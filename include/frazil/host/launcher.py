@@ -15,11 +15,12 @@ class ProcessState(StrEnum):
     NEVER = "never launched"
     RUNNING = "running"
     FOREGROUND = "running in the foreground"
+    HOSTED = "running in a shared application"
     ENDED = "ended"
 
     @property
     def is_alive(self) -> bool:
-        return self in {ProcessState.RUNNING, ProcessState.FOREGROUND}
+        return self in {ProcessState.RUNNING, ProcessState.FOREGROUND, ProcessState.HOSTED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,9 +70,12 @@ class LocalLauncher(Launcher):
         return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
 
     def stop(self, *, force: bool) -> None:
-        """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone."""
+        """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone.
+
+        A hosted one is left alone too: its process writes other streams as well.
+        """
         launch = read_launch(self.folder)
-        if launch is None or launch.kind is LaunchKind.FOREGROUND:
+        if launch is None or launch.kind is not LaunchKind.SUPERVISED:
             return
         if launch.writer is None:
             # The parent has not started it yet, so there is nothing that a graceful end would save.
@@ -87,7 +90,7 @@ class LocalLauncher(Launcher):
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
         """See `Launcher.read_log`."""
         launch = read_launch(self.folder)
-        if launch is None or launch.kind is LaunchKind.FOREGROUND:
+        if launch is None or launch.kind is not LaunchKind.SUPERVISED:
             return None
         return read_lines(self.folder / LOG_FILE, launch_id=launch.id, since=since, limit_bytes=limit_bytes)
 
@@ -108,9 +111,10 @@ class LocalLauncher(Launcher):
 def _state(launch: Launch) -> ProcessState:
     if not is_alive(launch.writer) and not is_alive(launch.parent):
         return ProcessState.ENDED
-    return ProcessState.FOREGROUND if launch.kind is LaunchKind.FOREGROUND else ProcessState.RUNNING
+    running = {LaunchKind.FOREGROUND: ProcessState.FOREGROUND, LaunchKind.HOSTED: ProcessState.HOSTED}
+    return running.get(launch.kind, ProcessState.RUNNING)
 
 
 def _nobody_saw(launch: Launch, state: ProcessState) -> bool:
-    """A lock that was held in the foreground and released by a process that went on has no writer's mark."""
+    """A lock that was released by a process that went on has no writer's mark: foreground or hosted."""
     return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)

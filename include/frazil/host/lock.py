@@ -73,7 +73,7 @@ class WriterLock:
         if self._fd is None:
             return
         launch = read_launch(self._path.parent)
-        if launch is not None and launch.kind is LaunchKind.FOREGROUND:
+        if launch is not None and launch.kind in {LaunchKind.FOREGROUND, LaunchKind.HOSTED}:
             self.record(dataclasses.replace(launch, parent=None, writer=None))
         os.close(self._fd)
         self._fd = None
@@ -122,6 +122,8 @@ class WriterLock:
             if holder.kind is LaunchKind.FOREGROUND
             else f"stop it with `frazil pause {application}`"
         )
+        if holder.kind is LaunchKind.HOSTED:
+            how = f"the application {holder.application} runs it: {how}"
         return (
             f"a {holder.kind} writer of {application} holds {self._path} ({pids or 'starting'}); {how}, then try again"
         )

@@ -25,6 +25,8 @@ class LaunchKind(StrEnum):
     SUPERVISED = "supervised"
     FOREGROUND = "foreground"
     """A person's own `frazil run`, which the supervisor leaves alone."""
+    HOSTED = "hosted"
+    """A stream's writer in the process of an application that streams share; only that application ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Launch:
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
     application: str = ""
-    """The writer application. Empty in records of an earlier version, like `streams`."""
+    """The writer application that runs the stream. Empty in records of an earlier version, like `streams`."""
     streams: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,7 +50,7 @@ class Topics:
 class KafkaOffsets:
     """An admin client that answers in frazil's terms. Every question is one batched request per broker.
 
-    Errors name the `stream`, if it is given.
+    Errors name the `stream`, if it is given. `client` may return one that others use too.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class KafkaOffsets:
         *,
         stream: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        client: Callable[[Mapping[str, str]], AdminClient] = AdminClient,
     ) -> None:
         self._stream = stream
         self._servers = properties.get("bootstrap.servers", "")
@@ -67,7 +68,7 @@ class KafkaOffsets:
         self._topics = list(topics)
         self._timeout_s = timeout_s
         with client_errors():
-            self._admin = AdminClient(properties)
+            self._admin = client(properties)
 
     def __enter__(self) -> Self:
         return self
@@ -197,7 +198,7 @@ class KafkaOffsets:
             if time.monotonic() > deadline:
                 raise TimeoutError
             self._admin.poll(0)
-            for trouble in self._admin.troubles:
+            for trouble in self._admin.troubles.copy():
                 if refused := self._refusal(trouble, f"access to topics {', '.join(self._topics)}"):
                     raise refused
         self._admin.poll(0)
@@ -218,7 +219,8 @@ class KafkaOffsets:
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         is_late = is_silence(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
-        last = f"; the last error was: {self._admin.troubles[-1].str()}" if is_late and self._admin.troubles else ""
+        troubles = self._admin.troubles.copy()
+        last = f"; the last error was: {troubles[-1].str()}" if is_late and troubles else ""
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 
 

@@ -22,6 +22,7 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
         *_names(streams),
         *_catalogs(streams),
         *_dead_letters(streams),
+        *_applications(streams),
         *chain.from_iterable(_one_table(feeding) for feeding in by_table.values()),
     ]
 
@@ -53,6 +54,28 @@ def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 f"{path}: dead-letters.table: {spec.dead_letter_table!r} is the table of the stream in {owner}; name "
                 "another one"
             )
+
+
+def _applications(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    names = {spec.name: path for path, spec in streams.items()}
+    first: dict[tuple[str, str], tuple[Path, object]] = {}
+    for path, spec in streams.items():
+        if spec.application is None:
+            continue
+        if spec.application in names:
+            yield (
+                f"{path}: application: {spec.application!r} is the name of the stream in {names[spec.application]}; "
+                "commands would not know which is meant, so rename the application"
+            )
+        declared = spec.resources.model_dump(by_alias=True, exclude={"cores", "driver_memory", "spark"})
+        declared |= {f"spark.{key}": value for key, value in spec.resources.spark.items()}
+        for key, value in declared.items():
+            other, its = first.setdefault((spec.application, key), (path, value))
+            if its != value:
+                yield (
+                    f"{path}: resources.{key}: {value!r}, and the stream in {other}, which the application "
+                    f"{spec.application!r} runs too, has: {its!r}; declare the same"
+                )
 
 
 def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:

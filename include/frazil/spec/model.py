@@ -183,6 +183,12 @@ class StreamSpec(Model):
     """One declared stream."""
 
     name: str = Field(pattern=STREAM_NAME, description="Lower case letters, digits, `-` and `_`; never reused.")
+    application: str | None = Field(
+        default=None,
+        pattern=STREAM_NAME,
+        description="The writer application that runs the stream, together with all others that name it. A stream that "
+        "names none has an application of its own.",
+    )
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
     columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
@@ -274,9 +280,10 @@ class StreamSpec(Model):
     def fingerprint(self) -> str:
         """A digest of what a writer depends on: it changes exactly when a running writer must be restarted.
 
-        Of the maintenance, that is only what throttling uses, if it differs from the default.
+        Of the maintenance, that is only what throttling uses, if it differs from the default. Which application runs
+        the stream is no matter of its writer's.
         """
-        digest = hashlib.sha256(self.model_dump_json(exclude={"maintenance"}).encode())
+        digest = hashlib.sha256(self.model_dump_json(exclude={"maintenance", "application"}).encode())
         kept = self.maintenance.kept
         if self.commit.throttle != "off" and kept != Maintenance().kept:
             digest.update(repr(kept).encode())

@@ -71,6 +71,16 @@ def connections(spec: StreamSpec) -> frozenset[str]:
     return frozenset(found)
 
 
+def environment_names(spec: StreamSpec) -> frozenset[str]:
+    """The environment variables that a stream refers to."""
+    found = set()
+    for text in _texts(spec.model_dump()):
+        for reference in _REFERENCE.findall(text):
+            if match := _ENVIRONMENT.fullmatch(reference):
+                found.add(match["name"])
+    return frozenset(found)
+
+
 def problem_in(text: str) -> str | None:
     """Why the references in a text cannot be read, for their author; None if they can."""
     for reference in _REFERENCE.findall(text):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from frazil.commit.target import target_file_bytes
@@ -21,6 +21,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine
+from frazil.stream.hosting import Hosting
 from frazil.stream.plan import BatchPolicy
 from frazil.stream.planner import POLL_S, BatchPlanner, PlannerSettings
 from frazil.stream.planner_exchange import PlannerReport, read_rates, write_rates
@@ -39,6 +40,7 @@ class BatchLoop:
     drain: bool
     """Everything unread is due at once."""
     planned: Callable[[PlannerReport | None], None]
+    hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
@@ -47,7 +49,7 @@ class BatchLoop:
         `wait` waits for that many seconds, or less if `until` may have changed.
         """
         planner = self._planner()
-        interval_s, position = planning_interval_s(planner.settings.policy.interval_s), planner.position
+        interval_s, position = self._asked_every_s, planner.position
         try:
             # Waits for Spark to start: until then the planner is not asked, and so is not silent.
             self.engine.check()
@@ -59,9 +61,12 @@ class BatchLoop:
                 if end is None or until():
                     return
                 if end != position:
-                    plans = planner.plans(position, end)
-                    with observed(planner):
-                        self._run_batch(plans, end)
+                    with self.hosting.turns.turn(unless=until, waits=self._wait_for_turn) as admitted:
+                        if not admitted:
+                            return
+                        plans = planner.plans(position, end)
+                        with observed(planner):
+                            self._run_batch(plans, end)
                     position = end
                 if not until():
                     wait(max(0.0, interval_s - (time.monotonic() - asked)))
@@ -69,6 +74,16 @@ class BatchLoop:
                     self.engine.check()
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
+
+    @property
+    def _asked_every_s(self) -> float:
+        return planning_interval_s(
+            self.runner.spec.commit.interval / timedelta(seconds=1), most_s=self.hosting.planned_s
+        )
+
+    def _wait_for_turn(self) -> None:
+        """A writer that waits for others to be done is not hung."""
+        self.runner.emit(PhaseBegan(Phase.WAITING))
 
     def _run_batch(self, plans: Sequence[str], end: Position) -> None:
         self.runner.run(lambda work: self.engine.run(plans, work), end, tasks=len(plans))
@@ -91,12 +106,14 @@ class BatchLoop:
         )
 
     def _settings(self) -> PlannerSettings:
-        spec = self.runner.spec
+        spec, asked_s = self.runner.spec, self._asked_every_s
+        # Whoever is asked less often would be late by as much.
+        early_s = asked_s if asked_s > POLL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
             topics=spec.source.topics,
             policy=BatchPolicy(
-                interval_s=spec.commit.interval / timedelta(seconds=1),
+                interval_s=spec.commit.interval / timedelta(seconds=1) - early_s,
                 longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
                 size_bytes=spec.commit.size,
                 max_records=spec.commit.max_records,
@@ -106,6 +123,7 @@ class BatchLoop:
             ),
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
             exchange=str(self.runner.run_folder),
+            poll_s=max(POLL_S, asked_s),
         )
 
 
@@ -156,9 +174,10 @@ def _clear_earlier_versions(runner: BatchRunner) -> None:
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
-def planning_interval_s(commit_interval_s: float) -> float:
-    """How often the planner is asked, in seconds: a small part of the commit interval, at most 1 s.
+def planning_interval_s(commit_interval_s: float, *, most_s: float = 1.0) -> float:
+    """How often the planner is asked, in seconds: a small part of the commit interval, at most `most_s`.
 
     Asking is most of what a quiet stream costs.
     """
-    return min(1.0, max(0.5, commit_interval_s / 60), commit_interval_s / 10)
+    part = 60 if most_s <= POLL_S else 12
+    return min(most_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

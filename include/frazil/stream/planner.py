@@ -49,6 +49,8 @@ class PlannerSettings:
     idle_timeout_s: float
     exchange: str
     """The location of the rates, for `frazil.host.exchange.open_exchange`."""
+    poll_s: float = POLL_S
+    """How often Kafka is asked, at most."""
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class BatchPlanner:
 
     def _look(self, now: float) -> bool:
         """Ask the brokers if that is due; whether they answered."""
-        if now - self.polled_at >= POLL_S:
+        if now - self.polled_at >= self.settings.poll_s:
             self.polled_at = now
             try:
                 self._poll(now)

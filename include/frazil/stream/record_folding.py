@@ -11,6 +11,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, Happening
 from frazil.spec.model import StreamSpec
+from frazil.stream.hosting import Foldings
 from frazil.table.catalogs import existing_catalog
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
@@ -28,10 +29,15 @@ class RecordFolding:
 
     spec: StreamSpec
     emit: Callable[[Happening], None]
+    others: Foldings | None = None
+    """The thread that folds, if other streams share it; else it has one of its own."""
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> RecordFolding:
+        if self.others is not None:
+            self.others.add(self._try)
+            return self
         # A daemon: wherever it is interrupted, nothing is lost.
         self._thread = threading.Thread(target=self._run, name="fold-records", daemon=True)
         self._thread.start()
@@ -39,13 +45,18 @@ class RecordFolding:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        if self.others is not None:
+            self.others.remove(self._try)
+
+    def _try(self) -> None:
+        try:
+            self.fold()
+        except Exception as error:  # catalogs and storages raise anything, and the next run tries again
+            log.warning("old commit records of stream %r were not folded: %r", self.spec.name, error)
 
     def _run(self) -> None:
         while True:
-            try:
-                self.fold()
-            except Exception as error:  # catalogs and storages raise anything, and the next run tries again
-                log.warning("old commit records of stream %r were not folded: %r", self.spec.name, error)
+            self._try()
             if self._over.wait(EVERY_S):
                 return
 

@@ -31,6 +31,7 @@ from frazil.events import (
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
+from frazil.stream.hosting import Heartbeats
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stall_history import BatchName, Limits, Sample
@@ -52,7 +53,15 @@ class Reporter:
     The writer's other threads inform it through events and setters. It emits the stalls that it finds.
     """
 
-    def __init__(self, events: Events, *, fingerprint: str, folder: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        events: Events,
+        *,
+        fingerprint: str,
+        folder: Path,
+        limits: Limits,
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
         now = events.clock_ms()
         self._watch = StallWatch(events.stream, limits, emit=events.emit)
         events.add(self.take)
@@ -76,11 +85,16 @@ class Reporter:
         )
         self._counter = ThreadPoolExecutor(1, "records")
         self._counting: Future[None] | None = None
+        self._heartbeats = heartbeats
+        """The thread that beats, if others share it; else it has one of its own."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
         self._write()
-        self._thread.start()
+        if self._heartbeats is None:
+            self._thread.start()
+        else:
+            self._heartbeats.add(self)
         return self
 
     def __exit__(
@@ -89,7 +103,10 @@ class Reporter:
         self._closing = True
         self._counter.shutdown(wait=False)
         self._wake.set()
-        self._thread.join()
+        if self._heartbeats is None:
+            self._thread.join()
+        else:
+            self._heartbeats.remove(self)
         text = f"{type(error).__name__}: {error}" if error else None
         self._change(phase=Phase.ENDED, error=text)
         self._write()
@@ -164,7 +181,6 @@ class Reporter:
     def _run(self) -> None:
         while not self._closing:
             self._wake.wait(PERIOD_S)
-            self._wake.clear()
             if self._closing:
                 return
             try:
@@ -174,14 +190,22 @@ class Reporter:
 
     def beat(self) -> None:
         """Take one sample and write the heartbeat. The thread calls this every second."""
+        self._wake.clear()
         self._count_records()
         self._judge_backpressure()
         self._judge()
         self._write()
         self._rotate_log()
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has something to tell at once."""
+        return self._wake.is_set()
+
     def _count_records(self) -> None:
         """In a thread of its own: a storage that is away takes a minute to say so, and the heartbeat must go on."""
+        if self._state.phase is not Phase.STAGING:
+            return
         if self._counting is None or self._counting.done():
             self._counting = self._counter.submit(self._counted)
         with suppress(TimeoutError):

@@ -124,6 +124,8 @@ class SparkEngine:
         with task_failures(at.stream):
             # Spark's UI shows both with the job.
             context.setJobGroup(f"stream {at.stream}", f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}")
+            # Where streams share an application, each has its share of the cores.
+            context.setLocalProperty("spark.scheduler.pool", f"stream {at.stream}")
             tasks = context.parallelize(plans, len(plans))
             if at.routes is None:
                 return read_answers(tasks.mapPartitions(work).collect())
@@ -140,6 +142,11 @@ class SparkEngine:
             java = self._context._jsc
             if java is None or java.sc().isStopped():
                 raise RuntimeError(f"Spark of stream {self._spec.name!r} has ended. Its own words are in writer.log")
+
+    def cancel(self, stream: str) -> None:
+        """End the tasks of a stream's current batch, which then fails."""
+        with task_failures(stream):
+            self._context.cancelJobGroup(f"stream {stream}")
 
     @property
     def _context(self) -> SparkContext:

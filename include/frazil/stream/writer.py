@@ -38,6 +38,7 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.event_log import log_event
+from frazil.stream.hosting import Hosting
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder
@@ -66,6 +67,7 @@ class Writer:
     until_caught_up: bool = False
     sinks: tuple[Sink, ...] = ()
     """They receive the events after the log and the heartbeat."""
+    hosting: Hosting = field(default_factory=Hosting)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
@@ -83,7 +85,9 @@ class Writer:
         events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
         fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
         # The engine may have been started before, and ends however this ends.
-        with Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits) as reporter, self.engine:
+        beats = self.hosting.heartbeats
+        reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=beats)
+        with reporter, self.engine:
             for sink in self.sinks:
                 events.add(sink)
             try:
@@ -95,16 +99,22 @@ class Writer:
                 return None
 
     def _run(self, folder: Path, events: Events, reporter: Reporter) -> Marker | None:
-        kafka_settings = kafka_properties(self.spec, os.environ)
-        with KafkaOffsets(kafka_settings, self.spec.source.topics, stream=self.spec.name) as kafka:
-            if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
-                kafka.describe()  # a mistyped topic leaves no empty table behind
-            self.engine.warm_up()
-            if not self.engine.ready(self.stopping.is_set):
-                return None
-            tables, progress = self._open(reporter, events.emit)
-            parts = EpochParts(self.spec, self.engine, kafka, tables, progress, folder, events.emit, reporter.planned)
-            with RecordFolding(self.spec, events.emit):
+        kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
+        source = (kafka_settings, self.spec.source.topics)
+        with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
+            with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
+                if not admitted:
+                    return None
+                if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
+                    kafka.describe()  # a mistyped topic leaves no empty table behind
+                self.engine.warm_up()
+                if not self.engine.ready(self.stopping.is_set):
+                    return None
+                tables, progress = self._open(reporter, events.emit)
+            parts = EpochParts(
+                self.spec, self.engine, kafka, tables, progress, folder, events.emit, reporter.planned, hosting
+            )
+            with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
@@ -143,6 +153,11 @@ class Writer:
         return tables, progress
 
 
+def _still_starting(events: Events) -> None:
+    """A writer that waits for others to start is not hung."""
+    events.emit(PhaseBegan(Phase.STARTING))
+
+
 @dataclass(frozen=True, slots=True)
 class EpochParts:
     """What the epochs of one process share."""
@@ -156,6 +171,7 @@ class EpochParts:
     emit: Callable[[Happening], None]
     planned: Callable[[PlannerReport | None], None]
     """Receives what the planner observes; None when another planner begins."""
+    hosting: Hosting
 
 
 @dataclass(slots=True)
@@ -174,13 +190,17 @@ class Epoch:
     def __post_init__(self) -> None:
         self.number = self.after
 
-    def run(self) -> Marker:
-        with catalog_errors(self.parts.spec.table.catalog or "default"):
+    def run(self) -> Marker | None:
+        """Returns the last marker; None if it was stopped before it took over."""
+        p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
+        turn = p.hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: p.emit(wait))
+        with catalog_errors(p.spec.table.catalog or "default"), turn as admitted:
+            if not admitted:
+                return None
             runner = self._begin()
         late = 0
         while not self._over(runner):
-            p = self.parts
-            loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned)
+            loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned, hosting=p.hosting)
             try:
                 loop.run(until=lambda: self._over(runner), wait=self.stopping.wait)
                 break

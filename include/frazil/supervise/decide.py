@@ -1,7 +1,7 @@
 """Decides what to do about one writer now: a pure function of the observation, the time and the policy.
 
 The first rule that matches decides. While a writer process is alive:
-  1. a person runs it in the foreground: keep;
+  1. a person runs it in the foreground: keep; an application that streams share runs it: keep, or end if it shall;
   2. a requested stop is under way: keep, or kill if the writer makes no progress;
   3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
   4. the writer is hung, by its phase's limit or its heartbeat's: restart;  otherwise keep.
@@ -69,6 +69,8 @@ def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -
     where = progress(observed.heartbeat, launch, now_ms=now_ms)
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a person runs it in the foreground: {where}")
+    if observed.process is ProcessState.HOSTED:
+        return _hosted(observed, launch, where, now_ms=now_ms, policy=policy)
     if (asked := observed.stop_request) is not None:
         return stopping(observed, launch, asked, now_ms=now_ms, policy=policy)
     return (
@@ -76,6 +78,14 @@ def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -
         or hung(observed, launch, now_ms=now_ms, policy=policy)
         or Decision(WriterAction.KEEP, Cause.ADVANCING, where)
     )
+
+
+def _hosted(observed: Observed, launch: Launch, where: str, *, now_ms: int, policy: Policy) -> Decision:
+    """Leave a writer alone that an application supervises, until that ends it."""
+    declared, runs = observed.declared, f"the application {launch.application} runs it"
+    if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+        return Decision(WriterAction.END, Cause.HOSTED, f"{runs}, and supervises it: {where}")
+    return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {where}")
 
 
 def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:

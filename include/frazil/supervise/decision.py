@@ -27,6 +27,7 @@ class WriterAction(StrEnum):
 class Cause(StrEnum):
     ADVANCING = "advancing"
     FOREGROUND = "in the foreground"
+    HOSTED = "in a shared application"
     STOPPING = "stopping"
     REMOVED = "removed"
     PAUSED = "paused"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from frazil.errors import SpecError
 from frazil.spec.folder_index import FOLDERS
@@ -13,6 +14,16 @@ from frazil.spec.load import find_stream, load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.yaml_file import read_mapping
 from frazil.supervise.observed import Declared, Removed, Unreadable
+
+
+class DeclarationReader(Protocol):
+    """Reads one stream's declaration repeatedly."""
+
+    @property
+    def spec(self) -> StreamSpec | None:
+        """The last sound declaration; None before the first."""
+
+    def read(self) -> Declared | Unreadable | Removed: ...
 
 
 class Declaration:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import reduce
+from pathlib import Path
 
 from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.errors import SpecError
-from frazil.home import run_folder
+from frazil.home import application_folder, run_folder
 from frazil.spec.model import StreamSpec
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.table.evolution import ACCEPTED_SCHEMA
@@ -32,12 +33,18 @@ class DesiredStore:
     """Reads and writes the desired state of one stream. Of two concurrent writes, the last wins."""
 
     def __init__(self, stream: str, table: Table | None) -> None:
-        here = (LocalStore(), f"{run_folder(stream)}/{DESIRED_FILE}")
-        self._places: list[tuple[ObjectStore, str]] = [here]
+        self._places = [_in_folder(run_folder(stream))]
         """Where objects may be; writes go to the first one."""
         if table is not None:
             folder = state_location(table, stream)
             self._places.insert(0, (open_store(folder, table.io.properties), f"{folder}/{DESIRED_FILE}"))
+
+    @classmethod
+    def of_application(cls, application: str) -> DesiredStore:
+        """The desired state of an application that streams share, on this host alone."""
+        store = cls(application, None)
+        store._places = [_in_folder(application_folder(application))]
+        return store
 
     @property
     def beside_table(self) -> bool:
@@ -83,6 +90,10 @@ class DesiredStore:
         for store, path in others:
             store.delete([path])
         return desired
+
+
+def _in_folder(folder: Path) -> tuple[ObjectStore, str]:
+    return LocalStore(), f"{folder}/{DESIRED_FILE}"
 
 
 def _read(store: ObjectStore, path: str) -> Desired | None:

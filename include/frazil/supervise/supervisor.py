@@ -1,4 +1,4 @@
-"""One stream's supervisor: each call of `step` observes, decides, acts and reports.
+"""The supervisor of one writer application: each call of `step` observes, decides, acts and reports.
 
 All of its state is in the run folder and the table, so Airflow may replace it at any moment. Two at once do no harm:
 the lock admits one launch, and the other actions are safe to repeat. It does not depend on Airflow.
@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
-from frazil.home import home, run_folder
-from frazil.host.environment import writer_environment
 from frazil.host.heartbeat import Stall
-from frazil.host.launcher import Launcher, LaunchRequest, LogPosition
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
-from frazil.spec.model import StreamSpec
-from frazil.spec.references import connections
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.declared import Declaration
-from frazil.supervise.observed import Desired, DesiredMode, Observed, Unreadable
-from frazil.supervise.policy import Policy
-from frazil.supervise.table_state import TableState
+from frazil.supervise.observed import Desired, Observed
+from frazil.supervise.supervised import Connections, Supervised
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +32,6 @@ WATCH_EVERY_MS = 10_000
 LOG_LIMIT_BYTES = 64 * 1024
 FIRST_READ_BYTES = 4 * 1024
 """How much a new supervisor repeats of a running writer's log; the supervisor before it has shown the rest."""
-
-Connections = Callable[[frozenset[str]], Mapping[str, str]]
-"""Returns Airflow connections, as JSON or URI, by their ids; it may block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +52,25 @@ def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class WriterProgram:
-    """Which writer to run: the stream's name, the folder that declares it, and the writer's Python file."""
-
-    stream: str
-    streams: Path
-    main: Path
-
-    def command(self) -> tuple[str, ...]:
-        """`python <main> NAME --streams FOLDER`, with this process's Python."""
-        return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
+class Program(Protocol):
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised: ...
 
 
 class Supervisor:
-    """Supervises the writer of one stream on this host."""
+    """Supervises one writer application on this host."""
 
     def __init__(
         self,
-        program: WriterProgram,
+        program: Program,
         *,
         connections: Connections = _no_connections,
         launcher: Launcher | None = None,
         clock: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._program, self._connections = program, connections
-        stream, streams = program.stream, program.streams
-        self._folder = run_folder(stream)
-        self._launcher = launcher or open_launcher(stream)
+        self._subject, self._connections = program.supervised(clock=clock), connections
+        self._folder = self._subject.folder
+        self._launcher = launcher or self._subject.launcher()
         self._clock = clock
-        self._declaration = Declaration(stream, streams, clock=clock)
-        self._table = TableState(clock=clock)
         self._last_step_ms, self._watched_since_ms = 0, 0
         self._watch, self._watch_written_ms = read_watch(self._folder), 0
         self._log_position: LogPosition | None = None
@@ -111,14 +86,12 @@ class Supervisor:
         return self._step(act=False)
 
     def person_stopped(self, *, by: str, reason: str) -> Step:
-        """Pause the stream for a person, and ask its writer to stop. Raises what the catalog raises.
+        """Pause it for a person, and ask the writer to stop. Raises what the catalog raises.
 
         The writer is asked to stop even if the pause cannot be stored.
         """
         try:
-            spec = self._sound_spec()
-            if not _is_paused(self._table.desired(spec)):
-                self._table.store(spec).pause(by=by, reason=reason)
+            self._subject.pause(by=by, reason=reason)
         finally:
             self.stop(f"{by}: {reason}")
         return self.step()
@@ -133,10 +106,7 @@ class Supervisor:
             launch = self._launcher.observe().launch
             self._note(given_up=None, cleared=launch.id if launch else None)
         self.stop(f"{by}: {reason}")
-        spec = self._sound_spec()
-        desired = self._table.desired(spec)
-        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
-            self._table.store(spec).resume(by=by, reason=reason)
+        self._subject.resume(by=by, reason=reason)
         return self.preview()
 
     def stop(self, reason: str) -> None:
@@ -154,9 +124,7 @@ class Supervisor:
             self._last_step_ms = now_ms
             self._keep_watch(now_ms, write=act)
             observed = self._observe()
-            spec = self._declaration.spec
-            policy = Policy.for_stream(spec) if spec else Policy()
-            decision = decide(observed, now_ms=now_ms, policy=policy)
+            decision = decide(observed, now_ms=now_ms, policy=self._subject.policy())
             problem = self._act(decision, observed, now_ms=now_ms) if act else None
             return Step(decision, observed.table_fingerprint, problem, self._read_log(), observed.stall)
 
@@ -167,26 +135,25 @@ class Supervisor:
             try:
                 write_watch(self._folder, self._watch)
             except OSError as error:  # a full disk must not end the supervision of a running writer
-                log.warning("stream %s: cannot record that it is supervised: %s", self._program.stream, error)
+                log.warning("%s: cannot record that it is supervised: %s", self._subject.name, error)
             self._watch_written_ms = now_ms
 
     def _observe(self) -> Observed:
         writer = self._launcher.observe()
-        declared = self._declaration.read()
-        spec = self._declaration.spec
+        declared = self._subject.read()
         observed = Observed(
             writer=writer,
             declared=declared,
-            desired=self._table.desired(spec),
+            desired=self._subject.desired(),
             notes=read_notes(self._folder),
             watched_since_ms=self._watched_since_ms,
             away_since_ms=self._watch.away_since_ms,
             returned_at_ms=self._watch.returned_at_ms,
         )
         exit_ = observed.exit
-        if spec is None or exit_ is None or exit_.code not in TABLE_WAYS_OUT:
+        if exit_ is None or exit_.code not in TABLE_WAYS_OUT:
             return observed
-        return dataclasses.replace(observed, table_fingerprint=self._table.fingerprint(spec))
+        return dataclasses.replace(observed, table_fingerprint=self._subject.table_fingerprint())
 
     def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
         """Carry out a decision; returns what went wrong, if anything."""
@@ -200,25 +167,14 @@ class Supervisor:
         return None
 
     def _launch(self, observed: Observed) -> str | None:
-        spec, desired = self._sound_spec(), observed.desired
+        desired = observed.desired
+        generation = desired.generation if isinstance(desired, Desired) else 0
         try:
-            request = LaunchRequest(
-                command=self._program.command(),
-                environment=writer_environment(
-                    spec,
-                    os.environ,
-                    connections=self._connections(connections(spec)),
-                    python=sys.executable,
-                    home=str(home()),
-                ),
-                spec_fingerprint=spec.fingerprint(),
-                generation=desired.generation if isinstance(desired, Desired) else 0,
-                streams=(self._program.stream,),
-            )
+            request = self._subject.request(generation=generation, connections=self._connections)
             launch = self._launcher.launch(request)
         except (WriterBusy, EnvironmentUnusable, SpecError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
-        self._table.forget()
+        self._subject.launched()
         self._log_position = LogPosition(launch.id, 0)
         return None
 
@@ -230,13 +186,6 @@ class Supervisor:
     def _note(self, **changes: Any) -> None:
         write_notes(self._folder, dataclasses.replace(read_notes(self._folder), **changes))
 
-    def _sound_spec(self) -> StreamSpec:
-        if self._declaration.spec is None:
-            self._declaration.read()
-        if self._declaration.spec is None:
-            raise SpecError(f"stream {self._program.stream}: {self._program.streams} has no sound declaration of it")
-        return self._declaration.spec
-
     def _read_log(self) -> tuple[str, ...]:
         limit_bytes = LOG_LIMIT_BYTES if self._log_position else FIRST_READ_BYTES
         chunk = self._launcher.read_log(self._log_position, limit_bytes=limit_bytes)
@@ -244,7 +193,3 @@ class Supervisor:
             return ()
         self._log_position = chunk.position
         return chunk.lines
-
-
-def _is_paused(desired: Desired | Unreadable) -> bool:
-    return isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED

@@ -108,6 +108,8 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("a heartbeat from the future", alive(beat(written_ago=-5 * MINUTE, advanced_ago=-5 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
     ("in the foreground, and paused", alive(beat(), state=ProcessState.FOREGROUND, desired=PAUSED), WriterAction.KEEP, Cause.FOREGROUND),
     ("paused", alive(beat(), desired=PAUSED), WriterAction.STOP, Cause.PAUSED),
+    ("in a shared application, and paused", alive(beat(), state=ProcessState.HOSTED, desired=PAUSED), WriterAction.KEEP, Cause.HOSTED),
+    ("moved to a shared application", alive(beat(), state=ProcessState.HOSTED, declared=Removed(NOW - 11_000)), WriterAction.END, Cause.HOSTED),
     ("removed", alive(beat(), declared=Removed(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
     ("missing for a moment", alive(beat(), declared=Removed(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
     ("restart asked for", alive(beat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.ASKED),

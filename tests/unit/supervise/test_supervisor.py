@@ -17,7 +17,8 @@ from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
 from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired
-from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
+from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervisor import Step, Supervisor
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 

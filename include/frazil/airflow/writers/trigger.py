@@ -187,7 +187,8 @@ class WriterTrigger(BaseTrigger):
         return self._supervisor
 
     def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
-        from frazil.supervise.supervisor import Supervisor, WriterProgram  # noqa: PLC0415 - loads PyIceberg
+        from frazil.supervise.supervised import WriterProgram  # noqa: PLC0415 - loads PyIceberg
+        from frazil.supervise.supervisor import Supervisor  # noqa: PLC0415 - loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
             return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_SECONDS)

@@ -1,0 +1,271 @@
+"""The process of an application that streams share: it supervises the writers of its streams, each in a thread.
+
+What is decided about a stream is what its own supervisor would decide (`frazil.supervise.decide`): only the launcher
+differs. So a stream that ends with an error, is paused, restarted, changed or removed leaves the others running.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frazil import clock
+from frazil.application.declared import DeclaredStreams, HostedDeclaration
+from frazil.application.engine import SharedEngine
+from frazil.application.launcher import HostedLauncher
+from frazil.errors import SpecError, WorkerDied
+from frazil.events import BatchCommitted, Event, Sink
+from frazil.home import application_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.given_up import confirm_given_up
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.launcher import LaunchRequest
+from frazil.host.records import Launch, LaunchKind
+from frazil.host.writer_log import rotate_full
+from frazil.spec.model import StreamSpec
+from frazil.stream.hosting import PLANNED_S, Foldings, Heartbeats, Hosting, KafkaClients, Turns
+from frazil.stream.writer import Writer
+from frazil.supervise.decision import WriterAction
+from frazil.supervise.observed import Declared, Removed, Unreadable
+from frazil.supervise.supervised import Connections, Supervised, SupervisedStream, WriterProgram
+from frazil.supervise.supervisor import Step, Supervisor
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+STEPS_A_SECOND = 20
+"""A look at one stream costs a millisecond or more, and with tables in an object store two requests."""
+STEP_S = 2.0
+"""How often a stream is looked at, unless there are too many."""
+STEPPERS = 4
+"""A catalog that does not answer holds up the looks at its streams, and should not hold up all others."""
+HANGS_S = 120.0
+"""How long a writer may outlive being killed; a thread can only be ended with its process."""
+LOG_CHECK_S = 60.0
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One stream in this process."""
+
+    launcher: HostedLauncher
+    supervisor: Supervisor
+    step_at_s: float = 0.0
+    stepping: Future[Step | None] | None = None
+    said: tuple[object, ...] = ()
+    last_commit_at_ms: int | None = None
+
+
+class HostedStream(SupervisedStream):
+    """A stream whose writer needs no command and no environment: it has those of this process."""
+
+    def read(self) -> Declared | Unreadable | Removed:
+        return self._declaration.read()
+
+    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:  # noqa: ARG002
+        spec = self._sound_spec()
+        return LaunchRequest((), {}, spec.fingerprint(), generation, (self.name,))
+
+
+@dataclass(frozen=True, slots=True)
+class HostedProgram:
+    stream: str
+    streams: DeclaredStreams
+
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        program = WriterProgram(self.stream, self.streams.folder, Path())
+        return HostedStream(program, HostedDeclaration(self.stream, self.streams), clock=clock)
+
+
+@dataclass(slots=True)
+class WriterApplication:
+    """Runs until it is stopped. `stop` may be called from a signal handler."""
+
+    name: str
+    folder: Path
+    """Of the declared streams."""
+    engine: SharedEngine
+    fingerprint: str
+    hosting: Hosting
+    sinks: tuple[Sink, ...] = ()
+    stopping: threading.Event = field(default_factory=threading.Event)
+    hosted: dict[str, Hosted] = field(default_factory=dict)
+    _streams: DeclaredStreams = field(init=False)
+    _log_checked_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._streams = DeclaredStreams(self.name, self.folder, clock.now_ms)
+
+    def stop(self) -> None:
+        """End every writer after its current batch."""
+        self.stopping.set()
+
+    def run(self) -> None:
+        """Supervise the writers until stopped. Raises what ends them all, such as a JVM that died."""
+        steppers = ThreadPoolExecutor(STEPPERS, "supervisor")
+        try:
+            while not self.stopping.is_set():
+                self.look(steppers)
+                self._beat(Phase.WAITING)
+                self._check()
+                self.stopping.wait(LOOK_S)
+        finally:
+            steppers.shutdown(wait=True, cancel_futures=True)
+            self._end_all()
+
+    def catch_up(self) -> dict[str, int]:
+        """Write every stream until what is in Kafka now is committed; the exit codes by stream."""
+        self._streams.refresh()
+        for name, found in self._streams.found.items():
+            if found.spec is not None and not found.problem:
+                one = self._host(name, until_caught_up=True)
+                one.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
+        while any(one.launcher.runs for one in self.hosted.values()):
+            if self.stopping.wait(LOOK_S):
+                self._end_all()
+            self._beat(Phase.WAITING)
+            self._check()
+        return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
+
+    def look(self, steppers: ThreadPoolExecutor) -> None:
+        """Host what is declared, and look at each stream whose turn it is."""
+        self._streams.refresh()
+        for name in self._streams.found:
+            if name not in self.hosted:
+                self._host(name)
+        now_s, every_s = time.monotonic(), max(STEP_S, len(self.hosted) / STEPS_A_SECOND)
+        for name, one in list(self.hosted.items()):
+            if one.stepping is not None and one.stepping.done():
+                self._took(name, one, one.stepping)
+                one.stepping = None
+            if one.stepping is None and now_s >= one.step_at_s and name in self.hosted:
+                one.step_at_s = now_s + every_s
+                one.stepping = steppers.submit(self._step, name, one)
+
+    def _host(self, name: str, *, until_caught_up: bool = False) -> Hosted:
+        def make() -> Writer:
+            found = self._streams.found.get(name)
+            if found is None or found.spec is None:
+                raise SpecError(f"stream {name} left the application {self.name}")
+            return self._writer(found.spec, until_caught_up=until_caught_up)
+
+        launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
+        one = Hosted(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
+        self.hosted[name] = one
+        return one
+
+    def _writer(self, spec: StreamSpec, *, until_caught_up: bool) -> Writer:
+        def committed(event: Event) -> None:
+            if isinstance(event.what, BatchCommitted):
+                self.hosted[spec.name].last_commit_at_ms = event.at_ms
+
+        engine = self.engine.of_stream()
+        sinks = (committed, *self.sinks)
+        return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
+
+    def _step(self, name: str, one: Hosted) -> Step | None:
+        """In a thread: look at one stream, and act. None while another process runs it."""
+        if (other := one.launcher.elsewhere()) is not None:
+            self._wait_for(name, one, other)
+            return None
+        return one.supervisor.step()
+
+    def _wait_for(self, name: str, one: Hosted, other: Launch) -> None:
+        """A stream that moved here: its own application ends, and what a person runs goes on until that ends."""
+        if other.kind is LaunchKind.SUPERVISED:
+            one.launcher.end_elsewhere()
+        if one.said != (other.id,):
+            one.said = (other.id,)
+            log.info("%s: another process of this host runs it (%s); it is started here after that", name, other.kind)
+
+    def _took(self, name: str, one: Hosted, stepping: Future[Step | None]) -> None:
+        """Report what a look decided."""
+        try:
+            step = stepping.result()
+        except Exception:  # a full disk, or a run folder that cannot be read: the others go on
+            log.exception("stream %s cannot be supervised", name)
+            return
+        if step is None:
+            return
+        decision = step.decision
+        if decision.action is WriterAction.GIVE_UP:
+            confirm_given_up(name, decision.subject, reason=decision.reason, table_fingerprint=step.table_fingerprint)
+        if decision.action is WriterAction.END:
+            del self.hosted[name]
+        said = (decision.action, decision.cause, decision.until_ms, step.problem)
+        if said == one.said:
+            return
+        one.said = said
+        level = logging.ERROR if decision.action is WriterAction.GIVE_UP or step.problem else logging.INFO
+        problem = f"; that failed, and is tried again: {step.problem}" if step.problem else ""
+        log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
+
+    def _check(self) -> None:
+        """Raises WorkerDied when a writer can only be ended with the process, and what the engine ended with."""
+        if self.engine.failed is not None:
+            raise self.engine.failed
+        now_s = time.monotonic()
+        for name, one in self.hosted.items():
+            killed_s = one.launcher.killed_at_s
+            if killed_s is not None and one.launcher.runs and now_s - killed_s > HANGS_S:
+                raise WorkerDied(
+                    f"the writer of stream {name!r} hangs, and does not end: the application {self.name} ends, and its "
+                    "next start goes on where each table stands"
+                )
+
+    def _beat(self, phase: Phase) -> None:
+        now_ms = clock.now_ms()
+        commits = [one.last_commit_at_ms for one in self.hosted.values() if one.last_commit_at_ms]
+        beat = Heartbeat(
+            stream=self.name,
+            pid=os.getpid(),
+            spec_fingerprint=self.fingerprint,
+            phase=phase,
+            written_at_ms=now_ms,
+            advanced_at_ms=now_ms,
+            last_commit_at_ms=max(commits, default=None),
+            error=None if self.engine.failed is None else str(self.engine.failed),
+        )
+        folder = application_folder(self.name)
+        try:
+            beat.write(open_exchange(folder))
+            if time.monotonic() - self._log_checked_s >= LOG_CHECK_S:
+                self._log_checked_s = time.monotonic()
+                rotate_full(folder)
+        except OSError as error:
+            log.warning("the application %s cannot write into its run folder: %s", self.name, error)
+
+    def _end_all(self) -> None:
+        """Let every writer commit its current batch and end. Those that hang keep nobody."""
+        for one in self.hosted.values():
+            one.launcher.stop_with_application()
+        while running := [one for one in self.hosted.values() if one.launcher.runs and not one.launcher.killed_at_s]:
+            self._beat(Phase.STOPPING)
+            running[0].launcher.join(LOOK_S)
+            if self.engine.failed is not None and not self._end_soon():
+                break
+        self._beat(Phase.ENDED)
+
+    def _end_soon(self) -> bool:
+        """Without an engine no batch ends well: whether all ended nevertheless, within some seconds."""
+        deadline_s = time.monotonic() + 10.0
+        for one in self.hosted.values():
+            one.launcher.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(one.launcher.runs for one in self.hosted.values())
+
+
+def shared_hosting(*, batches: int, heartbeats: Heartbeats, foldings: Foldings) -> Hosting:
+    """What the writers of one process share."""
+    return Hosting(
+        kafka_client=KafkaClients().open,
+        heartbeats=heartbeats,
+        foldings=foldings,
+        turns=Turns(batches),
+        planned_s=PLANNED_S,
+    )

@@ -1,0 +1,145 @@
+"""Launches a stream's writer as a thread of this process, with the records that a process of its own would leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from frazil import clock
+from frazil.errors import FrazilError
+from frazil.host.endings import WITH_APPLICATION, record_exit
+from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
+from frazil.host.local import LocalLauncher
+from frazil.host.lock import WriterLock
+from frazil.host.processes import mark
+from frazil.host.records import Launch, LaunchKind
+
+log = logging.getLogger(__name__)
+
+
+class HostedWriter(Protocol):
+    def run(self) -> object: ...
+
+    def stop(self) -> None: ...
+
+
+class HostedLauncher(Launcher):
+    """The launcher of one stream's writer in this process.
+
+    It keeps the stream's lock and records, so that everybody sees the writer as if it had a process of its own. A
+    thread cannot be killed: `stop(force=True)` cancels what the writer's batch does on the engine.
+    """
+
+    def __init__(
+        self, stream: str, *, application: str, make: Callable[[], HostedWriter], cancel: Callable[[str], None]
+    ) -> None:
+        self._stream, self._application, self._make, self._cancel = stream, application, make, cancel
+        self._outside = LocalLauncher(stream)
+        self._launch: Launch | None = None
+        self._writer: HostedWriter | None = None
+        self._thread: threading.Thread | None = None
+        self._ends_with_application = False
+        self.killed_at_s: float | None = None
+        """When the writer was first to end by force, on the monotonic clock; None if it was not."""
+        self.code: int | None = None
+        """How the last one ended."""
+
+    @property
+    def runs(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """See `Launcher.launch`; command and environment are those of this process."""
+        lock = WriterLock(self._outside.folder, streams=(self._stream,))
+        lock.acquire()
+        try:
+            launch = Launch(
+                id=uuid.uuid4().hex,
+                kind=LaunchKind.HOSTED,
+                launched_at_ms=clock.now_ms(),
+                spec_fingerprint=request.spec_fingerprint,
+                generation=request.generation,
+                writer=mark(os.getpid()),
+                application=self._application,
+                streams=(self._stream,),
+            )
+            lock.record(launch)
+            writer = self._make()
+        except BaseException:
+            lock.release()
+            raise
+        self._launch, self._writer, self.killed_at_s, self.code = launch, writer, None, None
+        # A daemon: one that hangs must not keep a process that ends.
+        self._thread = threading.Thread(target=self._run, args=(lock, launch, writer), name=self._stream, daemon=True)
+        self._thread.start()
+        return launch
+
+    def observe(self) -> Observation:
+        """See `Launcher.observe`. A writer that another process runs is seen as others see it."""
+        mine = self.runs  # before the records, which are complete when it ends
+        seen = self._outside.observe()
+        if self._launch is None or seen.launch is None or seen.launch.id != self._launch.id:
+            return seen
+        return replace(seen, process=ProcessState.RUNNING if mine else ProcessState.ENDED)
+
+    def elsewhere(self) -> Launch | None:
+        """The launch of a writer of this stream that another process of this host runs."""
+        seen = self._outside.observe()
+        is_other = seen.launch is not None and (self._launch is None or seen.launch.id != self._launch.id)
+        return seen.launch if is_other and seen.process.is_alive else None
+
+    def end_elsewhere(self) -> None:
+        """Ask a supervised writer of its own process to end: its stream moved here."""
+        self._outside.stop(force=False)
+
+    def stop(self, *, force: bool) -> None:
+        if self._writer is None or not self.runs:
+            return
+        self._writer.stop()
+        if force:
+            self.killed_at_s = self.killed_at_s or time.monotonic()
+            self._cancel(self._stream)
+
+    def stop_with_application(self) -> None:
+        """Ask it to end because the process ends, which is not the stream's doing."""
+        self._ends_with_application = True
+        self.stop(force=False)
+
+    def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:  # noqa: ARG002
+        """None: the log is the application's."""
+        return None
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, lock: WriterLock, launch: Launch, writer: HostedWriter) -> None:
+        code, error = 0, None
+        try:
+            writer.run()
+        except FrazilError as failure:
+            code, error = failure.exit_code, f"{type(failure).__name__}: {failure}"
+            log.error("stream %s ends: %s", self._stream, error)  # noqa: TRY400
+        except BaseException as failure:
+            code, error = 1, f"{type(failure).__name__}: {failure}"
+            log.exception("stream %s crashed", self._stream)
+        self.code = code
+        try:
+            record_exit(
+                self._outside.folder,
+                launch,
+                code=code,
+                ended_at_ms=clock.now_ms(),
+                error=error,
+                stopped_for=WITH_APPLICATION if self._ends_with_application else None,
+            )
+        except OSError as failure:
+            log.warning("stream %s: how it ended cannot be recorded: %s", self._stream, failure)
+        finally:
+            lock.release()

@@ -1,0 +1,86 @@
+"""What a process does that runs an application: it starts the JVM first, as `frazil.stream.main` does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from frazil.errors import FrazilError, SpecError
+from frazil.spark.java import find_java, require_pyspark
+from frazil.spec.application import Application, find_application
+from frazil.spec.model import StreamSpec
+
+if TYPE_CHECKING:
+    from frazil.events import Sink
+
+log = logging.getLogger("frazil")
+
+BATCHES_A_CORE = 2
+"""Batches at once: while some wait for the catalog or the storage, others use the cores."""
+
+
+def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
+    """Run it, and return the process's exit code (see `frazil.errors`). An unexpected exception is a crash."""
+    try:
+        codes = write_application(name, folder, until_caught_up=until_caught_up)
+    except FrazilError as error:
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
+        return error.exit_code
+    return next((code for _, code in sorted(codes.items()) if code), 0)
+
+
+def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bool = False) -> dict[str, int]:
+    """Write every stream of an application until SIGTERM or SIGINT, then commit the current batches.
+
+    With `until_caught_up`, each stream ends by itself; returns their exit codes then. The log goes to standard error,
+    with the name of the thread, which is the stream's. Raises what ends them all.
+    """
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: [%(threadName)s] %(message)s",
+    )
+    for noisy in ("py4j", "pyiceberg", "botocore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    require_pyspark()
+    find_java(os.environ)
+    application = find_application(folder, name)
+    if application is None:
+        raise SpecError(f"no stream in {folder} names the application {name!r}")
+    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - needs PySpark
+
+    engine = SparkEngine(spark_spec(application))
+    engine.start()
+    from frazil.application.application import WriterApplication, shared_hosting  # noqa: PLC0415 - see the module
+    from frazil.application.engine import SharedEngine  # noqa: PLC0415
+    from frazil.stream.hosting import Foldings, Heartbeats  # noqa: PLC0415
+
+    batches = BATCHES_A_CORE * application.resources.cores
+    with Heartbeats() as heartbeats, Foldings() as foldings, SharedEngine(engine, batches=batches) as shared:
+        hosting = shared_hosting(batches=batches, heartbeats=heartbeats, foldings=foldings)
+        running = WriterApplication(name, folder, shared, application.fingerprint(), hosting, sinks)
+
+        def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+            log.info("%s: each writer commits its batch, then the application ends", signal.Signals(signum).name)
+            running.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        if until_caught_up:
+            return running.catch_up()
+        running.run()
+        return {}
+
+
+def spark_spec(application: Application) -> StreamSpec:
+    """What an application's Spark is started with: its name, and its resources; batches of streams share the cores."""
+    resources = application.resources
+    spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
+    return application.streams[0].model_copy(
+        update={"name": application.name, "resources": resources.model_copy(update={"spark": spark})}
+    )

@@ -1,0 +1,35 @@
+"""The application that streams share: `python write_application.py NAME --streams DIR [--until-caught-up]`.
+
+The supervisor's launcher (or `frazil run`) starts it and holds the application's lock for it. After SIGTERM each stream
+commits its current batch, and it ends with exit code 0; `frazil.errors` lists the other codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from frazil.errors import FrazilError
+from frazil.extras import extras_named
+from frazil.table.configuration import check_configuration
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the declared streams of one application into their tables.")
+    parser.add_argument("name", help="the application's name")
+    parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
+    parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
+    arguments = parser.parse_args()
+    try:
+        check_configuration()
+        with extras_named():
+            from frazil.application.main import run_application  # noqa: PLC0415 - as in write_stream.py
+    except FrazilError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    return run_application(arguments.name, arguments.streams, until_caught_up=arguments.until_caught_up)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What the process of a writer gives to it: what a writer alone makes for itself, and many of one process share.
+
+A hundred writers with a heartbeat's thread, a Kafka client and a question a second each would keep a core busy with
+nothing to write; and a hundred batches at once would each take a hundred times as long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from frazil.kafka.client import AdminClient
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+BEAT_S = 3.0
+"""A shared heartbeat's period; readers take one for stale after ten seconds."""
+PLANNED_S = 5.0
+"""How often the planner of one of many writers is asked, at most."""
+FOLD_S = 600.0
+
+
+class Turns:
+    """Admits so many at once, in the order in which they asked."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[threading.Event] = deque()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def turn(self, *, unless: Callable[[], bool], waits: Callable[[], None]) -> Iterator[bool]:
+        """Wait for a turn, which lasts as long as the context; False if `unless` came to hold before.
+
+        `waits` is called every second of the wait.
+        """
+        if not self._take(unless, waits):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._give()
+
+    def _take(self, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
+        mine = threading.Event()
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return True
+            self._waiting.append(mine)
+        while not mine.wait(1.0):
+            waits()
+            if unless():
+                with self._lock:
+                    if not mine.is_set():
+                        self._waiting.remove(mine)
+                        return False
+        return True
+
+    def _give(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._free += 1
+
+
+class Beating(Protocol):
+    """A heartbeat that somebody else's thread sends."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to tell before the next period."""
+
+    def beat(self) -> None: ...
+
+
+class Heartbeats:
+    """One thread that sends the heartbeats of many writers."""
+
+    def __init__(self, *, beat_s: float = BEAT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._beat_s, self._clock = beat_s, clock
+        self._sent_s: dict[Beating, float] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
+
+    def __enter__(self) -> Heartbeats:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def add(self, one: Beating) -> None:
+        with self._lock:
+            self._sent_s[one] = float("-inf")
+
+    def remove(self, one: Beating) -> None:
+        """Returns once the current beat has ended."""
+        with self._lock:
+            self._sent_s.pop(one, None)
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            for one in list(self._sent_s):
+                with self._lock:
+                    if one in self._sent_s and (one.is_changed or self._clock() - self._sent_s[one] >= self._beat_s):
+                        self._sent_s[one] = self._clock()
+                        self._beat(one)
+
+    @staticmethod
+    def _beat(one: Beating) -> None:
+        try:
+            one.beat()
+        except Exception as error:  # a full disk must not end this thread
+            log.warning("a heartbeat could not be written: %r", error)
+
+
+class Foldings:
+    """One thread that folds the old commit records of many streams, one stream after the other."""
+
+    def __init__(self) -> None:
+        self._due_s: dict[Callable[[], object], float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fold-records", daemon=True)
+
+    def __enter__(self) -> Foldings:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()  # a daemon: wherever it is interrupted, nothing is lost
+
+    def add(self, fold: Callable[[], object]) -> None:
+        """Call `fold` in ten minutes, and every ten minutes from then on: at a start there are other things to do."""
+        self._due_s[fold] = time.monotonic() + FOLD_S
+
+    def remove(self, fold: Callable[[], object]) -> None:
+        self._due_s.pop(fold, None)
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            now_s = time.monotonic()
+            if fold := next((one for one, due_s in list(self._due_s.items()) if due_s <= now_s), None):
+                if fold in self._due_s:
+                    self._due_s[fold] = now_s + FOLD_S
+                fold()
+
+
+class KafkaClients:
+    """One admin client for all writers with the same brokers and credentials: each has threads and connections."""
+
+    def __init__(self) -> None:
+        self._clients: dict[frozenset[tuple[str, str]], AdminClient] = {}
+        self._lock = threading.Lock()
+
+    def open(self, properties: Mapping[str, str]) -> AdminClient:
+        with self._lock:
+            key = frozenset(properties.items())
+            if key not in self._clients:
+                self._clients[key] = AdminClient(properties)
+            return self._clients[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """What a writer's process has for it; the defaults are those of a process with one writer."""
+
+    kafka_client: Callable[[Mapping[str, str]], AdminClient] = AdminClient
+    heartbeats: Heartbeats | None = None
+    """None: the writer has a thread of its own."""
+    foldings: Foldings | None = None
+    """None: the writer has a thread of its own."""
+    turns: Turns = field(default_factory=lambda: Turns(1))
+    """For take-overs and batches."""
+    planned_s: float = 1.0
+    """How often the planner is asked, at most: by so much earlier batches are due."""

@@ -1,0 +1,253 @@
+"""What a supervisor keeps running: a stream's own writer application, or one that streams share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from frazil.errors import FrazilError, SpecError
+from frazil.home import application_folder, home, run_folder
+from frazil.host.environment import writer_environment
+from frazil.host.launcher import Launcher, LaunchRequest
+from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
+from frazil.spec.application import Application, shared_applications
+from frazil.spec.last_sound import STREAMS, find_declared
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import connections as declared_connections
+from frazil.spec.references import environment_names
+from frazil.supervise.declared import Declaration, DeclarationReader
+from frazil.supervise.desired import DesiredStore
+from frazil.supervise.observed import Declared, Desired, DesiredMode, Removed, Unreadable
+from frazil.supervise.policy import Policy
+from frazil.supervise.table_state import TableState
+
+Connections = Callable[[frozenset[str]], Mapping[str, str]]
+"""Returns Airflow connections, as JSON or URI, by their ids; it may block."""
+
+
+class Supervised(Protocol):
+    """What a supervisor keeps running: a stream's writer, or an application that streams share."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+
+    def launcher(self) -> Launcher: ...
+
+    def read(self) -> Declared | Unreadable | Removed:
+        """What is declared now."""
+
+    def policy(self) -> Policy: ...
+
+    def desired(self) -> Desired | Unreadable:
+        """What people want now; never raises."""
+
+    def table_fingerprint(self) -> str | None:
+        """See `table_fingerprint` in `frazil.supervise.desired`; None if it is unknown, or nothing has one."""
+
+    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
+        """What to launch. Raises SpecError."""
+
+    def launched(self) -> None:
+        """A writer was launched, which may create what was missing."""
+
+    def pause(self, *, by: str, reason: str) -> None:
+        """Store that a person wants it to stay stopped. Raises what the catalog raises."""
+
+    def resume(self, *, by: str, reason: str) -> None:
+        """Undo a pause by the same `by`, and no other. Raises as `pause` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterProgram:
+    """Which writer to run: the stream's name, the folder that declares it, and the writer's Python file."""
+
+    stream: str
+    streams: Path
+    main: Path
+
+    def command(self) -> tuple[str, ...]:
+        """`python <main> NAME --streams FOLDER`, with this process's Python."""
+        return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
+
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        return SupervisedStream(self, Declaration(self.stream, self.streams, clock=clock), clock=clock)
+
+
+class SupervisedStream:
+    """One stream's writer."""
+
+    def __init__(self, program: WriterProgram, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
+        self._program, self._declaration, self._clock = program, declaration, clock
+        self._left_since_ms: int | None = None
+        self._table = TableState(clock=clock)
+
+    @property
+    def name(self) -> str:
+        return self._program.stream
+
+    @property
+    def folder(self) -> Path:
+        return run_folder(self.name)
+
+    def launcher(self) -> Launcher:
+        return open_launcher(self.name)
+
+    def read(self) -> Declared | Unreadable | Removed:
+        """A stream that an application runs with others is as good as removed: that supervises it."""
+        declared, spec = self._declaration.read(), self._declaration.spec
+        if spec is None or spec.application is None or isinstance(declared, Removed):
+            self._left_since_ms = None
+            return declared
+        self._left_since_ms = self._left_since_ms or self._clock()
+        return Removed(self._left_since_ms)
+
+    def policy(self) -> Policy:
+        return Policy.for_stream(self._declaration.spec) if self._declaration.spec else Policy()
+
+    def desired(self) -> Desired | Unreadable:
+        return self._table.desired(self._declaration.spec)
+
+    def table_fingerprint(self) -> str | None:
+        spec = self._declaration.spec
+        return None if spec is None else self._table.fingerprint(spec)
+
+    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
+        spec = self._sound_spec()
+        return LaunchRequest(
+            command=self._program.command(),
+            environment=launch_environment(environment_names(spec), connections(declared_connections(spec))),
+            spec_fingerprint=spec.fingerprint(),
+            generation=generation,
+            streams=(self.name,),
+        )
+
+    def launched(self) -> None:
+        self._table.forget()
+
+    def pause(self, *, by: str, reason: str) -> None:
+        spec = self._sound_spec()
+        if not _is_paused(self._table.desired(spec)):
+            self._table.store(spec).pause(by=by, reason=reason)
+
+    def resume(self, *, by: str, reason: str) -> None:
+        spec = self._sound_spec()
+        desired = self._table.desired(spec)
+        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
+            self._table.store(spec).resume(by=by, reason=reason)
+
+    def _sound_spec(self) -> StreamSpec:
+        if self._declaration.spec is None:
+            self._declaration.read()
+        if self._declaration.spec is None:
+            raise SpecError(f"stream {self.name}: {self._program.streams} has no sound declaration of it")
+        return self._declaration.spec
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationProgram:
+    """Which shared application to run: its name, the folder that declares its streams, and its Python file."""
+
+    application: str
+    streams: Path
+    main: Path
+
+    def command(self) -> tuple[str, ...]:
+        """`python <main> NAME --streams FOLDER`, with this process's Python."""
+        return (sys.executable, str(self.main), self.application, "--streams", str(self.streams))
+
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        return SupervisedApplication(self, clock=clock)
+
+
+class SupervisedApplication:
+    """An application that streams share. It supervises their writers itself; whether it runs is decided here.
+
+    That it is paused is stored on this host, where it runs. A paused stream is none of its supervisor's business.
+    """
+
+    def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
+        self._program, self._clock = program, clock
+        self._application: Application | None = None
+        self._missing_since_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self._program.application
+
+    @property
+    def folder(self) -> Path:
+        return application_folder(self.name)
+
+    def launcher(self) -> Launcher:
+        return LocalLauncher(self.name, folder=self.folder)
+
+    def read(self) -> Declared | Unreadable | Removed:
+        now_ms = self._clock()
+        found = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
+        specs = [one.spec for one in found if one.spec is not None and not one.removed]
+        application = shared_applications(specs).get(self.name)
+        if application is not None:
+            self._application, self._missing_since_ms = application, None
+            return Declared(application.fingerprint())
+        if problems := [one.problem for one in found if one.spec is None and one.problem]:
+            return Unreadable("\n".join(problems))  # a file that was never sound might declare it
+        self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
+        return Removed(self._missing_since_ms)
+
+    def policy(self) -> Policy:
+        return Policy()
+
+    def desired(self) -> Desired | Unreadable:
+        try:
+            return self._store.read()
+        except (FrazilError, OSError) as error:
+            return Unreadable(f"{type(error).__name__}: {error}")
+
+    def table_fingerprint(self) -> str | None:
+        return None
+
+    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
+        if self._application is None:
+            raise SpecError(f"{self._program.streams} declares no stream of the application {self.name!r}")
+        found = self._application
+        return LaunchRequest(
+            command=self._program.command(),
+            environment=launch_environment(found.environment, connections(found.connections)),
+            spec_fingerprint=found.fingerprint(),
+            generation=generation,
+            streams=tuple(spec.name for spec in found.streams),
+        )
+
+    def launched(self) -> None:
+        pass
+
+    def pause(self, *, by: str, reason: str) -> None:
+        if not _is_paused(self.desired()):
+            self._store.pause(by=by, reason=reason)
+
+    def resume(self, *, by: str, reason: str) -> None:
+        desired = self.desired()
+        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
+            self._store.resume(by=by, reason=reason)
+
+    @property
+    def _store(self) -> DesiredStore:
+        return DesiredStore.of_application(self.name)
+
+
+def launch_environment(referred: Collection[str], connections: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a writer that this process launches."""
+    return writer_environment(referred, os.environ, connections=connections, python=sys.executable, home=str(home()))
+
+
+def _is_paused(desired: Desired | Unreadable) -> bool:
+    return isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED

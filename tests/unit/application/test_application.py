@@ -1,0 +1,225 @@
+"""An application that streams share, with writers that read no Kafka: what happens to one happens to it alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.application import application as module
+from frazil.application.application import WriterApplication
+from frazil.application.engine import SharedEngine
+from frazil.errors import KafkaUnavailable, OffsetGap, WorkerDied, WriterBusy
+from frazil.home import application_folder, run_folder
+from frazil.host.endings import WITH_APPLICATION
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
+from frazil.host.launcher import ProcessState
+from frazil.host.local import LocalLauncher
+from frazil.host.lock import WriterLock
+from frazil.host.records import read_exits
+from frazil.status.stream import stream_status
+from frazil.stream.hosting import Hosting
+from frazil.supervise.desired import open_desired
+from frazil.supervise.supervised import ApplicationProgram, WriterProgram
+from frazil.supervise.supervisor import Supervisor
+from tests.polling import eventually
+
+STREAM = """
+name: {name}
+application: {application}
+source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
+table: demo.{name}
+schema: {{ts: timestamptz not null}}
+event-time: ts
+{extra}
+"""
+
+
+class FakeEngine:
+    parallelism = 2
+
+    def __init__(self) -> None:
+        self.died = False
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    def check(self) -> None:
+        if self.died:
+            raise WorkerDied("the JVM died")
+
+    def cancel(self, stream: str) -> None: ...
+
+    def run(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+class FakeWriter:
+    """Runs until it is stopped, or raises what the test orders for its stream."""
+
+    orders: dict[str, Exception]
+    starts: dict[str, int]
+
+    def __init__(self, spec: Any, *_: Any, **__: Any) -> None:
+        self.name, self._stopping = spec.name, threading.Event()
+
+    def run(self) -> None:
+        self.starts[self.name] = self.starts.get(self.name, 0) + 1
+        while not self._stopping.wait(0.01):
+            if (error := self.orders.pop(self.name, None)) is not None:
+                raise error
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+class Shared:
+    """An application at work: `until` looks at its streams until something holds."""
+
+    def __init__(self, streams: Path) -> None:
+        self.streams, self.engine = streams, FakeEngine()
+        self.whole = SharedEngine(self.engine, batches=2)
+        self.application = WriterApplication("small", streams, self.whole, "f", Hosting())
+        self.steppers = ThreadPoolExecutor(2)
+
+    def declare(self, name: str, *, application: str = "small", extra: str = "") -> None:
+        (self.streams / f"{name}.yaml").write_text(STREAM.format(name=name, application=application, extra=extra))
+
+    def until(self, look: Callable[[], Any]) -> Any:
+        def looked() -> Any:
+            self.application.look(self.steppers)
+            return look()
+
+        return eventually(looked, within_s=60)
+
+    def runs(self, *names: str) -> bool:
+        return all(name in self.application.hosted and self.application.hosted[name].launcher.runs for name in names)
+
+    def starts(self, name: str) -> int:
+        return FakeWriter.starts.get(name, 0)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:  # noqa: ARG001
+    monkeypatch.setattr(module, "Writer", FakeWriter)
+    monkeypatch.setattr(module, "STEP_S", 0.05)
+    monkeypatch.setattr(FakeWriter, "orders", {}, raising=False)
+    monkeypatch.setattr(FakeWriter, "starts", {}, raising=False)
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    made = Shared(folder)
+    for name in ("a", "b", "c"):
+        made.declare(name)
+    with made.whole:
+        yield made
+        made.steppers.shutdown()
+        made.application._end_all()
+
+
+def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: Shared) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    seen = LocalLauncher("a").observe()
+    assert (seen.process, seen.launch and seen.launch.application) == (ProcessState.HOSTED, "small")
+    spec = shared.application._streams.found["a"].spec
+    assert spec is not None
+    status = stream_status(spec, now_ms=seen.launch.launched_at_ms if seen.launch else 0)
+    assert status.writer.state == "running in a shared application"
+    with pytest.raises(WriterBusy, match="the application small runs it: stop it with `frazil pause a`"):
+        WriterLock(run_folder("a")).acquire()
+
+
+def test_a_stream_that_only_a_person_can_mend_is_held_and_the_others_go_on(shared: Shared) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    FakeWriter.orders["b"] = OffsetGap("Kafka's retention deleted offsets 5 to 9")
+    shared.until(lambda: shared.application.hosted["b"].said[:1] == ("hold",))
+    assert [e.code for e in read_exits(run_folder("b"))] == [OffsetGap.exit_code]
+    assert shared.runs("a", "c")
+    assert (shared.starts("a"), shared.starts("b"), shared.starts("c")) == (1, 1, 1)
+    open_desired(shared.application._streams.found["b"].spec).resume(by="ana", reason="it is reset")  # type: ignore[arg-type]
+    shared.until(lambda: shared.runs("b"))
+
+
+def test_a_stream_whose_brokers_are_away_or_that_crashes_is_started_again_after_a_backoff(shared: Shared) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    FakeWriter.orders |= {"a": KafkaUnavailable("silent"), "b": ZeroDivisionError("a bug")}
+    shared.until(lambda: shared.starts("a") == shared.starts("b") == 2 and shared.runs("a", "b"))
+    assert [e.code for e in read_exits(run_folder("a"))] == [KafkaUnavailable.exit_code]
+    assert [(e.code, e.error) for e in read_exits(run_folder("b"))] == [(1, "ZeroDivisionError: a bug")]
+    assert shared.starts("c") == 1
+
+
+def test_streams_are_added_changed_paused_and_broken_without_touching_the_others(shared: Shared) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    shared.declare("d")
+    shared.declare("a", extra="lateness: 1h")
+    (shared.streams / "c.yaml").write_text("name: c\napplication: small\nsauce: nothing\n")
+    desired = open_desired(shared.application._streams.found["b"].spec)  # type: ignore[arg-type]
+    desired.pause(by="ana", reason="for a test")
+    shared.until(lambda: shared.runs("d") and shared.starts("a") == 2 and shared.runs("a") and not shared.runs("b"))
+    assert shared.runs("c"), "a broken file must not end a writer that runs"
+    assert (shared.starts("c"), shared.starts("d")) == (1, 1)
+
+
+def test_a_stream_that_moves_to_its_own_application_ends_here_and_the_other_waits_for_that(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    text = (shared.streams / "a.yaml").read_text().replace("application: small\n", "")
+    (shared.streams / "a.yaml").write_text(text)
+    own = Supervisor(WriterProgram("a", shared.streams, Path("never")))
+    step = own.preview()
+    assert (step.decision.action, step.decision.cause) == ("keep", "in a shared application")
+    later_s = time.time_ns() // 10**6 + 11_000
+    monkeypatch.setattr(shared.application._streams, "clock", lambda: later_s)
+    for one in shared.application.hosted.values():
+        one.supervisor._clock = lambda: later_s + 11_000
+    shared.until(lambda: "a" not in shared.application.hosted)
+    assert own.preview().decision.action == "start"
+    assert shared.runs("b", "c")
+
+
+def test_a_stream_that_moves_here_waits_for_its_old_process_whose_supervisor_ends_it(shared: Shared) -> None:
+    with WriterLock(run_folder("a"), streams=("a",)):
+        shared.until(lambda: shared.runs("b", "c") and shared.application.hosted["a"].said)
+        assert not shared.runs("a")
+    shared.until(lambda: shared.runs("a"))
+    old = Supervisor(WriterProgram("a", shared.streams, Path("never")))
+    step = old.preview()
+    assert (step.decision.action, step.decision.cause) == ("keep", "in a shared application")
+
+
+def test_when_the_application_ends_no_stream_is_blamed_and_all_are_wanted_again(shared: Shared) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    shared.engine.died = True
+    eventually(lambda: shared.whole.failed is not None)
+    with pytest.raises(WorkerDied, match="the JVM died"):
+        shared.application.run()
+    assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, WITH_APPLICATION)]
+    beat = Heartbeat.read(open_exchange(application_folder("small")))
+    assert beat is not None
+    assert (beat.phase, beat.error) == ("ended", "the JVM died")
+
+
+def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_its_last_stream(shared: Shared) -> None:
+    program = ApplicationProgram("small", shared.streams, Path("never"))
+    supervised = program.supervised(clock=lambda: 1_800_000_000_000)
+    before = supervised.read()
+    shared.declare("d", extra="lateness: 1h")
+    assert supervised.read() == before
+    shared.declare("d", extra="resources: {cores: 3}")
+    assert supervised.read() != before
+    request = supervised.request(generation=0, connections=lambda _: {})
+    assert request.streams == ("a", "b", "c", "d")
+    for name in ("a", "b", "c", "d"):
+        shared.declare(name, application="other")
+    assert Supervisor(program).preview().decision.cause == "removed"

@@ -1,0 +1,69 @@
+"""What writers of one process share: turns in order, and one thread's heartbeats."""
+
+from __future__ import annotations
+
+import threading
+
+from frazil.stream.hosting import Heartbeats, Turns
+from tests.polling import eventually
+
+
+def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
+    turns, order, holds = Turns(1), [], threading.Event()
+
+    def take(number: int) -> None:
+        with turns.turn(unless=lambda: False, waits=lambda: None) as admitted:
+            order.append((number, admitted))
+
+    def hold() -> None:
+        with turns.turn(unless=lambda: False, waits=lambda: None):
+            holding.set()
+            holds.wait(30)
+
+    holding = threading.Event()
+    first = threading.Thread(target=hold)
+    first.start()
+    assert holding.wait(30)
+    threads = []
+    for number in range(5):
+        threads.append(threading.Thread(target=take, args=(number,)))
+        threads[-1].start()
+        eventually(lambda wanted=number + 1: len(turns._waiting) == wanted)
+    holds.set()
+    for thread in (first, *threads):
+        thread.join(30)
+    assert order == [(number, True) for number in range(5)]
+
+
+def test_who_waits_for_a_turn_says_so_and_may_give_up() -> None:
+    turns, waited = Turns(1), []
+    with (
+        turns.turn(unless=lambda: False, waits=lambda: None) as first,
+        turns.turn(unless=lambda: bool(waited), waits=lambda: waited.append(1)) as second,
+    ):
+        assert (first, second) == (True, False)
+    with turns.turn(unless=lambda: True, waits=lambda: None) as third:
+        assert third, "a turn that is free is taken at once"
+
+
+class Beating:
+    def __init__(self) -> None:
+        self.beats, self.is_changed, self.broken = 0, False, False
+
+    def beat(self) -> None:
+        self.beats, self.is_changed = self.beats + 1, False
+        if self.broken:
+            raise OSError("no space left on device")
+
+
+def test_one_thread_beats_for_all_and_one_that_cannot_write_stops_no_other() -> None:
+    broken, sound, changed = Beating(), Beating(), Beating()
+    broken.broken = True
+    with Heartbeats(beat_s=1e9) as heartbeats:
+        for one in (broken, sound, changed):
+            heartbeats.add(one)
+        eventually(lambda: broken.beats == sound.beats == changed.beats == 1)
+        changed.is_changed = True
+        eventually(lambda: changed.beats == 2)
+        heartbeats.remove(changed)
+        assert sound.beats == 1
