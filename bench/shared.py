@@ -36,7 +36,7 @@ from frazil.table.catalogs import load_catalog
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_application.py"
 FIRST = 100
 """Records in each topic before the application starts."""
-DEADLINE_S = 600.0
+DEADLINE_S = 300.0
 STREAM = """\
 name: {name}
 application: small
@@ -254,6 +254,7 @@ def main() -> None:
     if options.produce:
         print(produce(options.produce, options.streams[0], rate=options.rate, seconds=options.seconds))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that the servers end too
     for count in options.streams:
         measure(count, options)
 

@@ -49,7 +49,8 @@ class BatchLoop:
         `wait` waits for that many seconds, or less if `until` may have changed.
         """
         planner = self._planner()
-        interval_s, position = self._asked_every_s, planner.position
+        position = planner.position
+        interval_s = planning_interval_s(planner.settings.policy.interval_s, most_s=self.hosting.planned_s)
         try:
             # Waits for Spark to start: until then the planner is not asked, and so is not silent.
             self.engine.check()
@@ -74,12 +75,6 @@ class BatchLoop:
                     self.engine.check()
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
-
-    @property
-    def _asked_every_s(self) -> float:
-        return planning_interval_s(
-            self.runner.spec.commit.interval / timedelta(seconds=1), most_s=self.hosting.planned_s
-        )
 
     def _wait_for_turn(self) -> None:
         """A writer that waits for others to be done is not hung."""
@@ -106,14 +101,16 @@ class BatchLoop:
         )
 
     def _settings(self) -> PlannerSettings:
-        spec, asked_s = self.runner.spec, self._asked_every_s
+        spec = self.runner.spec
+        interval_s = spec.commit.interval / timedelta(seconds=1)
+        asked_s = planning_interval_s(interval_s, most_s=self.hosting.planned_s)
         # Whoever is asked less often would be late by as much.
         early_s = asked_s if asked_s > POLL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
             topics=spec.source.topics,
             policy=BatchPolicy(
-                interval_s=spec.commit.interval / timedelta(seconds=1) - early_s,
+                interval_s=interval_s - early_s,
                 longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
                 size_bytes=spec.commit.size,
                 max_records=spec.commit.max_records,

@@ -54,6 +54,9 @@ class FakeEngine:
 
     def warm_up(self) -> None: ...
 
+    def ready(self, until: Callable[[], bool]) -> bool:  # noqa: ARG002
+        return True
+
     def check(self) -> None:
         if self.died:
             raise WorkerDied("the JVM died")

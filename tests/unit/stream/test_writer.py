@@ -37,6 +37,11 @@ class Anything:
     def __call__(self, *_: object, **__: object) -> Any:
         return self
 
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
 
 @pytest.fixture
 def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
