@@ -28,7 +28,6 @@ from typing import Any
 import psutil
 from confluent_kafka import Producer
 
-from bench.fixed_costs import ROLES
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.postgres import EmbeddedPostgres
 from frazil.table.catalogs import load_catalog
@@ -37,6 +36,7 @@ MAIN = Path(__file__).parent.parent / "spark_apps" / "write_application.py"
 FIRST = 100
 """Records in each topic before the application starts."""
 DEADLINE_S = 300.0
+ROLES = (("org.apache.spark.deploy.SparkSubmit", "JVM"), ("daemon", "Python workers"))
 STREAM = """\
 name: {name}
 application: small

@@ -1,7 +1,7 @@
 """Where frazil keeps the files of this machine: `$FRAZIL_HOME`, by default `.frazil` in the current folder.
 
-<home>/streams/<stream>/            a writer's run folder: lock, status.json, exit.json, writer.log
-<home>/applications/<application>/  the run folder of an application that streams share, with the same files
+<home>/streams/<name>/   the run folder of a stream, or of an application that streams share: lock, status.json,
+                         exit.json, writer.log
 <home>/declared/         the last sound declarations: see `frazil.spec.last_sound`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow
@@ -20,14 +20,9 @@ def home() -> Path:
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
-def run_folder(stream: str) -> Path:
-    """The run folder of one stream's writer on this machine, whatever application runs it; not created here."""
-    return home() / "streams" / stream
-
-
-def application_folder(application: str) -> Path:
-    """The run folder of one application that streams share, on this machine; not created here."""
-    return home() / "applications" / application
+def run_folder(name: str) -> Path:
+    """The run folder of a stream, or of an application that streams share, on this machine; not created here."""
+    return home() / "streams" / name
 
 
 def cache_folder() -> Path:

@@ -142,6 +142,22 @@ def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(
     assert (looks["timetable"], looks["tags"]) == ("NullTimetable", ["frazil", "partitions", "removed"])
 
 
+def test_streams_of_one_application_share_a_dag_with_a_task_for_each(tmp_path: Path, parse: Parse) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(STREAM.format(name=name) + "application: small\n")
+    (tmp_path / "alone.yaml").write_text(STREAM.format(name="alone"))
+    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
+    assert found["errors"] == {}
+    dags = _writers(found)
+    assert sorted(dags) == ["frazil_writer_alone", "frazil_writer_small"]
+    assert dags["frazil_writer_small"]["tasks"] == {
+        "write": "WriterOperator",
+        "stream.a": "HostedStreamOperator",
+        "stream.b": "HostedStreamOperator",
+    }
+    assert "Kafka b into Iceberg demo.b" in dags["frazil_writer_small"]["doc"]
+
+
 def test_two_streams_of_one_name_share_a_dag_that_says_so(tmp_path: Path, parse: Parse) -> None:
     (tmp_path / "a.yaml").write_text(STREAM.format(name="same"))
     (tmp_path / "b.yaml").write_text(STREAM.format(name="same"))

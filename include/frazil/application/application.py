@@ -21,7 +21,7 @@ from frazil.application.engine import SharedEngine
 from frazil.application.launcher import HostedLauncher
 from frazil.errors import SpecError, WorkerDied
 from frazil.events import BatchCommitted, Event, Sink
-from frazil.home import application_folder
+from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -232,7 +232,7 @@ class WriterApplication:
             last_commit_at_ms=max(commits, default=None),
             error=None if self.engine.failed is None else str(self.engine.failed),
         )
-        folder = application_folder(self.name)
+        folder = run_folder(self.name)
         try:
             beat.write(open_exchange(folder))
             if time.monotonic() - self._log_checked_s >= LOG_CHECK_S:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import click
 from frazil.cli.options import streams_option
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
+from frazil.spec.application import find_application
 from frazil.spec.last_sound import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
@@ -25,13 +27,28 @@ _reason_option = click.option("--reason", default="", help="Why; shown in the lo
 
 
 def _arguments(command: Callable[..., None]) -> Callable[..., Any]:
-    return click.argument("stream")(streams_option(_reason_option(command)))
+    """The name of an application that streams share stands for each of them."""
+
+    @wraps(command)
+    def each(stream: str, streams_folder: Path, reason: str) -> None:
+        application = find_application(streams_folder, stream)
+        if application is None:
+            command(stream, streams_folder, reason)
+            return
+        for spec in application.streams:
+            command(spec.name, streams_folder, reason)
+        if command.__name__ != "pause":  # its task in Airflow may have been marked failed
+            DesiredStore.of_application(stream).resume(by=getpass.getuser(), reason=reason)
+
+    return click.argument("stream")(streams_option(_reason_option(each)))
 
 
 @click.command()
 @_arguments
 def pause(stream: str, streams_folder: Path, reason: str) -> None:
     """Stop the writer of STREAM, and keep it stopped.
+
+    The name of an application that streams share stands for all of its streams.
 
     The current batch commits first. Nothing is lost: the stream goes on where it stands when it is resumed. The
     supervisor (Airflow) obeys within a few seconds, on whichever host it runs; a writer in the foreground
@@ -56,6 +73,8 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
 def resume(stream: str, streams_folder: Path, reason: str) -> None:
     """Let the writer of STREAM run again.
 
+    The name of an application that streams share stands for all of its streams.
+
     After a pause, or after the supervisor gave up and the cause is fixed.
 
     \b
@@ -79,6 +98,8 @@ def resume(stream: str, streams_folder: Path, reason: str) -> None:
 @_arguments
 def restart(stream: str, streams_folder: Path, reason: str) -> None:
     """Replace the writer of STREAM by a new one.
+
+    The name of an application that streams share stands for all of its streams.
 
     The current batch commits first. A stream that is paused, or was given up, is resumed. Where the writer runs in the
     foreground (`frazil run`), nothing is changed: end it there, and run it again.

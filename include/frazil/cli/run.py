@@ -29,7 +29,7 @@ from frazil.cli.light import allow_pandas
 from frazil.cli.options import streams_option
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
-from frazil.home import application_folder, run_folder
+from frazil.home import run_folder
 from frazil.host.endings import record_exit
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
@@ -75,7 +75,7 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
             _write_application(application, streams_folder, voice, until_caught_up=until_caught_up)
 
         names = tuple(spec.name for spec in application.streams)
-        raise SystemExit(in_foreground(stream, write_all, folder=application_folder(stream), streams=names))
+        raise SystemExit(in_foreground(stream, write_all, streams=names))
     spec = find_and_remember(streams_folder, stream)  # status and pause know it, should its file break
 
     def write(voice: Voice) -> None:
@@ -84,17 +84,15 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     raise SystemExit(in_foreground(spec.name, write))
 
 
-def in_foreground(
-    stream: str, write: Callable[[Voice], None], *, folder: Path | None = None, streams: tuple[str, ...] = ()
-) -> int:
+def in_foreground(stream: str, write: Callable[[Voice], None], *, streams: tuple[str, ...] = ()) -> int:
     """Run `write` in a child process, as the one writer of a stream on this host, and write down how it ended.
 
-    `folder` and `streams` are those of an application that streams share, if it is one.
+    `stream` may also be an application that `streams` share.
 
     Returns its exit code, as the shell counts. SIGTERM asks the child to end, also when this process is killed. Raises
     WriterBusy.
     """
-    folder = folder or run_folder(stream)
+    folder = run_folder(stream)
     lock = WriterLock(folder, streams=streams or (stream,))
     lock.acquire()
     rotate(folder)
@@ -242,7 +240,7 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
 
 def _write_application(application: Application, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
     allow_pandas()
-    log_file = application_folder(application.name) / LOG_FILE
+    log_file = run_folder(application.name) / LOG_FILE
     voice.say(f"{application.name}: {counted(len(application.streams), 'stream')}; log: {log_file}")
     from frazil.application.main import write_application  # noqa: PLC0415 - only the writer needs it
 

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.errors import SpecError
-from frazil.home import application_folder, run_folder
+from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.table.evolution import ACCEPTED_SCHEMA
@@ -42,9 +42,7 @@ class DesiredStore:
     @classmethod
     def of_application(cls, application: str) -> DesiredStore:
         """The desired state of an application that streams share, on this host alone."""
-        store = cls(application, None)
-        store._places = [_in_folder(application_folder(application))]
-        return store
+        return cls(application, None)
 
     @property
     def beside_table(self) -> bool:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.errors import FrazilError, SpecError
-from frazil.home import application_folder, home, run_folder
+from frazil.home import home, run_folder
 from frazil.host.environment import writer_environment
 from frazil.host.launcher import Launcher, LaunchRequest
 from frazil.host.launchers import open_launcher
-from frazil.host.local import LocalLauncher
 from frazil.spec.application import Application, shared_applications
 from frazil.spec.last_sound import STREAMS, find_declared
 from frazil.spec.model import StreamSpec
@@ -185,10 +184,10 @@ class SupervisedApplication:
 
     @property
     def folder(self) -> Path:
-        return application_folder(self.name)
+        return run_folder(self.name)
 
     def launcher(self) -> Launcher:
-        return LocalLauncher(self.name, folder=self.folder)
+        return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
         now_ms = self._clock()

@@ -15,7 +15,7 @@ from frazil.application import application as module
 from frazil.application.application import WriterApplication
 from frazil.application.engine import SharedEngine
 from frazil.errors import KafkaUnavailable, OffsetGap, WorkerDied, WriterBusy
-from frazil.home import application_folder, run_folder
+from frazil.home import run_folder
 from frazil.host.endings import WITH_APPLICATION
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
@@ -208,7 +208,7 @@ def test_when_the_application_ends_no_stream_is_blamed_and_all_are_wanted_again(
     with pytest.raises(WorkerDied, match="the JVM died"):
         shared.application.run()
     assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, WITH_APPLICATION)]
-    beat = Heartbeat.read(open_exchange(application_folder("small")))
+    beat = Heartbeat.read(open_exchange(run_folder("small")))
     assert beat is not None
     assert (beat.phase, beat.error) == ("ended", "the JVM died")
 

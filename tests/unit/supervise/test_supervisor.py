@@ -15,6 +15,7 @@ from frazil.clock import now_ms
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
+from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired
 from frazil.supervise.supervised import WriterProgram
@@ -94,7 +95,6 @@ def test_a_killed_writer_is_started_again_and_its_new_log_is_read_from_the_begin
 
 
 def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
-    from frazil.spec.load import find_stream  # noqa: PLC0415
 
     supervisor = bench.supervisor()
     pid = bench.runs(supervisor)
@@ -102,7 +102,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
     desired = open_desired(spec)
     desired.pause(by="ana", reason="Kafka upgrade")
     # The table was made a moment ago: the supervisor looks for it again after ten seconds.
-    supervisor._table.forget()
+    supervisor._subject.launched()
     bench.until(supervisor, WriterAction.STOP, Cause.PAUSED)
     held = bench.until(supervisor, WriterAction.HOLD, Cause.PAUSED)
     assert "paused by ana" in held.decision.reason
@@ -247,7 +247,6 @@ def test_a_person_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_t
 
 
 def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Bench) -> None:
-    from frazil.spec.load import find_stream  # noqa: PLC0415
 
     open_desired(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
     supervisor = bench.supervisor()
@@ -303,5 +302,6 @@ def test_a_catalog_that_cannot_be_used_starts_nothing_and_stops_nothing(
     supervisor = bench.supervisor()
     step = supervisor.step()
     assert (step.decision.action, step.decision.cause) == (WriterAction.HOLD, Cause.STATE_UNREADABLE)
-    bench.at_hand.launcher.launch(bench.at_hand.request(spec_fingerprint=supervisor._sound_spec().fingerprint()))
+    spec = find_stream(bench.streams, "ticks")
+    bench.at_hand.launcher.launch(bench.at_hand.request(spec_fingerprint=spec.fingerprint()))
     assert supervisor.step().decision.action is WriterAction.KEEP

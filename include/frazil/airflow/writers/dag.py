@@ -1,8 +1,12 @@
-"""One DAG per declared stream: the Airflow UI shows each writer as a running DAG run."""
+"""One DAG per writer application: the Airflow UI shows each as a running DAG run.
+
+An application is a stream's own, or one that streams share; the DAG of a shared one has a task for each stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,12 +14,15 @@ from typing import Any
 from airflow.sdk import DAG
 
 from frazil.airflow.declared import DeclaredStream, all_streams
+from frazil.airflow.writers.hosted import HostedStreamOperator
 from frazil.airflow.writers.operator import WriterOperator
-from frazil.spark_apps import WRITE_STREAM
+from frazil.spark_apps import WRITE_APPLICATION, WRITE_STREAM
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
+STREAM_TASK = "stream."
+"""Before a stream's name: its task's id in the DAG of an application that streams share."""
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 RETRIES = 1_000_000
 """The supervisor restarts writers, not the task; a retry only covers a worker or triggerer that broke down."""
@@ -33,10 +40,11 @@ def writer_dags(
     streams: str | Path,
     *,
     application: str | Path = WRITE_STREAM,
+    shared_application: str | Path = WRITE_APPLICATION,
     on_failure: OnFailure | None = None,
     queue: str | Mapping[str, str] | None = None,
 ) -> dict[str, DAG]:
-    """The writers' DAGs by DAG id, one for each declared stream of the folder.
+    """The writers' DAGs by DAG id, one for each declared stream of the folder, or for the application that it shares.
 
     A file that cannot be read affects no other DAG: its own stays as it was and says what is wrong, and a running
     writer goes on. The DAG of a removed stream stays for a while, so that its run can end with the writer; it starts
@@ -44,20 +52,91 @@ def writer_dags(
 
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
+    :param shared_application: the Python file of applications that streams share, by default the package's own.
     :param on_failure: notifiers, called when the supervisor gives up on a writer.
-    :param queue: the writers' queue, or each stream's by its name, which says on which hosts they run: those whose
+    :param queue: the writers' queue, or each application's by its name, which says on which hosts they run: those whose
         triggerer serves that queue. Airflow's default queue where nothing is named.
     """
-    return {
-        writer_dag_id(found.name): _writer_dag(
-            found,
-            Path(streams),
-            Path(application),
-            on_failure,
-            queue if isinstance(queue, str) or queue is None else queue.get(found.name),
-        )
-        for found in all_streams(Path(streams))
+    own, shared = _applications(all_streams(Path(streams)))
+
+    def queue_of(name: str) -> str | None:
+        return queue if isinstance(queue, str) or queue is None else queue.get(name)
+
+    dags = [_writer_dag(one, Path(streams), Path(application), on_failure, queue_of(one.name)) for one in own]
+    for name, members in shared.items():
+        dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, queue_of(name)))
+    return {dag.dag_id: dag for dag in dags}
+
+
+def _applications(found: Iterable[DeclaredStream]) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
+    """Streams with an application of their own, and the others by the application that they share."""
+    own, shared = [], defaultdict(list)
+    for one in found:
+        if one.spec is None or one.spec.application is None:
+            own.append(one)
+        else:
+            shared[one.spec.application].append(one)
+    return own, shared
+
+
+def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
+    name: str,
+    members: Sequence[DeclaredStream],
+    streams: Path,
+    application: Path,
+    on_failure: OnFailure | None,
+    queue: str | None,
+) -> DAG:
+    """A task that keeps the application running, and beside it one for each stream, which shows how that fares."""
+    present = [one for one in members if not one.removed]
+    broken = any(one.problem for one in present)
+    common: dict[str, Any] = {
+        "streams": streams.absolute(),
+        "retries": RETRIES,
+        "retry_delay": RETRY_DELAY,
+        "on_failure_callback": on_failure,
+        **({"queue": queue} if queue else {}),
     }
+    with DAG(
+        writer_dag_id(name),
+        description=f"{len(present)} streams in one application",
+        doc_md=_shared_page(name, present),
+        schedule="@continuous" if present else None,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        dagrun_timeout=None,
+        tags={"frazil", "writer", *(["removed"] if not present else ["broken"] if broken else [])},
+    ) as dag:
+        doc = WriterOperator.__doc__
+        WriterOperator(
+            task_id=TASK_ID, stream=name, application=application.absolute(), shared=True, doc_md=doc, **common
+        )
+        for one in present:
+            HostedStreamOperator(
+                task_id=f"{STREAM_TASK}{one.name}", stream=one.name, application=name, doc_md=_page(one), **common
+            )
+    return dag
+
+
+def _shared_page(name: str, members: Sequence[DeclaredStream]) -> str:
+    problems = [f"```\n{one.problem}\n```" for one in members if one.problem]
+    rows = [f"| {one.name} | {_summary(one)} |" for one in members]
+    return "\n".join(
+        [
+            f"### The streams of the application {name}",
+            "",
+            *(["**Declarations with a problem:**", "", *problems, ""] if problems else []),
+            "| | |",
+            "|---|---|",
+            *rows,
+            "",
+            f"""Pausing this DAG leaves the application running. `frazil pause`, `resume` and `restart` take the name of
+a stream, or `{name}` for all of them. In this DAG, *Clear* of `{TASK_ID}` replaces the whole application, and *Mark
+failed* ends it until it is cleared or resumed; the same on a stream's task restarts or pauses that stream alone.
+""",
+        ]
+    )
 
 
 def _writer_dag(

@@ -37,6 +37,7 @@ class WriterOperator(BaseOperator):
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
     :param poll_seconds: seconds between two observations of the writer.
+    :param shared: `stream` is an application that streams share, and `application` its Python file.
     :param queue: where Airflow's `[triggerer] queues_enabled` is set, the writer runs on a host whose triggerer serves
         this queue (`airflow triggerer --queues …`).
     """
@@ -50,9 +51,11 @@ class WriterOperator(BaseOperator):
         streams: str | Path,
         application: str | Path = WRITE_STREAM,
         poll_seconds: float = DEFAULT_POLL_SECONDS,
+        shared: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.shared = shared
         self.stream = stream
         self.streams = str(streams)
         self.application = str(application)
@@ -71,6 +74,7 @@ class WriterOperator(BaseOperator):
             streams=self.streams,
             application=self.application,
             poll_seconds=self.poll_seconds,
+            shared=self.shared,
         )
         self.defer(trigger=trigger, method_name="execute_complete")
 

@@ -53,8 +53,11 @@ class WriterTrigger(BaseTrigger):
     calls run in threads of its own.
     """
 
-    def __init__(self, *, stream: str, streams: str, application: str, poll_seconds: float) -> None:
+    def __init__(
+        self, *, stream: str, streams: str, application: str, poll_seconds: float, shared: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.shared = shared
         self.stream, self.streams, self.application = stream, streams, application
         self.poll_seconds = poll_seconds
         self._supervisor: Supervisor | None = None
@@ -70,6 +73,7 @@ class WriterTrigger(BaseTrigger):
             "streams": self.streams,
             "application": self.application,
             "poll_seconds": self.poll_seconds,
+            "shared": self.shared,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
@@ -187,13 +191,14 @@ class WriterTrigger(BaseTrigger):
         return self._supervisor
 
     def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
-        from frazil.supervise.supervised import WriterProgram  # noqa: PLC0415 - loads PyIceberg
+        from frazil.supervise.supervised import ApplicationProgram, WriterProgram  # noqa: PLC0415 - loads PyIceberg
         from frazil.supervise.supervisor import Supervisor  # noqa: PLC0415 - loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
             return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_SECONDS)
 
-        program = WriterProgram(self.stream, Path(self.streams), Path(self.application))
+        kind = ApplicationProgram if self.shared else WriterProgram
+        program = kind(self.stream, Path(self.streams), Path(self.application))
         return Supervisor(program, connections=connections)
 
     def _tell(self, step: Step) -> None:
