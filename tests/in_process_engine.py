@@ -37,6 +37,9 @@ class InProcessEngine:
     def warm_up(self) -> None:
         pass
 
+    def cancel(self, stream: str) -> None:
+        pass
+
     def check(self) -> None:
         pass
 

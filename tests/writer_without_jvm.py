@@ -10,15 +10,15 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 MAIN = CHECKOUT / "spark_apps" / "write_stream.py"
 
 
-def main(*, without_jvm: bool = True) -> None:
-    """Run it with this process's arguments."""
+def main(*, without_jvm: bool = True, program: Path = MAIN) -> None:
+    """Run it, or the program of a shared application, with this process's arguments."""
     if without_jvm:
         from frazil.stream import spark_engine  # noqa: PLC0415 - a writer imports it as late
         from tests.in_process_engine import InProcessEngine  # noqa: PLC0415 - as above
 
         spark_engine.SparkEngine = lambda *_: InProcessEngine()  # type: ignore[assignment,misc]
-    sys.argv[0] = str(MAIN)
-    runpy.run_path(str(MAIN), run_name="__main__")
+    sys.argv[0] = str(program)
+    runpy.run_path(str(program), run_name="__main__")
 
 
 if __name__ == "__main__":

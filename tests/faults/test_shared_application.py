@@ -1,0 +1,127 @@
+"""Three streams in one application, over a real broker and real tables: whatever dies, each record lands once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.errors import Fenced
+from frazil.home import run_folder
+from frazil.host.records import read_exits
+
+from .exactness import check_exact, parquet_files
+
+PROGRAM = Path(__file__).parent / "crashing_application.py"
+BAD = [b"not json", b"[]"]
+NAMES = ("a", "b", "c")
+
+
+class Application:
+    """Three streams that share it, and its process."""
+
+    def __init__(self, streams: dict[str, Any]) -> None:
+        self.streams = streams
+        (self.folder,) = {one.streams for one in streams.values()}
+
+    def start(self, *arguments: str, crash: str = "", home: Path | None = None) -> subprocess.Popen[str]:
+        environment = {**os.environ, "FRAZIL_TEST_CRASH": crash, **({"FRAZIL_HOME": str(home)} if home else {})}
+        command = [sys.executable, str(PROGRAM), "small", "--streams", str(self.folder), *arguments]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def catch_up(self) -> None:
+        process = self.start("--until-caught-up")
+        _, said = process.communicate(timeout=250)
+        assert process.returncode == 0, said[-3000:]
+
+
+@pytest.fixture
+def shared(
+    tmp_path: Path,
+    kafka: Any,
+    topic: Callable[..., str],
+    frazil_home: Path,  # noqa: ARG001
+    declared_stream: Any,
+) -> Application:
+    streams = {}
+    for name in NAMES:
+        one = streams[name] = declared_stream(tmp_path, name=name, topic=topic(2), bootstrap=kafka.bootstrap)
+        one.declare("application: small\ncommit: {interval: 1s}\n")
+    return Application(streams)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "after-journal",
+        *(pytest.param(p, marks=pytest.mark.soak) for p in ("after-stage", "after-dead-letters", "after-commit")),
+    ],
+)
+def test_an_application_killed_in_the_batch_of_one_stream_loses_and_repeats_nothing_of_any(
+    shared: Application, events: Callable[[Iterable[int]], Iterator[bytes]], point: str
+):
+    for name, one in shared.streams.items():
+        one.produce([*events(range(500)), *(BAD if name == "b" else [])], partitions=2)
+    crashed = shared.start("--until-caught-up", crash=f"{point}:b")
+    _, said = crashed.communicate(timeout=250)
+    assert crashed.returncode == -signal.SIGKILL, said[-3000:]
+    staged = parquet_files(shared.streams["b"]) if point == "after-journal" else None
+
+    shared.catch_up()
+
+    for name, one in shared.streams.items():
+        check_exact(one, range(500), rejected=BAD if name == "b" else [])
+    assert staged in (None, parquet_files(shared.streams["b"])), "the journal was to be committed as it was staged"
+
+
+@pytest.mark.soak
+def test_an_application_that_stood_still_and_was_replaced_on_another_host_changes_nothing_any_more(
+    shared: Application,
+    events: Callable[[Iterable[int]], Iterator[bytes]],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Two applications claim the same streams; hosts share the catalog, and no lock."""
+    home = Path(os.environ["FRAZIL_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", f"sqlite:///{home}/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__WAREHOUSE", f"file://{home}/warehouse")
+    for one in shared.streams.values():
+        one.produce(events(range(100)), partitions=2)
+    old = shared.start()
+    try:
+        eventually(lambda: all(one.has_rows(100) for one in shared.streams.values()))
+        old.send_signal(signal.SIGSTOP)
+        for one in shared.streams.values():
+            one.produce(events(range(100, 200)), partitions=2)
+        new = shared.start(home=tmp_path / "other-host")
+        try:
+            eventually(lambda: all(one.has_rows(200) for one in shared.streams.values()))
+            old.send_signal(signal.SIGCONT)
+            for one in shared.streams.values():
+                one.produce(events(range(200, 300)), partitions=2)
+            eventually(lambda: all(one.has_rows(300) for one in shared.streams.values()))
+            eventually(lambda: all(fenced(name) for name in NAMES))
+        finally:
+            new.send_signal(signal.SIGTERM)
+            new.communicate(timeout=60)
+    finally:
+        old.send_signal(signal.SIGTERM)
+        old.send_signal(signal.SIGCONT)
+        old.communicate(timeout=60)
+    assert (old.returncode, new.returncode) == (0, 0)
+    shared.catch_up()
+    for one in shared.streams.values():
+        check_exact(one, range(300))
+
+
+def fenced(name: str) -> bool:
+    return any(exit_.code == Fenced.exit_code for exit_ in read_exits(run_folder(name)))
