@@ -131,6 +131,7 @@ class WriterApplication:
                 self._end_all()
             self._beat(Phase.WAITING)
             self._check()
+        self._beat(Phase.ENDED)
         return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
 
     def look(self, steppers: ThreadPoolExecutor) -> None:
@@ -228,7 +229,7 @@ class WriterApplication:
             spec_fingerprint=self.fingerprint,
             phase=phase,
             written_at_ms=now_ms,
-            advanced_at_ms=now_ms,
+            advanced_at_ms=self._advanced_at_ms() if phase is Phase.STOPPING else now_ms,
             last_commit_at_ms=max(commits, default=None),
             error=None if self.engine.failed is None else str(self.engine.failed),
         )
@@ -240,6 +241,11 @@ class WriterApplication:
                 rotate_full(folder)
         except OSError as error:
             log.warning("the application %s cannot write into its run folder: %s", self.name, error)
+
+    def _advanced_at_ms(self) -> int:
+        """The last advance of a writer that has not ended yet: the supervisor kills an application that hangs there."""
+        beats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.runs]
+        return max((beat.advanced_at_ms for beat in beats if beat is not None), default=clock.now_ms())
 
     def _end_all(self) -> None:
         """Let every writer commit its current batch and end. Those that hang keep nobody."""

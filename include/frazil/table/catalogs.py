@@ -30,6 +30,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError
@@ -47,6 +48,9 @@ SQLITE_BUSY_SECONDS = 30
 """How long a process waits for another's write; Spark gets the same in milliseconds."""
 
 OPEN_ATTEMPTS = 3
+
+_engines: dict[str, SqlEngine] | None = None
+"""By URI, where SQL catalogs share them: see `share_connections`."""
 SAID_MOST = 300
 """Characters of a server's error in a sentence: a gateway answers with pages."""
 
@@ -239,7 +243,26 @@ def _open_once(config: CatalogConfig) -> Catalog:
         if meant is None:
             raise
         raise meant from error
+    _share_connections(catalog, uri)
     return write_small_objects_at_once(reuse_metadata(keep_times_in_order(catalog)))
+
+
+def share_connections() -> None:
+    """From here on, let all SQL catalogs of one database share its connections in this process.
+
+    Each catalog has a pool of its own otherwise: a hundred writers would use up what a database admits.
+    """
+    global _engines  # noqa: PLW0603 - of the process, and never taken back
+    _engines = {} if _engines is None else _engines
+
+
+def _share_connections(catalog: Catalog, uri: str) -> None:
+    own = getattr(catalog, "engine", None)
+    if _engines is not None and isinstance(own, SqlEngine) and ":memory:" not in uri:
+        shared = _engines.setdefault(uri, own)
+        if shared is not own:
+            catalog.engine = shared  # type: ignore[attr-defined]
+            own.dispose()
 
 
 def _opened(kind: str, config: CatalogConfig) -> Catalog:
