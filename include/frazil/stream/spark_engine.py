@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -124,8 +125,8 @@ class SparkEngine:
         with task_failures(at.stream):
             # Spark's UI shows both with the job.
             context.setJobGroup(f"stream {at.stream}", f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}")
-            # Where streams share an application, each has its share of the cores.
-            context.setLocalProperty("spark.scheduler.pool", f"stream {at.stream}")
+            # Where streams share an application, each batch has its share of the cores.
+            context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             tasks = context.parallelize(plans, len(plans))
             if at.routes is None:
                 return read_answers(tasks.mapPartitions(work).collect())
