@@ -8,7 +8,8 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 50000 frazil \
- && install --directory --owner frazil /opt/frazil /opt/airflow /opt/airflow/logs /var/lib/frazil \
+ && install --directory --owner frazil /opt/frazil /opt/airflow /opt/airflow/logs \
+      /var/lib/frazil /var/lib/frazil/declared \
  && printf '#!/bin/sh\nexec "$@"\n' > /entrypoint \
  && chmod 755 /entrypoint
 USER frazil
