@@ -12,6 +12,8 @@ from frazil import clock
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
+from frazil.host.launchers import open_launcher
+from frazil.spec.application import find_application
 from frazil.spec.last_sound import declared_streams, find_or_recall
 from frazil.status.stream import StreamStatus, WriterStatus, exit_words, stream_status
 from frazil.timetext import ago, utc
@@ -30,6 +32,8 @@ NAMED = 3
 def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
     """Show where every stream stands, or STREAM alone and in full.
 
+    The name of an application that streams share stands for all of its streams.
+
     Reads the run folders of this host and the tables; starts nothing. A writer on another host shows by its commits
     only. Exits with 0 also where a stream has problems, and with 10 where a declaration cannot be read.
 
@@ -38,8 +42,11 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
       frazil status flights --json
     """
     now_ms = clock.now_ms()
+    application = find_application(streams_folder, stream) if stream else None
     if stream is None:
         specs, errors = declared_streams(streams_folder, now_ms=now_ms)
+    elif application is not None:
+        specs, errors = list(application.streams), []
     else:
         spec, problem = find_or_recall(streams_folder, stream)
         specs, errors = [spec], [problem] if problem else []
@@ -48,7 +55,9 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
     if as_json:
         echo_json({"at-ms": now_ms, "streams": found, "errors": errors})
     else:
-        _show(found, now_ms=now_ms, in_full=stream is not None)
+        if application is not None:
+            click.echo(f"application {application.name}: {open_launcher(application.name).observe().process}")
+        _show(found, now_ms=now_ms, in_full=stream is not None and application is None)
     for error in () if as_json else errors:
         click.echo(error, err=True)
     if errors:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from frazil.application import application as module
 from frazil.application.application import WriterApplication
 from frazil.application.engine import SharedEngine
-from frazil.errors import KafkaUnavailable, OffsetGap, WorkerDied, WriterBusy
+from frazil.cli.main import frazil
+from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, WorkerDied, WriterBusy
 from frazil.home import run_folder
 from frazil.host.endings import WITH_APPLICATION
 from frazil.host.exchange import open_exchange
@@ -23,6 +25,7 @@ from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.records import read_exits
+from frazil.spec.load import load_streams
 from frazil.status.stream import stream_status
 from frazil.stream.hosting import Hosting
 from frazil.supervise.desired import open_desired
@@ -226,3 +229,25 @@ def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_
     for name in ("a", "b", "c", "d"):
         shared.declare(name, application="other")
     assert Supervisor(program).preview().decision.cause == "removed"
+
+
+def test_commands_take_the_name_of_an_application_for_all_of_its_streams(shared: Shared) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    folder = ["--streams", str(shared.streams)]
+    said = CliRunner().invoke(frazil, ["status", "small", *folder]).output
+    assert said.startswith("application small: never launched\n")
+    assert said.count("running in a shared application") == 3
+    assert CliRunner().invoke(frazil, ["pause", "small", *folder]).exit_code == 0
+    shared.until(lambda: not any(shared.application.hosted[name].launcher.runs for name in ("a", "b", "c")))
+    assert CliRunner().invoke(frazil, ["resume", "small", *folder]).exit_code == 0
+    shared.until(lambda: shared.runs("a", "b", "c"))
+
+
+def test_streams_that_need_another_process_than_the_others_are_refused(shared: Shared) -> None:
+    shared.declare("a", extra="resources: {spark: {spark.x: '1'}}")
+    shared.declare("b", extra="resources: {spark: {spark.x: '2'}}")
+    shared.declare("small", application="other")
+    with pytest.raises(SpecError) as refused:
+        load_streams(shared.streams)
+    assert "b.yaml: resources.spark.spark.x: '2', and the stream in" in str(refused.value)
+    assert "a.yaml: application: 'small' is the name of the stream in" in str(refused.value)
