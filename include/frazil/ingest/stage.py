@@ -70,7 +70,7 @@ def stage(
 
     `attempt` counts from 0; later attempts decode in a child process, in case a record killed the first. Each range is
     in the result once, empty ones too. `on_progress` gets the records read so far, about once a second; what it raises
-    is logged.
+    is logged, unless it is no Exception: that ends the stage.
 
     A record may have caused any error that does not certainly come from the environment. The ranges are then read
     again, and each chunk is tried in memory before it is written: a record that fails alone becomes a dead letter. If
@@ -168,8 +168,18 @@ def read(
     yield Read(result, tuple(run.route.sent), run.route.partitions)
 
 
-def write(context: StageContext, parcels: Iterable[Parcel], *, writer: int, attempt: int) -> Written:
-    """Write the rows that `read` sent to one writer, in any order. Raises Suspect, and what the storage raises."""
+def write(
+    context: StageContext,
+    parcels: Iterable[Parcel],
+    *,
+    writer: int,
+    attempt: int,
+    check: Callable[[], None] = lambda: None,
+) -> Written:
+    """Write the rows that `read` sent to one writer, in any order.
+
+    Raises Suspect, what the storage raises, and what `check` raises once all is written; the files are then removed.
+    """
     table = _writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
     try:
@@ -178,10 +188,12 @@ def write(context: StageContext, parcels: Iterable[Parcel], *, writer: int, atte
             with _suspicion():
                 table.add(unpacked(parcel))
         with _suspicion():
-            return Written(tuple(table.finish()), received)
+            written = Written(tuple(table.finish()), received)
+        check()
     except BaseException:
         table.abort()
         raise
+    return written
 
 
 def _notices(reader: RangeReader | TurnReader | FileReader) -> tuple[str, ...]:

@@ -89,6 +89,8 @@ class BatchRunner:
     """What recent batches wrote by table partition; None before a batch of this epoch asks for it."""
     distribution: Distribution | None = None
     """The last batch's."""
+    landed: Journal | None = None
+    """The last batch that this runner committed."""
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
         """Stage, journal and commit one batch, of so many tasks, that ends at `end`. Raises what ends the epoch.
@@ -118,6 +120,16 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.WAITING))
         self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         self._sweep(journal)
+        self.sweep_stragglers()
+        self.landed = journal
+
+    def sweep_stragglers(self) -> None:
+        """On a cluster, sweep the last batch once more: an attempt that Spark gave up may write for a while.
+
+        Called with the next batch, and when the engine has ended.
+        """
+        if self.landed is not None and self.spec.resources.on_cluster:
+            self._sweep(self.landed)
 
     def _tell(self, journal: Journal, *, stage_s: float, commit_s: float) -> None:
         key, files = journal.key, len(journal.files)

@@ -11,6 +11,16 @@ from dataclasses import dataclass
 from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
+WRITES_A_SECOND = 8.0
+"""By all tasks of a batch together, on a cluster: a request of an object store each."""
+PERIOD_MOST_S = 15.0
+"""A person still sees a large batch advance."""
+
+
+def cluster_period_s(tasks: int) -> float:
+    """How often each of so many tasks that run at once may write."""
+    return min(max(1.0, tasks / WRITES_A_SECOND), PERIOD_MOST_S)
+
 
 @dataclass(frozen=True, slots=True)
 class ProgressFolder:
@@ -18,6 +28,8 @@ class ProgressFolder:
 
     location: str
     io: IoProperties
+    period_s: float = 0.0
+    """How long a task waits before it writes, and then between two writes; 0 for as often as a stage reports."""
 
     def write(self, task: int, *, epoch: int, batch: int, records: int) -> None:
         value = {"epoch": epoch, "batch": batch, "records": records}

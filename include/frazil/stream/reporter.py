@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -75,6 +76,7 @@ class Reporter:
         self._stretch, self._interval_ms = 1.0, limits.interval_ms
         self._staging_since_ms: int | None = None
         self._checked_log_ms = now
+        self._counted_at = float("-inf")
         self._state = Heartbeat(
             stream=events.stream,
             pid=os.getpid(),
@@ -219,7 +221,10 @@ class Reporter:
 
     def _count(self) -> None:
         state, progress = self._state, self._progress
+        if progress and time.monotonic() - self._counted_at < progress.period_s:
+            return
         if state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
+            self._counted_at = time.monotonic()
             records = progress.records(epoch=state.epoch, batch=state.batch)
             if records > state.batch_records:
                 self._change(batch_records=records)

@@ -15,6 +15,7 @@ from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.routes import Parcel
 from frazil.ingest.stage import Suspect, read, stage, write
+from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import ProgressFolder
 from frazil.table.storage_mistakes import staging_failure
 
@@ -138,7 +139,7 @@ class StageRows:
 
         began = time.monotonic()
         try:
-            written = write(self.context, parcels(), writer=writer, attempt=_attempt())
+            written = write(self.context, parcels(), writer=writer, attempt=_attempt(), check=check_wanted)
         except (FrazilError, Suspect, OSError) as error:
             answers.append(json.dumps(self._refused(error)))
         else:
@@ -162,7 +163,15 @@ class StageRows:
         return {"suspect": f"{type(found).__name__}: {found}"}
 
     def _reporter(self, task: int) -> Callable[[int], None]:
+        period_s = self.progress.period_s
+        due = time.monotonic() + period_s
+
         def report(records: int) -> None:
+            nonlocal due
+            check_wanted()
+            if (now := time.monotonic()) < due:
+                return
+            due = now + period_s
             self.progress.write(task, epoch=self.context.epoch, batch=self.context.batch, records=records)
 
         return report

@@ -58,6 +58,9 @@ def _leave_out_archives() -> None:
 
 if __name__ == "__main__":
     preload()
-    from pyspark.daemon import manager
+    from pyspark import daemon
 
-    manager()  # type: ignore[no-untyped-call]
+    from frazil.stream.attempt import watched
+
+    daemon.worker_main = watched(daemon.worker_main)
+    daemon.manager()  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from frazil.stream.event_log import log_event
 from frazil.stream.hosting import Hosting
 from frazil.stream.planner import check_no_gap, lost_ranges
 from frazil.stream.planner_exchange import PlannerReport
-from frazil.stream.progress import ProgressFolder
+from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
@@ -87,18 +88,18 @@ class Writer:
         # The engine may have been started before, and ends however this ends.
         beats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=beats)
-        with reporter, self.engine:
+        with reporter, ExitStack() as afterwards, self.engine:
             for sink in self.sinks:
                 events.add(sink)
             try:
-                return self._run(folder, events, reporter)
+                return self._run(folder, events, reporter, afterwards)
             except KafkaUnavailable as error:
                 if not self.stopping.is_set():
                     raise
                 log.info("the writer was asked to end, and waits for Kafka no longer: %s", error)
                 return None
 
-    def _run(self, folder: Path, events: Events, reporter: Reporter) -> Marker | None:
+    def _run(self, folder: Path, events: Events, reporter: Reporter, afterwards: ExitStack) -> Marker | None:
         kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
         source = (kafka_settings, self.spec.source.topics)
         with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
@@ -111,8 +112,9 @@ class Writer:
                 if not self.engine.ready(self.stopping.is_set):
                     return None
                 tables, progress = self._open(reporter, events.emit)
+            planned = reporter.planned
             parts = EpochParts(
-                self.spec, self.engine, kafka, tables, progress, folder, events.emit, reporter.planned, hosting
+                self.spec, self.engine, kafka, tables, progress, folder, events.emit, planned, hosting, afterwards
             )
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
@@ -148,7 +150,9 @@ class Writer:
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
-        progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties)
+        resources = self.spec.resources
+        period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
+        progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties, period_s)
         reporter.table(main.location(), progress)
         return tables, progress
 
@@ -172,6 +176,8 @@ class EpochParts:
     planned: Callable[[PlannerReport | None], None]
     """Receives what the planner observes; None when another planner begins."""
     hosting: Hosting
+    afterwards: ExitStack
+    """What it calls once the engine has ended."""
 
 
 @dataclass(slots=True)
@@ -198,6 +204,7 @@ class Epoch:
             if not admitted:
                 return None
             runner = self._begin()
+        self.parts.afterwards.callback(runner.sweep_stragglers)
         late = 0
         while not self._over(runner):
             loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned, hosting=p.hosting)
