@@ -41,7 +41,7 @@ from frazil.offsets.spans import Spans, between
 from frazil.offsets.tally import Tallies
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import declared_kafka_properties, kafka_properties
+from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.spec.units import counted
 from frazil.stream.stage_context import stage_context
 from frazil.table.branches import head_of
@@ -109,9 +109,8 @@ class Backfill:
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
         """What a chunk is staged with. None of its dead letters are in their table yet: their offsets would be held."""
-        context = stage_context(
-            self.spec, tables, key, kafka_properties=declared_kafka_properties(self.spec), topic_ids=topic_ids
-        )
+        properties = executors_kafka_properties(self.spec, os.environ)
+        context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> Lane | None:

@@ -150,16 +150,12 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 def code_folder() -> Path | None:
     """The folder of compiled code, created if it is missing; None if no folder can be used.
 
-    Where Python has a folder for it, that comes first.
+    A folder that Python itself has for it comes first, whoever owns it: it is trusted as the packages beside it are.
     """
-    tried: list[str] = []
-    base: Path
-    own = Path(sys.prefix) / KEPT_WITH_PYTHON
-    for base in (
-        *((own,) if own.is_dir() else ()),
-        cache_folder() / "compiled",
-        Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled"),
-    ):
+    if (own := _kept_with_python()) is not None:
+        return own
+    tried = []
+    for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
         folder = base / _DIGEST
         try:
             is_new = not folder.exists()
@@ -175,6 +171,16 @@ def code_folder() -> Path | None:
             return folder
     _cannot_be_kept("; ".join(tried))
     return None
+
+
+def _kept_with_python() -> Path | None:
+    """The folder below Python's prefix, if that has one for compiled code, and code of these sources can be in it."""
+    base = Path(sys.prefix) / KEPT_WITH_PYTHON
+    folder = base / _DIGEST
+    if base.is_dir():
+        with suppress(OSError):  # of an image that is read only
+            folder.mkdir(exist_ok=True)
+    return folder if folder.is_dir() else None
 
 
 def _remove_old(base: Path) -> None:

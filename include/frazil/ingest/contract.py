@@ -95,7 +95,8 @@ class StageContext:
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties as declared: executors resolve references in their own environment; no secret travels."""
+    """librdkafka properties. All but the brokers are as declared: executors resolve references in their own
+    environment, and no secret travels."""
     format: Literal["json"]
     event_time_column: str
     event_time_unit: Literal["iso", "s", "ms", "us", "ns"]

@@ -61,6 +61,15 @@ def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[s
     return resolved
 
 
+def executors_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """What executors get: other hosts have other variables, so the brokers' addresses are resolved here.
+
+    All other references stay, and are resolved where a task runs: no secret travels. Raises as `kafka_properties` does.
+    """
+    resolved = kafka_properties(spec, environment)
+    return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
+
+
 def connections(spec: StreamSpec) -> frozenset[str]:
     """The ids of the Airflow connections that a stream refers to."""
     found = set()

@@ -124,7 +124,9 @@ class SparkEngine:
         context, at = self._context, work.context
         with task_failures(at.stream):
             # Spark's UI shows both with the job.
-            context.setJobGroup(f"stream {at.stream}", f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}")
+            described = f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}"
+            # An attempt that is given up is interrupted: its Python worker then sees the connection closed.
+            context.setJobGroup(f"stream {at.stream}", described, interruptOnCancel=True)
             # Where streams share an application, each batch has its share of the cores.
             context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             tasks = context.parallelize(plans, len(plans))

@@ -34,7 +34,7 @@ from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import declared_kafka_properties, kafka_properties
+from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
@@ -249,7 +249,7 @@ class Epoch:
         return BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
-            kafka_properties=declared_kafka_properties(p.spec),
+            kafka_properties=executors_kafka_properties(p.spec, os.environ),
             tables=p.tables,
             committer=committer,
             marker=marker,

@@ -83,6 +83,19 @@ def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
     assert cache not in folder.parents
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_folder_that_python_has_for_compiled_code_comes_first_whoever_may_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "python"))
+    kept = tmp_path / "python" / compiled_module.KEPT_WITH_PYTHON
+    kept.mkdir(parents=True)
+    kept.chmod(0o777)
+    folder = compiled_module.code_folder()
+    assert folder is not None
+    assert folder.parent == kept
+
+
 def test_folders_are_made_for_the_user_alone(cache: Path) -> None:
     before = os.umask(0o002)
     try:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from frazil.errors import SpecError
 from frazil.spec.load import load_stream
-from frazil.spec.references import connections, kafka_properties, problem_in, resolve, resolve_all
+from frazil.spec.references import (
+    connections,
+    executors_kafka_properties,
+    kafka_properties,
+    problem_in,
+    resolve,
+    resolve_all,
+)
 
 JSON_CONNECTION = json.dumps(
     {"conn_type": "kafka", "host": "k", "port": 9093, "login": "me", "password": "p@s/s", "extra": {"ca": "/x", "n": 5}}
@@ -90,6 +97,12 @@ def test_kafka_properties_are_the_brokers_and_what_was_declared(declare: Callabl
         "bootstrap.servers": "127.0.0.1:9092",
         "sasl.username": "me",
         "sasl.password": "p@s/s",
+        "debug": "all",
+    }
+    assert executors_kafka_properties(spec, {"AIRFLOW_CONN_K": JSON_CONNECTION, "KAFKA": "broker:1"}) == {
+        "bootstrap.servers": "broker:1",
+        "sasl.username": "${airflow:k.login}",
+        "sasl.password": "${airflow:k.password}",
         "debug": "all",
     }
     with pytest.raises(SpecError, match=r"stream flights: source: sasl\.username: the Airflow connection 'k'"):

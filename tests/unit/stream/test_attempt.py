@@ -1,0 +1,51 @@
+"""An attempt at a task ends when its executor no longer waits for it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from frazil.stream import attempt
+from frazil.stream.attempt import Abandoned, check_wanted, watched
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The executor's end of the connection of a worker, which this process is."""
+    monkeypatch.setattr(attempt, "_connection", None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    theirs, ours = socket.socketpair()
+    with theirs, ours, ours.makefile("wb") as outfile:
+        watched(lambda _, __: None)(None, outfile)
+        yield theirs
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_an_open_connection_is_waited_at_also_with_data_that_nobody_read(executor: socket.socket) -> None:
+    check_wanted()
+    executor.send(b"plan")
+    check_wanted()
+
+
+def test_a_closed_connection_ends_the_attempt_also_with_data_that_nobody_read(executor: socket.socket) -> None:
+    executor.send(b"plan")
+    executor.close()
+    with pytest.raises(Abandoned):
+        check_wanted()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.usefixtures("executor")
+def test_an_executor_that_ends_takes_its_attempts_along(number: signal.Signals) -> None:
+    with pytest.raises(Abandoned):
+        os.kill(os.getpid(), number)
+
+
+def test_a_process_without_an_executor_is_never_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "_connection", None)
+    check_wanted()

@@ -1,0 +1,30 @@
+"""Executors that cannot run a driver's tasks are told from those that can."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil import __version__
+from frazil.stream.executors import unlike
+from frazil.stream.progress import PERIOD_MOST_S, WRITES_A_SECOND, cluster_period_s
+
+SOUND = {"host": "a", "frazil": __version__}
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([SOUND], None),
+        ([SOUND, {"host": "b", "frazil": "0.0.9"}], f"has frazil 0.0.9 on b, and the driver has {__version__}"),
+        ([{"host": "b", "missing": "No module named 'numba'"}], "cannot stage records on b: No module named 'numba'"),
+    ],
+)
+def test_the_first_that_differs_is_named(answers: list[dict[str, str]], said: str | None) -> None:
+    assert unlike(answers) == said
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 8, 9, 64, 120, 1000])
+def test_progress_of_all_tasks_together_is_a_bounded_number_of_requests(tasks: int) -> None:
+    period_s = cluster_period_s(tasks)
+    assert 1 <= period_s <= PERIOD_MOST_S
+    assert tasks / period_s <= WRITES_A_SECOND or period_s == PERIOD_MOST_S
