@@ -87,7 +87,8 @@ def measured(
             reaper.terminate()
             reaper.wait(60)
             raise TimeoutError(f"{command[0]} did not end within {timeout_s} s; see {log}")
-        time.sleep(MEMORY_SAMPLE_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            reaper.wait(MEMORY_SAMPLE_S)
     wall = time.monotonic() - began if stopped_after is None else stopped_after
     found = json.loads(report.read_text())
     return Usage(found["cpu_s"], wall, peak, 0 if stopped_after is not None else found["exit_code"])

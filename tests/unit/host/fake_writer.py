@@ -1,5 +1,6 @@
 """A writer that reads no Kafka, but keeps every promise that a writer makes to its supervisor.
 
+It takes its declaration's fingerprint from its launch: reading the file takes longer than all else at its start.
 It beats into its run folder, commits a batch every 0.2 s, ends with 0 on SIGTERM once the current batch is committed,
 and does what `<FRAZIL_HOME>/orders-<name>.json` says: `{"exit": 11, "error": "..."}` ends it, `{"hang": true}` stops
 all advance, `{"crash-at-start": true}` ends it before its first batch, `{"batch-seconds": 5}` makes its batches long,
@@ -21,7 +22,7 @@ from typing import Any
 from frazil.home import home, run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.spec.load import find_stream
+from frazil.host.lock import read_launch
 
 stop = threading.Event()
 
@@ -36,8 +37,9 @@ def main() -> int:
     parser.add_argument("--streams", type=Path, required=True)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    fingerprint = find_stream(options.streams, options.name).fingerprint()
     folder, orders_file = run_folder(options.name), home() / f"orders-{options.name}.json"
+    launch = read_launch(folder)
+    fingerprint = launch.spec_fingerprint if launch else ""
     started = now_ms()
     print(f"fake writer {os.getpid()} starts {options.name}", flush=True)
 
