@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--rate", type=int, default=50, help="records a second for each stream")
     parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--settle", type=float, default=60, help="seconds under load before the measurement")
+    parser.add_argument("--settle", type=float, default=120, help="seconds under load before the measurement")
     parser.add_argument("--interval", default="60s")
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--catalog", choices=("sqlite", "postgres"), default="sqlite")
