@@ -92,10 +92,13 @@ def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("snapshots", nargs="?", type=int, default=MARKS[-1])
     asked.add_argument("--substrate", choices=NAMES)
+    asked.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
     options = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FRAZIL_HOME"] = folder
-        with substrate(options.substrate, Path(folder)) if options.substrate else nullcontext(Counter()) as calls:
+        delay_s = options.delay_ms / 1000
+        there = substrate(options.substrate, Path(folder), delay_s=delay_s) if options.substrate else None
+        with there or nullcontext(Counter()) as calls:
             measure(options.snapshots, calls)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,9 +23,10 @@ _REQUEST = re.compile(rb"(GET|PUT|POST|HEAD|DELETE) \S+ HTTP/1\.1\r\n")
 class CountingProxy:
     """Forwards the bytes of connections to one server, unchanged for its signatures' sake, and counts the requests."""
 
-    def __init__(self, label: str, target: str, calls: Counter[str]) -> None:
+    def __init__(self, label: str, target: str, calls: Counter[str], *, delay_s: float = 0.0) -> None:
         parts = urlsplit(target)
         self._target, self._label, self._calls = (parts.hostname, parts.port), label, calls
+        self._delay_s = delay_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -42,15 +44,19 @@ class CountingProxy:
             while data := source.recv(1 << 16):
                 for verb in _REQUEST.findall(data) if counted else ():
                     self._calls[f"{self._label} {verb.decode()}"] += 1
+                    time.sleep(self._delay_s)
                 target.sendall(data)
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
 
 @contextmanager
-def substrate(name: str, folder: Path, *, catalog: str = "default", counted: bool = True) -> Iterator[Counter[str]]:
+def substrate(
+    name: str, folder: Path, *, catalog: str = "default", counted: bool = True, delay_s: float = 0.0
+) -> Iterator[Counter[str]]:
     """Start what it needs and configure it as a catalog; the requests, by server and verb, if they are `counted`.
 
+    `delay_s` is how long each of them takes on its way to a server that is far away.
     Counting costs this process CPU, for each byte on its way.
     """
     kind, storage = name.split("+")
@@ -66,9 +72,9 @@ def substrate(name: str, folder: Path, *, catalog: str = "default", counted: boo
             more = store.rest_catalog() if kind == "rest" else store.s3_properties()
             properties = {**properties, "warehouse": f"s3://{WAREHOUSE}/", **more}
             if counted:
-                properties["s3.endpoint"] = CountingProxy("S3", store.endpoint, calls).uri
+                properties["s3.endpoint"] = CountingProxy("S3", store.endpoint, calls, delay_s=delay_s).uri
             if counted and kind == "rest":
-                properties["uri"] = CountingProxy("REST", store.catalog_uri, calls).uri
+                properties["uri"] = CountingProxy("REST", store.catalog_uri, calls, delay_s=delay_s).uri
         else:
             properties["warehouse"] = (folder / "warehouse").as_uri()
         for key, value in properties.items():

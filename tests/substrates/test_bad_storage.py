@@ -191,7 +191,7 @@ def of_uploads(trouble: Trouble) -> Trouble:
     "trouble",
     [
         pytest.param(every(12, instead(s3_error(500, "InternalError"))), marks=pytest.mark.soak),
-        every(4, reset),
+        pytest.param(every(4, reset), marks=pytest.mark.soak),
         every(2, drop_answer, of=is_put),
     ],
     ids=["500", "reset", "the answer of a put lost"],

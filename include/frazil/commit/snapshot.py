@@ -45,6 +45,7 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
+from frazil.commit.counted_output import CountedOutput
 from frazil.commit.manifest_lists import add_manifests, manifests_of
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import Content, StagedFile
@@ -262,7 +263,7 @@ def _write_manifest(
     files: Sequence[DataFile], layout: Layout, *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
     """Write one manifest of files with the same layout, all added by this snapshot."""
-    output, codec = table.io.new_output(path), _avro_codec(table.metadata)
+    output, codec = CountedOutput(table.io.new_output(path)), _avro_codec(table.metadata)
     with write_manifest(FORMAT_VERSION, layout.spec, layout.schema, output, snapshot_id, codec) as writer:
         for file in files:
             writer.add_entry(
