@@ -73,7 +73,8 @@ class WriterTrigger(BaseTrigger):
             "streams": self.streams,
             "application": self.application,
             "poll_seconds": self.poll_seconds,
-            "shared": self.shared,
+            # A triggerer of an earlier version may take the trigger over, and knows nothing of shared applications.
+            **({"shared": True} if self.shared else {}),
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
