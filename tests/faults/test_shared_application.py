@@ -30,13 +30,15 @@ class Application:
         self.streams = streams
         (self.folder,) = {one.streams for one in streams.values()}
 
-    def start(self, *arguments: str, crash: str = "", home: Path | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, crash: str = "", home: Path | None = None, said: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
         environment = {**os.environ, "FRAZIL_TEST_CRASH": crash, **({"FRAZIL_HOME": str(home)} if home else {})}
         command = [sys.executable, str(PROGRAM), "small", "--streams", str(self.folder), *arguments]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said, text=True)
 
     def catch_up(self) -> None:
-        process = self.start("--until-caught-up")
+        process = self.start("--until-caught-up", said=subprocess.PIPE)
         _, said = process.communicate(timeout=250)
         assert process.returncode == 0, said[-3000:]
 
@@ -68,7 +70,7 @@ def test_an_application_killed_in_the_batch_of_one_stream_loses_and_repeats_noth
 ):
     for name, one in shared.streams.items():
         one.produce([*events(range(500)), *(BAD if name == "b" else [])], partitions=2)
-    crashed = shared.start("--until-caught-up", crash=f"{point}:b")
+    crashed = shared.start("--until-caught-up", crash=f"{point}:b", said=subprocess.PIPE)
     _, said = crashed.communicate(timeout=250)
     assert crashed.returncode == -signal.SIGKILL, said[-3000:]
     staged = parquet_files(shared.streams["b"]) if point == "after-journal" else None
