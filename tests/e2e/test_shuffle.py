@@ -1,4 +1,4 @@
-"""A shuffled batch on a real Spark lands each record once, also when a worker dies while it writes."""
+"""A shuffled batch lands each record once, also when a worker dies while it writes, and when the writer decides."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from confluent_kafka import Producer
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
 from frazil.ingest.contract import OffsetRange, Routes, StageContext, StageResult, StageTask, TargetTable
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
@@ -134,3 +138,41 @@ def test_a_batch_is_whole_when_a_writers_process_dies(
 def landed(results: Iterable[StageResult], target: str) -> list[dict[str, Any]]:
     files = [file for result in results for file in result.files if file.target == target]
     return [row for file in files for row in pq.read_table(file.path).to_pylist()]
+
+
+def test_a_live_writer_begins_to_shuffle_once_that_saves_files(
+    stream: Any, events: Callable[[Iterable[int]], Iterator[bytes]], eventually: Any
+) -> None:
+    each, batches = 2000, 20
+    stream.declare("commit: {interval: 1s}\nresources: {cores: 4}\ndistribution: auto\n")
+    declared = stream.streams / f"{stream.name}.yaml"
+    # Small target files make several tasks of a small batch, and 40 buckets as many files of each task.
+    table = f"{{identifier: test.{stream.name}, properties: {{write.target-file-size-bytes: 32000}}}}"
+    text = declared.read_text().replace(f"table: test.{stream.name}", f"table: {table}")
+    declared.write_text(text.replace("[day(at)]", "[bucket(40, id)]"))
+
+    def chosen() -> str:
+        beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        return str(beat and beat.distribution)
+
+    def produced(batch: int) -> int:
+        stream.produce(events(range(batch * each, (batch + 1) * each)), partitions=4)
+        return (batch + 1) * each
+
+    rows = produced(0)
+    with stream.writing():
+        for batch in range(1, batches):
+            eventually(lambda rows=rows: stream.has_rows(rows))
+            if chosen().startswith("shuffled: 40 live partitions: about "):
+                break
+            rows = produced(batch)
+        else:
+            pytest.fail(f"no batch was shuffled; of the last one the writer says: {chosen()}")
+    added = [
+        int(s.summary["added-data-files"] or 0)
+        for s in stream.table().snapshots()
+        if s.summary and s.summary.get("added-data-files")
+    ]
+    assert added[0] >= 2 * 40, "each task wrote a file for each bucket"
+    assert added[-1] < 1.5 * 40
+    assert stream.ids() == list(range(rows))
