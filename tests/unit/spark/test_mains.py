@@ -14,6 +14,7 @@ from frazil.errors import SpecError
 
 CALLS = {
     spark_apps.WRITE_STREAM: ["ticks", "--streams", "."],
+    spark_apps.WRITE_APPLICATION: ["small", "--streams", "."],
     spark_apps.MAINTAIN_TABLE: ["demo.ticks", "--streams", "."],
     spark_apps.AGGREGATE_DAILY: ["daily", "--aggregations", ".", "--day", "2013-12-30"],
     spark_apps.BACKFILL: ["ticks", "--streams", ".", "--request", "{}"],
