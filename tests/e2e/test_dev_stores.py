@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def test_a_second_start_on_the_folder_uses_the_store_that_runs(store: EmbeddedOb
     assert EmbeddedObjectStore(store.folder).start().server() == first
     with pytest.raises(EnvironmentUnusable, match="runs on other ports"):
         EmbeddedObjectStore(store.folder, port=process.free_port()).start()
+
+
+def test_a_bucket_takes_an_object_where_the_disk_has_no_room_for_it_to_become_large(store: EmbeddedObjectStore) -> None:
+    s3, free = store.client(), shutil.disk_usage(store.folder).free
+    for number in range(min(free // (7 * 2**30) + 2, 20)):  # seven volumes of 1 GiB each
+        s3.create_bucket(Bucket=f"bucket-{number}")
+        s3.put_object(Bucket=f"bucket-{number}", Key="key", Body=b"value")
 
 
 def test_a_taken_port_of_the_object_store_is_named(store: EmbeddedObjectStore, tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
         "-master.volumeSizeLimitMB=1024",
         f"-volume.port={volume}",
         f"-volume.port.grpc={volume_grpc}",
-        "-volume.max=0",  # as many as fit on the disk
+        # Each bucket takes seven. By default there are as many as would fit on the disk if they were full.
+        "-volume.max=1000",
         "-volume.preStopSeconds=0",  # nobody else needs to hear of its end
         f"-filer.port={filer}",
         f"-filer.port.grpc={filer_grpc}",
