@@ -39,6 +39,7 @@ ROLES = (
     ("kafka.Kafka", "Kafka"),
     ("org.apache.spark.launcher.Main", "launcher JVM"),
     ("org.apache.spark.deploy.SparkSubmit", "JVM"),
+    ("CoarseGrainedExecutorBackend", "executor JVM"),
     ("spark-submit", "spark-submit (bash)"),
     ("spark-class", "spark-submit (bash)"),
     ("daemon", "worker daemon"),
