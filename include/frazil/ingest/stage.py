@@ -174,22 +174,25 @@ def write(
     *,
     writer: int,
     attempt: int,
-    check: Callable[[], None] = lambda: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
     """Write the rows that `read` sent to one writer, in any order.
 
-    Raises Suspect, what the storage raises, and what `check` raises once all is written; the files are then removed.
+    `on_progress` gets the rows written so far, about once a second and at the end, as that of `stage` does. Raises
+    Suspect, what the storage raises, and what `on_progress` raises; the files are then removed.
     """
     table = _writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
+    report = _Reporter(on_progress)
     try:
         for parcel in parcels:
+            report.now_and_then(received.total())
             received[parcel.task] += parcel.rows
             with _suspicion():
                 table.add(unpacked(parcel))
         with _suspicion():
             written = Written(tuple(table.finish()), received)
-        check()
+        report(received.total())
     except BaseException:
         table.abort()
         raise

@@ -15,6 +15,7 @@ WRITES_A_SECOND = 8.0
 """By all tasks of a batch together, on a cluster: a request of an object store each."""
 PERIOD_MOST_S = 15.0
 """A person still sees a large batch advance."""
+_WRITE = "write-"
 
 
 def cluster_period_s(tasks: int) -> float:
@@ -23,25 +24,44 @@ def cluster_period_s(tasks: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """How far the tasks of one batch are, in records."""
+
+    read: int = 0
+    written: int = 0
+    """By the writers of a shuffle, which begin when all is read; 0 without one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressFolder:
-    """`<state>/progress/<task>.json`, each replaced whole."""
+    """`<state>/progress/<task>.json`, and `write-<writer>.json` after a shuffle, each replaced whole."""
 
     location: str
     io: IoProperties
     period_s: float = 0.0
     """How long a task waits before it writes, and then between two writes; 0 for as often as a stage reports."""
 
-    def write(self, task: int, *, epoch: int, batch: int, records: int) -> None:
+    def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
+        """How many records a task has read, or what `write_task` names has written."""
         value = {"epoch": epoch, "batch": batch, "records": records}
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
-    def records(self, *, epoch: int, batch: int) -> int:
-        """Records that the tasks of one batch have read so far."""
+    def counted(self, *, epoch: int, batch: int) -> Counted:
+        """What the tasks of one batch have read and written so far."""
         store = open_store(self.location, self.io)
-        total = 0
+        read = written = 0
         for file in store.list_files(self.location):
             data = store.get(file.path)
             value = json.loads(data) if data else {}
-            if (value.get("epoch"), value.get("batch")) == (epoch, batch):
-                total += value["records"]
-        return total
+            if (value.get("epoch"), value.get("batch")) != (epoch, batch):
+                continue
+            if file.path.rpartition("/")[2].startswith(_WRITE):
+                written += value["records"]
+            else:
+                read += value["records"]
+        return Counted(read, written)
+
+
+def write_task(writer: int) -> str:
+    """The name of a shuffle's writer among a batch's tasks."""
+    return f"{_WRITE}{writer}"

@@ -77,6 +77,7 @@ class Reporter:
         self._staging_since_ms: int | None = None
         self._checked_log_ms = now
         self._counted_at = float("-inf")
+        self._written = 0  # by the writers of a shuffle, in the current batch
         self._state = Heartbeat(
             stream=events.stream,
             pid=os.getpid(),
@@ -142,6 +143,7 @@ class Reporter:
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         """The writer entered another phase; `key` names its batch."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
+        self._written = 0
         self._change(phase=phase, outage=None, **at)
 
     def table(self, location: str, progress: ProgressFolder) -> None:
@@ -225,9 +227,10 @@ class Reporter:
             return
         if state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
-            records = progress.records(epoch=state.epoch, batch=state.batch)
-            if records > state.batch_records:
-                self._change(batch_records=records)
+            counted = progress.counted(epoch=state.epoch, batch=state.batch)
+            if counted.read > state.batch_records or counted.written > self._written:
+                self._written = counted.written
+                self._change(batch_records=counted.read)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))

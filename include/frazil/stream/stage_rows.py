@@ -16,7 +16,7 @@ from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.routes import Parcel
 from frazil.ingest.stage import Suspect, read, stage, write
 from frazil.stream.attempt import check_wanted
-from frazil.stream.progress import ProgressFolder
+from frazil.stream.progress import ProgressFolder, write_task
 from frazil.table.storage_mistakes import staging_failure
 
 Sent = tuple[int, str | tuple[int, int, bytes]]
@@ -93,7 +93,7 @@ class StageRows:
         task = StageTask.from_json(plan)
         began = time.monotonic()
         try:
-            result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(task.index))
+            result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index)))
         except (FrazilError, OSError) as error:
             return self._refused(error)
         return {"result": result.to_json(), "task_s": time.monotonic() - began}
@@ -111,7 +111,7 @@ class StageRows:
         task = StageTask.from_json(plan)
         began = time.monotonic()
         try:
-            for found in read(self.context, task, attempt=_attempt(), on_progress=self._reporter(task.index)):
+            for found in read(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index))):
                 if isinstance(found, Parcel):
                     yield found.writer, (found.task, found.rows, found.data)
                 else:
@@ -139,7 +139,8 @@ class StageRows:
 
         began = time.monotonic()
         try:
-            written = write(self.context, parcels(), writer=writer, attempt=_attempt(), check=check_wanted)
+            report = self._reporter(write_task(writer))
+            written = write(self.context, parcels(), writer=writer, attempt=_attempt(), on_progress=report)
         except (FrazilError, Suspect, OSError) as error:
             answers.append(json.dumps(self._refused(error)))
         else:
@@ -162,7 +163,7 @@ class StageRows:
             return {"error_type": type(found).__name__, "error": str(found)}
         return {"suspect": f"{type(found).__name__}: {found}"}
 
-    def _reporter(self, task: int) -> Callable[[int], None]:
+    def _reporter(self, task: str) -> Callable[[int], None]:
         period_s = self.progress.period_s
         due = time.monotonic() + period_s
 

@@ -17,7 +17,7 @@ from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.event_log import log_event
 from frazil.stream.planner_exchange import PlannerReport
-from frazil.stream.progress import ProgressFolder
+from frazil.stream.progress import ProgressFolder, write_task
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from frazil.stream.stall_watch import StallWatch
@@ -152,11 +152,27 @@ def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advanc
     bench.after(1)
     bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
     for n in range(1, 4):
-        progress.write(0, epoch=4, batch=1, records=n * 1000)
+        progress.write("0", epoch=4, batch=1, records=n * 1000)
         assert bench.after(STILL_S - 1).stall is None
     stall = bench.after(2).stall
     assert stall is not None
     assert "batch 4-1 is staging, has read 3,000 records and makes no progress" in stall.reason
+
+
+def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench, tmp_path: Path):
+    progress = ProgressFolder(str(tmp_path / "progress"), {})
+    bench.reporter.table(str(tmp_path), progress)
+    bench.waits()
+    bench.ends = {TP0: 10**6, TP1: 20}
+    bench.after(1)
+    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    progress.write("0", epoch=4, batch=1, records=5000)
+    for n in range(1, 4):
+        progress.write(write_task(0), epoch=4, batch=1, records=n * 1000)
+        assert bench.after(STILL_S - 1).stall is None
+    stall = bench.after(2).stall
+    assert stall is not None
+    assert "has read 5,000 records and makes no progress" in stall.reason
 
 
 def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench: Bench, tmp_path: Path):
@@ -169,7 +185,7 @@ def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench:
     bench.commits(offsets={TP0: 500, TP1: 20}, watermark_us=6_000_000)
     bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 2))
     for n in range(1, 10):
-        progress.write(0, epoch=4, batch=2, records=n * 1000)
+        progress.write("0", epoch=4, batch=2, records=n * 1000)
         assert bench.after(STILL_S // 2).stall is None
 
 
