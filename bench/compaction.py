@@ -24,6 +24,7 @@ from pyiceberg.table import Table
 from bench.meter.process_tree import SampledTree
 from frazil.cli.maintain import local_spark
 from frazil.maintenance.due import Action
+from frazil.maintenance.outcome import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session
@@ -88,6 +89,8 @@ def run(variant: str, folder: Path) -> None:
     if variant == "ours":
         now_ms, table = time.time_ns() // 1_000_000, find_maintained([spec], TABLE)
         (outcome,) = maintain(lambda: spark, catalog, table, actions=[Action.COMPACTION], now_ms=now_ms)
+        if outcome.ending is not Ending.DONE:
+            raise SystemExit(str(outcome))
         removed, size = outcome.numbers["files-removed"], outcome.numbers["bytes"]
     else:
         row = spark.sql(f"CALL {catalog.name}.system.rewrite_data_files(table => '{TABLE}')").collect()[0]
