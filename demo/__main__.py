@@ -1,4 +1,4 @@
-"""`python -m demo [--exit] [--catalog NAME] [--kafka-port N] [--airflow-port N]`: what `make demo` runs."""
+"""`python -m demo [--exit] [--catalog NAME] [--spark NAME] …`: what `make demo` runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import get_args
 
 from demo.interrupt import Interrupted, Interrupts, only_demo
-from demo.parts import DemoCatalog, DemoParts, require_free_ports
+from demo.parts import DemoCatalog, DemoParts, DemoSpark, require_free_ports
 from demo.run import STREAM, Demo, checkout, report
 from demo.screen import Screen
 from frazil.errors import FrazilError
@@ -44,6 +44,7 @@ def _run(arguments: argparse.Namespace, *, screen: Screen, interrupts: Interrupt
         checkout(),
         stream=STREAM,
         catalog=arguments.catalog,
+        spark=arguments.spark,
         kafka_port=arguments.kafka_port,
         airflow_port=arguments.airflow_port,
     )
@@ -77,6 +78,9 @@ def _arguments() -> argparse.Namespace:
         choices=get_args(DemoCatalog),
         default="embedded",
         help="CATALOG of make: embedded (SQLite and a folder), rest (SeaweedFS with its S3), or postgres (with S3)",
+    )
+    parser.add_argument(
+        "--spark", choices=get_args(DemoSpark), default="local", help="SPARK of make: local, or cluster (standalone)"
     )
     parser.add_argument("--kafka-port", type=int, default=9092, help="KAFKA_PORT of make; 9092")
     parser.add_argument("--airflow-port", type=int, default=8080, help="AIRFLOW_PORT of make; 8080")

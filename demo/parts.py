@@ -16,6 +16,7 @@ from frazil.dev.catalogs import write_configuration
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
+from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 
@@ -28,6 +29,8 @@ CHECK_EVERY_S = 15
 
 DemoCatalog = Literal["embedded", "rest", "postgres"]
 """SQLite and a folder, SeaweedFS's REST catalog and its S3, or PostgreSQL and SeaweedFS's S3."""
+DemoSpark = Literal["local", "cluster"]
+"""Each application in its own process, or all on a standalone cluster."""
 
 _CONFIG = """\
 # The demo keeps to the embedded catalog of its home, whatever catalogs its user has.
@@ -45,6 +48,7 @@ class DemoParts:
         *,
         stream: str,
         catalog: DemoCatalog = "embedded",
+        spark: DemoSpark = "local",
         kafka_port: int,
         airflow_port: int,
     ) -> None:
@@ -52,8 +56,13 @@ class DemoParts:
         self.store = EmbeddedObjectStore(home / "object-store")
         self.database = EmbeddedPostgres(home / "postgres")
         self.kafka = EmbeddedKafka(home / "kafka", port=kafka_port)
+        self.cluster = EmbeddedSparkCluster(home / "spark") if spark == "cluster" else None
         self.airflow = EmbeddedAirflow(
-            home / "airflow", checkout, port=airflow_port, extra={"FRAZIL_CHECK_EVERY": str(CHECK_EVERY_S)}
+            home / "airflow",
+            checkout,
+            port=airflow_port,
+            extra={"FRAZIL_CHECK_EVERY": str(CHECK_EVERY_S)},
+            spark_master=self.cluster.master.address if self.cluster else "local[2]",
         )
         self.run_folder = home / "streams" / stream
         self._checkout = checkout
@@ -65,7 +74,8 @@ class DemoParts:
         os.environ |= {
             MARK: str(self.home),
             "FRAZIL_HOME": str(self.home),
-            "FRAZIL_STREAMS": str(self._checkout / "include" / "streams"),
+            "FRAZIL_STREAMS": str(self._streams),
+            "FRAZIL_AGGREGATIONS": str(self._checkout / "include" / "aggregations"),
             "FRAZIL_KAFKA": self.kafka.bootstrap,
             "PYICEBERG_HOME": str(self.home),
         }
@@ -75,6 +85,20 @@ class DemoParts:
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(parents=True)
         (self.home / ".pyiceberg.yaml").write_text(_CONFIG)
+
+    @property
+    def _streams(self) -> Path:
+        """The folder of declared streams: the checkout's, or for a cluster a copy that names its master."""
+        return self.home / "declared-streams" if self.cluster else self._checkout / "include" / "streams"
+
+    def start_cluster(self) -> None:
+        """Start the Spark cluster, if there is one, and declare the streams for it."""
+        if self.cluster is None:
+            return
+        self.cluster.start()
+        shutil.copytree(self._checkout / "include" / "streams", self._streams)
+        with (self._streams / "_defaults.yaml").open("a") as defaults:
+            defaults.write(f"resources: {{master: '{self.cluster.master.address}'}}\n")
 
     def start_catalog(self) -> None:
         """Start the servers of the catalog, if it has any, and make it the default one."""
@@ -92,8 +116,9 @@ class DemoParts:
         self.airflow.stop()
         if self.run_folder.is_dir():
             _end_writer(LocalLauncher(self._stream, folder=self.run_folder))
-        for server in (self.kafka, self.store, self.database):
-            server.stop()
+        for server in (self.kafka, self.store, self.database, self.cluster):
+            if server is not None:
+                server.stop()
         _end_marked(str(self.home))
 
 

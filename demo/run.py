@@ -100,10 +100,11 @@ class Demo:
         return Outcome(self._summarise(everything, live_from_ms), ended, location, time.monotonic() - started)
 
     def _start_servers(self) -> None:
-        servers = _CATALOG_SERVERS[self._parts.catalog]
+        servers = [*_CATALOG_SERVERS[self._parts.catalog], *(["a Spark cluster"] if self._parts.cluster else [])]
         self._screen.say(f"starting {' and '.join(['Kafka', *servers])} …")
         self._parts.kafka.start()
         self._parts.start_catalog()
+        self._parts.start_cluster()
         self._parts.kafka.create_topic(STREAM, PARTITIONS)
 
     def _start_airflow(self) -> None:

@@ -52,7 +52,7 @@ class EmbeddedAirflow(process.Embedded):
     These get FRAZIL_HOME and FRAZIL_STREAMS as absolute paths.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by its name
         self,
         home: Path,
         checkout: Path,
@@ -60,8 +60,10 @@ class EmbeddedAirflow(process.Embedded):
         port: int | None = None,
         dags: Path | None = None,
         extra: Mapping[str, str] | None = None,
+        spark_master: str = "local[2]",
     ) -> None:
         self.home = home.absolute()
+        self._spark_master = spark_master
         self.checkout = checkout.absolute()
         self.port = port or self.last_port(self.home) or process.free_port()
         self._dags = dags or self.checkout / "dags"
@@ -181,9 +183,9 @@ class EmbeddedAirflow(process.Embedded):
         return self.home / "spark.conf"
 
     def _spark_connection(self) -> str:
-        """Runs batch Spark applications on this machine; a connection of that name in the environment overrides it."""
+        """Runs batch Spark applications there; a connection of that name in the environment overrides it."""
         extra = {"properties-file": str(self._spark_properties)}
-        return json.dumps({"conn_type": "spark", "host": "local[2]", "extra": extra})
+        return json.dumps({"conn_type": "spark", "host": self._spark_master, "extra": extra})
 
     @property
     def _secrets_file(self) -> Path:
