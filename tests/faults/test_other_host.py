@@ -13,7 +13,8 @@ from frazil.errors import Fenced
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.supervise.decision import WriterAction
-from frazil.supervise.supervisor import Step, Supervisor, WriterProgram
+from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervisor import Step, Supervisor
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WRITER = CHECKOUT / "tests" / "writer_without_jvm.py"
