@@ -75,6 +75,7 @@ class FakeWriter:
 
     orders: dict[str, Exception]
     starts: dict[str, int]
+    hangs: set[str]
 
     def __init__(self, spec: Any, *_: Any, **__: Any) -> None:
         self.name, self._stopping = spec.name, threading.Event()
@@ -86,7 +87,8 @@ class FakeWriter:
                 raise error
 
     def stop(self) -> None:
-        self._stopping.set()
+        if self.name not in self.hangs:
+            self._stopping.set()
 
 
 class Shared:
@@ -121,6 +123,7 @@ def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "STEP_S", 0.05)
     monkeypatch.setattr(FakeWriter, "orders", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "starts", {}, raising=False)
+    monkeypatch.setattr(FakeWriter, "hangs", set(), raising=False)
     folder = tmp_path / "streams"
     folder.mkdir()
     made = Shared(folder)
@@ -214,6 +217,24 @@ def test_when_the_application_ends_no_stream_is_blamed_and_all_are_wanted_again(
     beat = Heartbeat.read(open_exchange(run_folder("small")))
     assert beat is not None
     assert (beat.phase, beat.error) == ("ended", "the JVM died")
+
+
+def test_a_writer_that_hangs_ends_the_application_once_it_has_outlived_being_killed(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    FakeWriter.hangs.add("b")
+    launcher = shared.application.hosted["b"].launcher
+    launcher.stop(force=True)
+    shared.application._check()  # not at once
+    monkeypatch.setattr(module, "HANGS_S", -1.0)
+    with pytest.raises(WorkerDied, match="the writer of stream 'b' hangs"):
+        shared.application.run()
+    assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, WITH_APPLICATION)]
+    assert launcher.runs, "nobody waits for it"
+    FakeWriter.hangs.clear()
+    launcher.stop(force=False)
+    launcher.join(20)
 
 
 def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_its_last_stream(shared: Shared) -> None:
