@@ -213,6 +213,27 @@ def test_a_journal_of_an_earlier_frazil_is_read():
     assert Journal.from_bytes(json.dumps(raw).encode()) == dataclasses.replace(journal, letters_seen=None)
 
 
+def test_a_marker_of_an_earlier_or_a_later_version_is_read():
+    marker = marker_at({0: 5})
+    written = {
+        "format": 1,
+        "epoch": 1,
+        "batch": 0,
+        "settled": None,
+        "offsets": {"t": {"0": 5}},
+        "max-event-times-us": {},
+        "idle": {},
+        "watermark-us": None,
+        "cluster-id": "c",
+        "topic-ids": {"t": "1"},
+        "snapshot-id": marker.snapshot_id,
+        "sequence-number": marker.sequence_number,
+        "batches": {},
+    }
+    for raw in (written, {**written, "of-a-later-version": 1}):
+        assert Marker.from_property("s", json.dumps(raw)) == marker
+
+
 # Epochs and batches
 
 steps = st.lists(st.one_of(st.just("epoch"), st.just("batch")), max_size=40)
