@@ -195,6 +195,7 @@ class BatchRunner:
 
         def again() -> None:
             self._discard(key)
+            self._clear_progress()
             self.emit(PhaseBegan(Phase.STAGING, key))
 
         return self._patiently(
@@ -274,8 +275,8 @@ class BatchRunner:
         """Delete what failed tries of a batch that landed left; the next start sweeps what remains."""
         try:
             sweep_batch(self.tables, journal)
-        except (FrazilError, OSError) as error:
-            log.warning("files that failed tries of batch %s left are left to the next start: %s", journal.key, error)
+        except Exception as error:  # catalogs' clients raise anything; it must not replace the error at hand
+            log.warning("files that failed tries of batch %s left are left to the next start: %r", journal.key, error)
 
     def _discard(self, key: BatchKey) -> None:
         """Delete the files of a failed batch; the next start sweeps what remains."""
@@ -283,6 +284,13 @@ class BatchRunner:
             discard_batch(self.tables, key)
         except Exception as error:
             log.warning("files of the failed batch %s were left to the next start: %r", key, error)
+
+    def _clear_progress(self) -> None:
+        """Let the count of a batch's next try begin anew, or the heartbeat sees no advance until it passes the last."""
+        try:
+            dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
+        except Exception as error:
+            log.warning("the progress of the failed try was left behind: %r", error)
 
     def _context(self, key: BatchKey) -> StageContext:
         context = stage_context(

@@ -46,6 +46,11 @@ class ProgressFolder:
         value = {"epoch": epoch, "batch": batch, "records": records}
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
+    def clear(self) -> None:
+        """Remove what the tasks wrote: before a batch is staged again, so that its count begins at nothing."""
+        store = open_store(self.location, self.io)
+        store.delete(file.path for file in store.list_files(self.location))
+
     def counted(self, *, epoch: int, batch: int) -> Counted:
         """What the tasks of one batch have read and written so far."""
         store = open_store(self.location, self.io)

@@ -10,8 +10,6 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,7 +42,7 @@ PERIOD_S = 1.0
 LOG_CHECK_MS = 60_000
 """Between two checks of the log's size."""
 COUNT_WAIT_S = 0.5
-"""How long a heartbeat waits for the count of records."""
+"""How long a heartbeat waits for the count of records, if it has a thread of its own."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 
 
@@ -86,8 +84,7 @@ class Reporter:
             written_at_ms=now,
             advanced_at_ms=now,
         )
-        self._counter = ThreadPoolExecutor(1, "records")
-        self._counting: Future[None] | None = None
+        self._counting: threading.Thread | None = None
         self._heartbeats = heartbeats
         """The thread that beats, if others share it; else it has one of its own."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -104,7 +101,6 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closing = True
-        self._counter.shutdown(wait=False)
         self._wake.set()
         if self._heartbeats is None:
             self._thread.join()
@@ -207,13 +203,16 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """In a thread of its own: a storage that is away takes a minute to say so, and the heartbeat must go on."""
+        """In a daemon thread: a storage that is away takes a minute to say so, and neither the heartbeat nor the end of
+        the process may wait for it. Where many writers share the heartbeats' thread, the next beat has the count.
+        """
         if self._state.phase is not Phase.STAGING:
             return
-        if self._counting is None or self._counting.done():
-            self._counting = self._counter.submit(self._counted)
-        with suppress(TimeoutError):
-            self._counting.result(COUNT_WAIT_S)
+        if self._counting is None or not self._counting.is_alive():
+            self._counting = threading.Thread(target=self._counted, name="records", daemon=True)
+            self._counting.start()
+        if self._heartbeats is None:
+            self._counting.join(COUNT_WAIT_S)
 
     def _counted(self) -> None:
         try:

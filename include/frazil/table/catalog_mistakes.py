@@ -172,7 +172,7 @@ def retry_after_s(error: BaseException) -> float | None:
     """The seconds that the server of a REST catalog asks to wait for, if it does."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
     said = str(headers.get("Retry-After") or "").strip()
-    if said.isdigit():
+    if said.isascii() and said.isdigit():  # not ², which is a digit too
         return float(said)
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - clock.now_ms() / 1000)

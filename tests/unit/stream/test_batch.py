@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey
-from frazil.errors import Fenced, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.events import DistributionChosen, Happening, NoticeGiven
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
@@ -21,6 +21,7 @@ from frazil.stream.batch import BatchRunner, join_ranges
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import Rates
 from frazil.stream.planner_exchange import read_rates, write_rates
+from frazil.stream.progress import Counted, ProgressFolder
 from frazil.stream.spark_engine import SparkEngine
 
 
@@ -153,3 +154,31 @@ def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_w
     )  # fmt: skip
     with pytest.raises(ends_with):
         runner.run(nothing, nothing, tasks=1)
+
+
+def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
+    progress, key = ProgressFolder(str(tmp_path / "progress"), {}), BatchKey(3, 1)
+    tables: Any = SimpleNamespace(main=SimpleNamespace(io_properties={}))
+    rest: Any = None
+    runner = BatchRunner(rest, rest, {}, tables, rest, rest, lambda _: None, tmp_path, progress, wait=lambda _: None)
+    counts = []
+
+    def staged(*_: Any, **__: Any) -> Any:
+        counts.append(progress.counted(epoch=3, batch=1))
+        progress.write("0", epoch=3, batch=1, records=90)
+        if len(counts) == 1:
+            raise CommitUnavailable("away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchRunner, "staged", staged)
+        runner._staged(rest, key, rest, tasks=1)
+    assert counts == [Counted(), Counted()]
+
+
+def test_a_sweep_that_fails_does_not_replace_the_error_at_hand(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("503 of a catalog's client")
+
+    monkeypatch.setattr("frazil.stream.batch.sweep_batch", fail)
+    runner: Any = SimpleNamespace(tables=None)
+    BatchRunner._sweep(runner, SimpleNamespace(key=BatchKey(3, 1)))  # type: ignore[arg-type]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from frazil.errors import CommitUnavailable, FrazilError
 from frazil.table import rest_catalog
+from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import CatalogConfig, _open, catalog_errors
 from frazil.table.rest_catalog import nested
 from tests.troubled_proxy import (
@@ -153,3 +155,10 @@ def test_a_token_of_auth_type_oauth2_is_asked_for_by_what_a_person_configures(se
     catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri, **given}))
     assert catalog.list_namespaces() == [("city",)]
     assert tokens.given
+
+
+def test_a_digit_that_is_no_number_asks_for_no_wait() -> None:
+    error, cause = Exception(), Exception()
+    cause.response = SimpleNamespace(headers={"Retry-After": "²"})  # type: ignore[attr-defined]
+    error.__cause__ = cause
+    assert retry_after_s(error) is None
