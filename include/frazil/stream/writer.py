@@ -204,7 +204,8 @@ class Epoch:
             if not admitted:
                 return None
             runner = self._begin()
-        self.parts.afterwards.callback(runner.sweep_stragglers)
+        p.afterwards.pop_all()  # an earlier epoch's: only the last batch may have attempts that still write
+        p.afterwards.callback(runner.sweep_stragglers)
         late = 0
         while not self._over(runner):
             loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned, hosting=p.hosting)

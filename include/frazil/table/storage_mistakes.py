@@ -6,6 +6,7 @@ an outage nor expired credentials end a stream for good.
 
 from __future__ import annotations
 
+import errno
 import sys
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ SAID_MOST = 600
 """Characters of an error in a sentence. Arrow names a long key first, and what happened last."""
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
+_LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What only this host's own disk raises."""
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
@@ -31,8 +34,8 @@ def client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """What an error of Arrow, or of fsspec, means to a task that stages to this folder; None on a local disk."""
-    if urlsplit(folder).scheme not in OBJECT_STORES:
+    """What an error of Arrow, or of fsspec, means to a task that stages to this folder; None for a local disk's."""
+    if urlsplit(folder).scheme not in OBJECT_STORES or error.errno in _LOCAL:
         return None
     # Whatever else it is, no record causes it, and the next try may do.
     outage = CommitUnavailable(f"{folder}: the object store fails: {_said(error)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import time
@@ -19,6 +20,7 @@ from frazil.table.local_storage import LocalStore
 from frazil.table.object_storage import KEYS_AT_ONCE, OPEN_MOST, FsspecStore, _failures
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import open_store
+from frazil.table.storage_mistakes import staging_failure
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -268,3 +270,8 @@ def test_files_are_opened_with_no_more_than_opens_them() -> None:
     assert signed.keys() == {"s3.session-token", "client.region", "s3.signer", "uri", "token"}
     own = file_io_properties(of_a_table | {"py-io-impl": "ours.Io"})
     assert own.keys() == {*of_a_table, "py-io-impl"} - {"frazil.stream.flights"}
+
+
+def test_a_full_disk_of_an_executor_is_no_outage_of_the_object_store() -> None:
+    assert staging_failure("s3://lake/t", OSError(errno.ENOSPC, "No space left on device")) is None
+    assert isinstance(staging_failure("s3://lake/t", OSError("a part could not be sent")), CommitUnavailable)
