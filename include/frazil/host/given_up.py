@@ -29,6 +29,15 @@ def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, ta
     replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
 
 
+def announced_given_up(stream: str, *, run_id: str) -> GivenUp | None:
+    """What that run announced; None where it announced nothing, or cannot be read."""
+    try:
+        announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
+        return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 def settle_given_up(stream: str, *, run_id: str) -> None:
     """Confirm what an earlier run announced, now that the run `run_id` supervises the stream on this host.
 

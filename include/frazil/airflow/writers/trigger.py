@@ -45,7 +45,62 @@ FOLLOWING: set[asyncio.Task[None]] = set()
 T = TypeVar("T")
 
 
-class WriterTrigger(BaseTrigger):
+class FollowingTrigger(BaseTrigger):
+    """A trigger that is killed when a person acts on its task, and applies to the stream what the person did."""
+
+    stream: str
+
+    async def on_kill(self) -> None:
+        """The task is no longer deferred, and not because of a restart: apply to the writer what a person did.
+
+        Airflow 3.3 cancels a trigger again each second until it has ended, in here too: that does not end the work.
+        """
+        work = asyncio.create_task(self._follow_person())
+        FOLLOWING.add(work)
+        work.add_done_callback(FOLLOWING.discard)
+        ends_at_s = time.monotonic() + KILL_SECONDS
+        while not work.done() and time.monotonic() < ends_at_s:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({work}, timeout=max(ends_at_s - time.monotonic(), 0))
+        if work.done():
+            work.result()
+
+    async def _follow_person(self) -> None:
+        """Apply what a person did. `_act` says what that was."""
+        raise NotImplementedError
+
+    async def _act(self) -> Act:
+        """What became of the task; UNKNOWN if Airflow does not answer within the time that a kill has."""
+        try:
+            act = act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
+        except Exception:
+            self.log.warning("The state of the task cannot be looked up.", exc_info=True)
+            return Act.UNKNOWN
+        if act is Act.TAKEN_OVER:
+            await asyncio.sleep(CLAIM_SECONDS)
+            with suppress(Exception):  # then the first answer holds, after which the writer goes on
+                act = act_of(await asyncio.wait_for(self._look_up(), CLAIM_SECONDS))
+        return act
+
+    async def _look_up(self) -> DeferredTask:
+        instance = self.task_instance
+        if instance is None:
+            raise LookupError("a trigger without a task")
+        return await look_up(
+            self.stream,
+            dag_id=instance.dag_id,
+            run_id=instance.run_id,
+            task_id=instance.task_id,
+            try_number=instance.try_number,
+        )
+
+    async def _ask_ahead(self) -> None:
+        """Make Airflow load what its first answer needs; a kill leaves no time for that. The answer is not used."""
+        with suppress(Exception):
+            await self._look_up()
+
+
+class WriterTrigger(FollowingTrigger):
     """Observes one writer every few seconds and carries out what the supervisor decides.
 
     It holds no state and no secret: a restarted triggerer creates another from the same arguments, which finds the
@@ -80,15 +135,15 @@ class WriterTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Step, report, wait; until the task has something to do."""
-        await _in_thread(self._begin)
+        await in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._asking_ahead = asyncio.create_task(self._ask_ahead())
         settled_at_s = time.monotonic() + SETTLED_SECONDS
         while True:
-            step = await _in_thread(supervisor.step)
+            step = await in_thread(supervisor.step)
             self._tell(step)
             if step.decision.action == "give up":
-                await _in_thread(partial(self._announce, step))
+                await in_thread(partial(self._announce, step))
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
@@ -96,25 +151,10 @@ class WriterTrigger(BaseTrigger):
                 # If the run ended while its DAG still had a schedule, the next run would start at once.
                 await asyncio.sleep(REMOVED_SECONDS)
                 # The DAG is about to go with its declaration; then no worker could end the task.
-                if (await _in_thread(supervisor.preview)).decision.action == "end":
+                if (await in_thread(supervisor.preview)).decision.action == "end":
                     yield TaskSuccessEvent()
                     return
             await asyncio.sleep(self.poll_seconds)
-
-    async def on_kill(self) -> None:
-        """The task is no longer deferred, and not because of a restart: apply to the writer what a person did.
-
-        Airflow 3.3 cancels a trigger again each second until it has ended, in here too: that does not end the work.
-        """
-        work = asyncio.create_task(self._follow_person())
-        FOLLOWING.add(work)
-        work.add_done_callback(FOLLOWING.discard)
-        ends_at_s = time.monotonic() + KILL_SECONDS
-        while not work.done() and time.monotonic() < ends_at_s:
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({work}, timeout=max(ends_at_s - time.monotonic(), 0))
-        if work.done():
-            work.result()
 
     async def _follow_person(self) -> None:
         act = await self._act()
@@ -123,32 +163,7 @@ class WriterTrigger(BaseTrigger):
             return
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
-        self._tell(await _in_thread(partial(follow, act, supervisor, run_id=run_id)))
-
-    async def _act(self) -> Act:
-        """What became of the task; UNKNOWN if Airflow does not answer within the time that a kill has."""
-        try:
-            act = act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
-        except Exception:
-            self.log.warning("The state of the task cannot be looked up.", exc_info=True)
-            return Act.UNKNOWN
-        if act is Act.TAKEN_OVER:
-            await asyncio.sleep(CLAIM_SECONDS)
-            with suppress(Exception):  # then the first answer holds, after which the writer goes on
-                act = act_of(await asyncio.wait_for(self._look_up(), CLAIM_SECONDS))
-        return act
-
-    async def _look_up(self) -> DeferredTask:
-        instance = self.task_instance
-        if instance is None:
-            raise LookupError("a trigger without a task")
-        return await look_up(
-            self.stream,
-            dag_id=instance.dag_id,
-            run_id=instance.run_id,
-            task_id=instance.task_id,
-            try_number=instance.try_number,
-        )
+        self._tell(await in_thread(partial(follow, act, supervisor, run_id=run_id)))
 
     def _begin(self) -> None:
         """Record on this host what the worker that deferred the task may have recorded on another."""
@@ -179,16 +194,11 @@ class WriterTrigger(BaseTrigger):
         except OSError as error:  # the run fails nevertheless, and the next one perhaps for the same reason
             self.log.warning("%s: cannot record that its writer was given up on: %s", self.stream, error)
 
-    async def _ask_ahead(self) -> None:
-        """Make Airflow load what its first answer needs; a kill leaves no time for that. The answer is not used."""
-        with suppress(Exception):
-            await self._look_up()
-
     async def _make_supervisor(self) -> Supervisor:
         """In a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
             loop = asyncio.get_running_loop()
-            self._supervisor = await _in_thread(partial(self._supervise, loop))
+            self._supervisor = await in_thread(partial(self._supervise, loop))
         return self._supervisor
 
     def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
@@ -229,7 +239,7 @@ class WriterTrigger(BaseTrigger):
             self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.reason)
 
 
-async def _in_thread(blocking: Callable[[], T]) -> T:
+async def in_thread(blocking: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(THREADS, blocking)
 
 

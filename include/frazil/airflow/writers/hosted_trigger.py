@@ -1,0 +1,167 @@
+"""The trigger of one stream's task in the DAG of an application that streams share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+
+from frazil.airflow.deferral import SETTLED_SECONDS
+from frazil.airflow.writers.acts import BY, Act
+from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
+
+if TYPE_CHECKING:
+    from frazil.host.records import GivenUp
+    from frazil.supervise.desired import DesiredStore
+
+POLL_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at the stream."""
+
+    state: str
+    """In words."""
+    belongs: bool = True
+    """Whether the application runs it; False once it left."""
+    is_alive: bool = False
+    given_up: GivenUp | None = None
+
+
+class HostedStreamTrigger(FollowingTrigger):
+    """Looks at the stream's run folder every few seconds. Fires when its application gave it up, or runs it no more."""
+
+    def __init__(self, *, stream: str, application: str, streams: str, resume: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stream, self.application, self.streams, self.resume = stream, application, streams, resume
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        names = ("stream", "application", "streams", "resume")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look, report, wait; a look that fails is told, and the next one follows."""
+        settled_at_s = time.monotonic() + SETTLED_SECONDS
+        self._asking_ahead = asyncio.create_task(self._ask_ahead())
+        said, begun = None, False
+        while True:
+            try:
+                if not begun:
+                    await in_thread(self._begin)
+                    begun = True
+                seen = await in_thread(self._look)
+                if seen.state != said:
+                    said = seen.state
+                    self.log.info("%s: %s%s", self.stream, said, await in_thread(partial(self._paused, seen)))
+                if time.monotonic() > settled_at_s:
+                    if not seen.belongs:
+                        yield TaskSuccessEvent()
+                        return
+                    if seen.given_up is not None:
+                        await in_thread(partial(self._announce, seen.given_up))
+                        yield TriggerEvent({"reason": seen.given_up.reason})  # type: ignore[no-untyped-call]
+                        return
+            except Exception as error:  # a silent catalog or a full disk must not end the task: no stream ended
+                if said != (said := f"cannot be looked at: {type(error).__name__}: {error}"):
+                    self.log.warning("%s: %s", self.stream, said)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _follow_person(self) -> None:
+        """The stream alone follows: a run that was deleted, or another triggerer, leaves it to its application."""
+        act = await self._act()
+        self.log.info("In Airflow the task was %s.", act)
+        if act is Act.MARKED:
+            await in_thread(self._pause)
+        elif act is Act.CLEARED:
+            await in_thread(self._restart)
+
+    def _begin(self) -> None:
+        """Record who shows the stream, and undo what ended the task's earlier try: a person cleared it.
+
+        A retry after a worker or a triggerer broke down undoes nothing.
+        """
+        from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.host.given_up import announced_given_up  # noqa: PLC0415
+
+        if (instance := self.task_instance) is None:
+            return
+        write_claim(self.stream, Claim(instance.run_id, instance.try_number))
+        if not self.resume:
+            return
+        given_up, announced = self._look().given_up, announced_given_up(self.stream, run_id=instance.run_id)
+        failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
+        desired = self._desired()
+        now = desired.read()
+        if now.mode == "paused":
+            if now.by == BY and now.reason == self._marked():
+                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
+        elif failed_for_it:
+            desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
+
+    def _look(self) -> Seen:
+        from frazil.host.given_up import standing_given_up  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.host.launchers import open_launcher  # noqa: PLC0415
+        from frazil.spec.application import find_application  # noqa: PLC0415
+
+        application = find_application(Path(self.streams), self.application)
+        if application is None or all(spec.name != self.stream for spec in application.streams):
+            return Seen(f"the application {self.application} runs it no more", belongs=False)
+        seen = open_launcher(self.stream).observe()
+        last = seen.exits[-1] if seen.exits and not seen.process.is_alive else None
+        ended = f" with exit code {last.code}: {last.error or 'as it was asked to'}" if last else ""
+        given_up = standing_given_up(self.stream, seen)
+        held = "; given up: when that is mended, clear this task" if given_up else ""
+        return Seen(f"{seen.process}{ended}{held}", is_alive=seen.process.is_alive, given_up=given_up)
+
+    def _paused(self, seen: Seen) -> str:
+        """Who paused a stream that does not run, and how it runs again."""
+        if seen.is_alive or not seen.belongs or (desired := self._desired().read()).mode != "paused":
+            return ""
+        return f"; paused by {desired.by}: {desired.reason}; `frazil resume {self.stream}` starts it"
+
+    def _announce(self, given_up: GivenUp) -> None:
+        """So that the try after a *Clear* knows for what this one failed."""
+        from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - needed by a running trigger only
+
+        if (instance := self.task_instance) is not None:
+            announce_given_up(
+                self.stream,
+                given_up.subject,
+                run_id=instance.run_id,
+                reason=given_up.reason,
+                table_fingerprint=given_up.table_fingerprint,
+            )
+
+    def _pause(self) -> None:
+        desired = self._desired()
+        if desired.read().mode != "paused":
+            desired.pause(by=BY, reason=self._marked())
+
+    def _restart(self) -> None:
+        """It undoes a pause by Airflow, and no other."""
+        desired = self._desired()
+        now = desired.read()
+        if now.mode == "paused" and now.by != BY:
+            self.log.info("%s stays paused, by %s: %s", self.stream, now.by, now.reason)
+            return
+        desired.restart(by=BY, reason=f"the task of run {self._run_id()} was cleared")
+
+    def _marked(self) -> str:
+        return f"the task of run {self._run_id()} was marked"
+
+    def _run_id(self) -> str:
+        return self.task_instance.run_id if self.task_instance else "unknown"
+
+    def _desired(self) -> DesiredStore:
+        from frazil.spec.last_sound import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.supervise.desired import open_desired  # noqa: PLC0415 - loads PyIceberg
+
+        spec, _ = find_or_recall(Path(self.streams), self.stream)
+        return open_desired(spec)

@@ -1,0 +1,145 @@
+"""The task of a stream that shares an application: what it shows, and what a person does through it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil.home import run_folder
+from frazil.host.given_up import announce_given_up, confirm_given_up
+from frazil.host.launcher import Observation, ProcessState
+from frazil.supervise.desired import DesiredStore
+
+STREAM = """
+name: s
+application: {application}
+source: {{topics: [s], bootstrap-servers: "127.0.0.1:1"}}
+table: demo.s
+schema: {{ts: timestamptz not null}}
+event-time: ts
+"""
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = importlib.import_module("frazil.airflow.writers.hosted_trigger")
+    monkeypatch.setattr(found, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(found, "POLL_SECONDS", 0.01)
+    return found
+
+
+@pytest.fixture
+def trigger(module: Any, tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ARG001
+    run_folder("s").mkdir(parents=True)
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams" / "s.yaml").write_text(STREAM.format(application="small"))
+
+    def make(*, resume: bool = False) -> Any:
+        one = module.HostedStreamTrigger(
+            stream="s", application="small", streams=str(tmp_path / "streams"), resume=resume
+        )
+        one.task_instance = SimpleNamespace(run_id="run", try_number=1 + resume, dag_id="d", task_id="stream.s")
+        monkeypatch.setattr(one, "_desired", lambda: DesiredStore("s", None))
+        return one
+
+    return make
+
+
+def first_event(trigger: Any) -> Any:
+    async def first() -> Any:
+        return await asyncio.wait_for(anext(trigger.run()), 20)
+
+    return asyncio.run(first())
+
+
+def give_up() -> None:
+    confirm_given_up("s", "", reason="exit code 11", table_fingerprint=None)
+
+
+def desired() -> tuple[str, str]:
+    found = DesiredStore("s", None).read()
+    return str(found.mode), found.by
+
+
+def test_it_is_made_again_from_what_it_tells(trigger: Any) -> None:
+    path, arguments = trigger(resume=True).serialize()
+    assert path == "frazil.airflow.writers.hosted_trigger.HostedStreamTrigger"
+    assert type(trigger())(**arguments).serialize() == (path, arguments)
+
+
+def test_the_task_fails_once_its_application_gave_up_and_a_retry_nobody_asked_for_resumes_nothing(trigger: Any) -> None:
+    give_up()
+    assert first_event(trigger(resume=True)).payload == {"reason": "exit code 11"}
+    assert desired() == ("running", "")
+
+
+def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: Any) -> None:
+    give_up()
+    announce_given_up("s", "", run_id="run", reason="exit code 11", table_fingerprint=None)
+    trigger(resume=True)._begin()
+    assert desired() == ("running", "Airflow")
+
+
+@pytest.mark.parametrize(("state", "mode"), [("failed", "paused"), ("success", "paused"), ("running", "running")])
+def test_marked_pauses_and_cleared_restarts_it_alone(
+    trigger: Any, state: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acts = importlib.import_module("frazil.airflow.writers.acts")
+    one = trigger()
+
+    async def look_up() -> Any:
+        return acts.DeferredTask(1, state, exists_now=True, try_number_now=1)
+
+    monkeypatch.setattr(one, "_look_up", look_up)
+    asyncio.run(one.on_kill())
+    assert desired() == (mode, "Airflow")
+    assert (DesiredStore("s", None).read().restart_generation > 0) == (mode == "running")
+
+
+def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_person(trigger: Any) -> None:
+    trigger()._pause()
+    assert desired() == ("paused", "Airflow")
+    trigger(resume=True)._begin()
+    assert desired() == ("running", "Airflow")
+    DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
+    trigger(resume=True)._begin()
+    trigger()._restart()
+    assert desired() == ("paused", "ana")
+
+
+def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any) -> None:
+    DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
+    assert trigger()._paused(module.Seen("ended")) == "; paused by ana: Kafka upgrade; `frazil resume s` starts it"
+    assert not trigger()._paused(module.Seen("running", is_alive=True))
+
+
+def test_a_look_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(
+    trigger: Any, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one, looks = trigger(), iter([OSError("no space"), module.Seen("running", is_alive=True)])
+    real = one._look
+
+    def look() -> Any:
+        found = next(looks, None)
+        if isinstance(found, OSError):
+            raise found
+        if found is None:
+            (tmp_path / "streams" / "s.yaml").write_text(STREAM.format(application="other"))
+        return found or real()
+
+    monkeypatch.setattr(one, "_look", look)
+    assert type(first_event(one)).__name__ == "TaskSuccessEvent"
+
+
+def test_a_stream_that_runs_again_was_given_up_no_more(trigger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_up()
+    seen = Observation(ProcessState.HOSTED, None, None, ())
+    from frazil.host import launchers  # noqa: PLC0415
+
+    monkeypatch.setattr(launchers, "open_launcher", lambda _: SimpleNamespace(observe=lambda: seen))
+    assert trigger()._look().given_up is None
