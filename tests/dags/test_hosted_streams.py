@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from frazil.home import run_folder
+from frazil.host import launchers
 from frazil.host.given_up import announce_given_up, confirm_given_up
 from frazil.host.launcher import Observation, ProcessState
 from frazil.supervise.desired import DesiredStore
@@ -38,6 +39,10 @@ def trigger(module: Any, tmp_path: Path, frazil_home: Path, monkeypatch: pytest.
     run_folder("s").mkdir(parents=True)
     (tmp_path / "streams").mkdir()
     (tmp_path / "streams" / "s.yaml").write_text(STREAM.format(application="small"))
+
+    running, of_stream = Observation(ProcessState.RUNNING, None, None, ()), launchers.open_launcher
+    application = SimpleNamespace(observe=lambda: running)
+    monkeypatch.setattr(launchers, "open_launcher", lambda name: application if name == "small" else of_stream(name))
 
     def make(*, resume: bool = False) -> Any:
         one = module.HostedStreamTrigger(
@@ -76,6 +81,16 @@ def test_the_task_fails_once_its_application_gave_up_and_a_retry_nobody_asked_fo
     give_up()
     assert first_event(trigger(resume=True)).payload == {"reason": "exit code 11"}
     assert desired() == ("running", "")
+
+
+def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
+    trigger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up()
+    never = SimpleNamespace(observe=lambda: Observation(ProcessState.NEVER, None, None, ()))
+    monkeypatch.setattr(launchers, "open_launcher", lambda _: never)
+    seen = trigger()._look()
+    assert (seen.state, seen.given_up) == ("the application small does not run on this host", None)
 
 
 def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: Any) -> None:
@@ -139,7 +154,5 @@ def test_a_look_that_fails_does_not_end_it_and_a_stream_that_left_the_applicatio
 def test_a_stream_that_runs_again_was_given_up_no_more(trigger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     give_up()
     seen = Observation(ProcessState.HOSTED, None, None, ())
-    from frazil.host import launchers  # noqa: PLC0415
-
     monkeypatch.setattr(launchers, "open_launcher", lambda _: SimpleNamespace(observe=lambda: seen))
     assert trigger()._look().given_up is None

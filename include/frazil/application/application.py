@@ -19,7 +19,7 @@ from frazil import clock
 from frazil.application.declared import DeclaredStreams, HostedDeclaration
 from frazil.application.engine import SharedEngine
 from frazil.application.launcher import HostedLauncher
-from frazil.errors import SpecError, WorkerDied
+from frazil.errors import FrazilError, SpecError, WorkerDied
 from frazil.events import BatchCommitted, Event, Sink
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
@@ -116,7 +116,8 @@ class WriterApplication:
                 self._check()
                 self.stopping.wait(LOOK_S)
         finally:
-            steppers.shutdown(wait=True, cancel_futures=True)
+            # A look may wait for a catalog that does not answer: nobody else should.
+            steppers.shutdown(wait=False, cancel_futures=True)
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
@@ -125,7 +126,11 @@ class WriterApplication:
         for name, found in self._streams.found.items():
             if found.spec is not None and not found.problem:
                 one = self._host(name, until_caught_up=True)
-                one.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
+                try:
+                    one.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
+                except FrazilError as error:  # another process runs it, perhaps: the others catch up
+                    log.error("stream %s is not written here: %s", name, error)  # noqa: TRY400
+                    one.launcher.code = error.exit_code
         while any(one.launcher.runs for one in self.hosted.values()):
             if self.stopping.wait(LOOK_S):
                 self._end_all()
@@ -249,9 +254,12 @@ class WriterApplication:
 
     def _end_all(self) -> None:
         """Let every writer commit its current batch and end. Those that hang keep nobody."""
-        for one in self.hosted.values():
+        hosted = list(self.hosted.values())
+        for one in hosted:
             one.launcher.stop_with_application()
-        while running := [one for one in self.hosted.values() if one.launcher.runs and not one.launcher.killed_at_s]:
+        while running := [one for one in hosted if one.launcher.runs and not one.launcher.killed_at_s]:
+            for one in running:
+                one.launcher.stop_with_application()  # a look that was under way may have launched it since
             self._beat(Phase.STOPPING)
             running[0].launcher.join(LOOK_S)
             if self.engine.failed is not None and not self._end_soon():

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from frazil import clock
-from frazil.errors import FrazilError
+from frazil.errors import EnvironmentUnusable, FrazilError, WriterBusy
 from frazil.host.endings import WITH_APPLICATION, record_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.local import LocalLauncher
@@ -56,6 +56,8 @@ class HostedLauncher(Launcher):
 
     def launch(self, request: LaunchRequest) -> Launch:
         """See `Launcher.launch`; command and environment are those of this process."""
+        if self._ends_with_application:
+            raise WriterBusy(f"the application {self._application} ends, and starts no writer")
         lock = WriterLock(self._outside.folder, streams=(self._stream,))
         lock.acquire()
         try:
@@ -71,13 +73,18 @@ class HostedLauncher(Launcher):
             )
             lock.record(launch)
             writer = self._make()
+            # A daemon: one that hangs must not keep a process that ends.
+            thread = threading.Thread(target=self._run, args=(lock, launch, writer), name=self._stream, daemon=True)
+            before = self._launch, self._writer, self._thread, self.killed_at_s, self.code
+            self._launch, self._writer, self._thread, self.killed_at_s, self.code = launch, writer, thread, None, None
+            try:
+                thread.start()
+            except RuntimeError as error:  # the host allows no more threads
+                self._launch, self._writer, self._thread, self.killed_at_s, self.code = before
+                raise EnvironmentUnusable(f"the writer of stream {self._stream} got no thread: {error}") from error
         except BaseException:
             lock.release()
             raise
-        self._launch, self._writer, self.killed_at_s, self.code = launch, writer, None, None
-        # A daemon: one that hangs must not keep a process that ends.
-        self._thread = threading.Thread(target=self._run, args=(lock, launch, writer), name=self._stream, daemon=True)
-        self._thread.start()
         return launch
 
     def observe(self) -> Observation:

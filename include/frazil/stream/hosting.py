@@ -56,14 +56,24 @@ class Turns:
                 self._free -= 1
                 return True
             self._waiting.append(mine)
-        while not mine.wait(1.0):
-            waits()
-            if unless():
-                with self._lock:
-                    if not mine.is_set():
-                        self._waiting.remove(mine)
-                        return False
+        try:
+            while not mine.wait(1.0):
+                waits()
+                if unless() and self._leave(mine):
+                    return False
+        except BaseException:
+            if not self._leave(mine):
+                self._give()
+            raise
         return True
+
+    def _leave(self, mine: threading.Event) -> bool:
+        """Wait no longer; False if the turn has come already."""
+        with self._lock:
+            if mine.is_set():
+                return False
+            self._waiting.remove(mine)
+            return True
 
     def _give(self) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from frazil.home import run_folder
 from frazil.host.endings import WITH_APPLICATION
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
-from frazil.host.launcher import ProcessState
+from frazil.host.launcher import LaunchRequest, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.records import read_exits
@@ -235,6 +235,53 @@ def test_a_writer_that_hangs_ends_the_application_once_it_has_outlived_being_kil
     FakeWriter.hangs.clear()
     launcher.stop(force=False)
     launcher.join(20)
+
+
+def test_a_look_that_waits_for_a_catalog_keeps_no_writer_from_ending_and_starts_none(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    looking, answers = threading.Event(), threading.Event()
+
+    def silent() -> None:
+        looking.set()
+        answers.wait(60)
+
+    monkeypatch.setattr(shared.application.hosted["b"].supervisor, "step", silent)
+    running = threading.Thread(target=shared.application.run)
+    running.start()
+    assert looking.wait(20)
+    shared.application.stop()
+    running.join(20)
+    assert not running.is_alive()
+    assert not any(one.launcher.runs for one in shared.application.hosted.values())
+    answers.set()
+    with pytest.raises(WriterBusy, match="the application small ends"):
+        shared.application.hosted["b"].launcher.launch(LaunchRequest((), {}, "f", 0, ("b",)))
+
+
+def test_a_host_without_a_thread_for_a_writer_lets_the_stream_be_tried_again(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, refused = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "a" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    assert refused
+
+
+def test_a_stream_that_another_process_writes_keeps_no_other_from_catching_up(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeWriter, "run", lambda _: None)
+    with WriterLock(run_folder("b"), streams=("b",)):
+        assert shared.application.catch_up() == {"a": 0, "b": WriterBusy.exit_code, "c": 0}
 
 
 def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_its_last_stream(shared: Shared) -> None:

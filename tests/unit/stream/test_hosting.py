@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from frazil.stream.hosting import Heartbeats, Turns
 from tests.polling import eventually
 
@@ -44,6 +46,28 @@ def test_who_waits_for_a_turn_says_so_and_may_give_up() -> None:
         assert (first, second) == (True, False)
     with turns.turn(unless=lambda: True, waits=lambda: None) as third:
         assert third, "a turn that is free is taken at once"
+
+
+def test_who_fails_while_waiting_for_a_turn_leaves_it_to_others() -> None:
+    turns, held, waited = Turns(1), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns.turn(unless=lambda: False, waits=lambda: None):
+            held.set()
+            waited.wait(20)
+
+    def fail() -> None:
+        raise OSError("the heartbeat cannot be written")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(20)
+    with pytest.raises(OSError, match="heartbeat"), turns.turn(unless=lambda: False, waits=fail):
+        pass
+    waited.set()
+    holder.join(20)
+    with turns.turn(unless=lambda: True, waits=lambda: None) as mine:
+        assert mine
 
 
 class Beating:

@@ -113,6 +113,9 @@ class HostedStreamTrigger(FollowingTrigger):
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
             return Seen(f"the application {self.application} runs it no more", belongs=False)
+        if not open_launcher(self.application).observe().process.is_alive:
+            # Another host may remember what the stream was there long ago, and knows nothing of it now.
+            return Seen(f"the application {self.application} does not run on this host")
         seen = open_launcher(self.stream).observe()
         last = seen.exits[-1] if seen.exits and not seen.process.is_alive else None
         ended = f" with exit code {last.code}: {last.error or 'as it was asked to'}" if last else ""
