@@ -33,6 +33,11 @@ class Host:
         with self._at_home():
             return self._supervisor.step()
 
+    @property
+    def has_epoch(self) -> bool:
+        beat = self.launcher.observe().heartbeat
+        return beat is not None and beat.epoch is not None
+
     @contextmanager
     def _at_home(self) -> Iterator[None]:
         with self._monkeypatch.context() as patch:
@@ -65,6 +70,8 @@ def test_another_host_takes_the_writer_over_and_the_epoch_fences_the_first(
     stream.produce(events(range(200)), partitions=4)
     eventually(lambda: one.step() and stream.has_rows(200))
     assert two.step().decision.action is WriterAction.START
+    # Without an epoch of the second, the first may commit all that follows, and has nothing that could be refused.
+    eventually(lambda: two.step() and two.has_epoch)
     stream.produce(events(range(200, 400)), partitions=4)
     eventually(lambda: two.step() and stream.has_rows(400))
     stream.produce(events(range(400, 600)), partitions=4)
