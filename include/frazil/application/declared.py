@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frazil.spec.application import Application, shared_applications
@@ -23,9 +24,22 @@ class DeclaredStreams:
     """The files that declare streams of the application now, or did when they were sound, by the stream's name."""
 
     def refresh(self) -> None:
-        found = find_declared(self.folder, STREAMS, now_ms=self.clock())
-        mine = {one.spec.name: one for one in found if one.spec is not None and self._is_mine(one)}
-        self.found = mine
+        files: dict[str, list[Found[StreamSpec]]] = defaultdict(list)
+        for one in find_declared(self.folder, STREAMS, now_ms=self.clock()):
+            if one.spec is not None and not one.removed:
+                files[one.spec.name].append(one)
+        self.found = {
+            name: all_of_it[0] if len(all_of_it) == 1 else self._doubled(name, all_of_it)
+            for name, all_of_it in files.items()
+            if any(self._is_mine(one) for one in all_of_it)
+        }
+
+    def _doubled(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
+        """Which of the files is meant, nobody can say: a writer that runs goes on as it was, and none starts."""
+        before = self.found.get(name)
+        paths = " and ".join(str(one.path) for one in files)
+        problem = f"the stream {name!r} is declared twice: {paths}; rename or remove one"
+        return replace(files[0], spec=None if before is None else before.spec, problem=problem)
 
     def shared(self) -> Application | None:
         """The application as it is declared; None if no stream names it."""
@@ -33,7 +47,7 @@ class DeclaredStreams:
         return shared_applications(specs).get(self.application)
 
     def _is_mine(self, one: Found[StreamSpec]) -> bool:
-        return one.spec is not None and one.spec.application == self.application and not one.removed
+        return one.spec is not None and one.spec.application == self.application
 
 
 class HostedDeclaration:
@@ -46,8 +60,10 @@ class HostedDeclaration:
 
     def read(self) -> Declared | Unreadable | Removed:
         found = self._streams.found.get(self._stream)
-        if found is None or found.spec is None:
+        if found is None:
             self._left_since_ms = self._left_since_ms or self._streams.clock()
             return Removed(self._left_since_ms)
         self._left_since_ms, self.spec = None, found.spec
-        return Unreadable(found.problem) if found.problem else Declared(found.spec.fingerprint())
+        if found.problem or found.spec is None:
+            return Unreadable(found.problem or f"{found.path} was never sound")
+        return Declared(found.spec.fingerprint())

@@ -260,6 +260,22 @@ def test_a_look_that_waits_for_a_catalog_keeps_no_writer_from_ending_and_starts_
         shared.application.hosted["b"].launcher.launch(LaunchRequest((), {}, "f", 0, ("b",)))
 
 
+def test_a_stream_that_two_files_declare_goes_on_as_it_was_and_does_not_start(shared: Shared) -> None:
+    """`cp a.yaml b.yaml`, and an edit of the copy's table: its records must not go there."""
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    (shared.streams / "z.yaml").write_text(STREAM.format(name="a", application="small", extra="lateness: 1h"))
+    (shared.streams / "y.yaml").write_text(STREAM.format(name="d", application="small", extra=""))
+    (shared.streams / "x.yaml").write_text(STREAM.format(name="d", application="small", extra="lateness: 1h"))
+    shared.until(lambda: len(shared.application.hosted) == 4 and shared.application.hosted["d"].said)
+    found = shared.application._streams.found["a"]
+    assert f"declared twice: {shared.streams / 'a.yaml'} and {shared.streams / 'z.yaml'}" in (found.problem or "")
+    assert (shared.starts("a"), shared.runs("a"), shared.starts("d")) == (1, True, 0)
+    (shared.streams / "z.yaml").unlink()
+    (shared.streams / "x.yaml").unlink()
+    shared.until(lambda: shared.runs("a", "d"))
+    assert shared.starts("a") == 1
+
+
 def test_a_host_without_a_thread_for_a_writer_lets_the_stream_be_tried_again(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
