@@ -55,11 +55,11 @@ class Evidence:
     partition: int
     marker: int
     topic_id: str
+    """The id of that topic."""
     ranges: tuple[CommittedRange, ...]
     """What is audited."""
     rows: OffsetTally
     dead_letters: OffsetTally
-    """The id of that topic."""
     kafka: InKafka | None = None
     """None if Kafka was not asked."""
     whole: bool = True

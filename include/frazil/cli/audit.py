@@ -123,7 +123,7 @@ def _show(result: Audit) -> None:
     ]
     if rows:
         echo_table(columns, rows, numbers=frozenset(columns[1:]))
-    if any(p.gaps is None for p in result.partitions):
+    if any(p.gaps is None and p.start is not None for p in result.partitions):
         click.echo("gaps: not asked (--source compares with Kafka)")
     for finding in result.findings:
         click.echo(f"{'OFF ' if finding.kind.is_wrong else 'note'}  {finding.where}: {finding.sentence}")
@@ -141,6 +141,8 @@ def _verdict(result: Audit) -> str:
         return (
             f"Stream {result.stream} committed nothing from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}."
         )
+    if result.partitions and not rows and all(p.start is None for p in result.partitions):
+        return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` says what waits."
     if result.partitions:
         said = "; see the notes" if result.findings else ", each offset once"
         return f"Stream {result.stream} is clean: {counted(rows, 'row')}{when}{said}."
