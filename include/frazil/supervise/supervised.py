@@ -193,6 +193,8 @@ class SupervisedApplication:
         now_ms = self._clock()
         found = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
         specs = [one.spec for one in found if one.spec is not None and not one.removed]
+        if any(spec.name == self.name for spec in specs):  # they would share a run folder, and end each other
+            return Unreadable(f"a stream and an application are both named {self.name!r}; rename one of them")
         application = shared_applications(specs).get(self.name)
         if application is not None:
             self._application, self._missing_since_ms = application, None

@@ -29,6 +29,7 @@ from frazil.spec.load import load_streams
 from frazil.status.stream import stream_status
 from frazil.stream.hosting import Hosting
 from frazil.supervise.desired import open_desired
+from frazil.supervise.observed import Unreadable
 from frazil.supervise.supervised import ApplicationProgram, WriterProgram
 from frazil.supervise.supervisor import Supervisor
 from tests.polling import eventually
@@ -313,6 +314,12 @@ def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_
     for name in ("a", "b", "c", "d"):
         shared.declare(name, application="other")
     assert Supervisor(program).preview().decision.cause == "removed"
+
+
+def test_an_application_named_like_a_stream_is_left_alone_until_one_is_renamed(shared: Shared) -> None:
+    shared.declare("small", application="other")
+    read = ApplicationProgram("small", shared.streams, Path("never")).supervised(clock=lambda: 0).read()
+    assert read == Unreadable("a stream and an application are both named 'small'; rename one of them")
 
 
 def test_commands_take_the_name_of_an_application_for_all_of_its_streams(shared: Shared) -> None:
