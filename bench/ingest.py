@@ -100,7 +100,6 @@ def context(bootstrap: str, folder: Path) -> StageContext:
         kafka={"bootstrap.servers": bootstrap},
         format="json",
         event_time_column="ts",
-        event_time_unit="iso",
         coordinates=True,
         targets={
             "main": target("main", TICKS, BY_HOUR),

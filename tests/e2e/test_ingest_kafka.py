@@ -69,7 +69,6 @@ def context(kafka: EmbeddedKafka, tmp_path: Path) -> StageContext:
         kafka={"bootstrap.servers": kafka.bootstrap},
         format="json",
         event_time_column="at",
-        event_time_unit="iso",
         coordinates=True,
         targets={
             "main": target(tmp_path / "main", SCHEMA, BY_DAY),

@@ -77,7 +77,6 @@ def context(kafka: EmbeddedKafka, folder: Path) -> StageContext:
         kafka={"bootstrap.servers": kafka.bootstrap},
         format="json",
         event_time_column="ts",
-        event_time_unit="iso",
         coordinates=True,
         targets={
             "main": target("main", SCHEMA, BY_REGION),

@@ -120,7 +120,7 @@ def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
 
 def _format_problems(spec: StreamSpec) -> list[str]:
     """What the writer's start would say of columns that no record can fill."""
-    if not any("<" in column.type for column in spec.columns):
+    if spec.source.format.type == "json" and not any("<" in column.type for column in spec.columns):
         return []  # every type without a type inside can be filled
     from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only where they are asked
     from frazil.spec.iceberg import schema  # noqa: PLC0415 - as above

@@ -28,9 +28,14 @@ class Chunk:
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
         """Values without keys or coordinates, as one range from offset 0."""
+        return cls.of_column(BinaryColumn.of(values))
+
+    @classmethod
+    def of_column(cls, values: BinaryColumn) -> Chunk:
+        """As `of_values`."""
         count = len(values)
         return Chunk(
-            BinaryColumn.of(values),
+            values,
             BinaryColumn.nulls(count),
             np.zeros(count, np.int32),
             np.arange(count, dtype=np.int64),

@@ -97,13 +97,15 @@ class StageContext:
     kafka: Mapping[str, str]
     """librdkafka properties. All but the brokers are as declared: executors resolve references in their own
     environment, and no secret travels."""
-    format: Literal["json"]
+    format: str | Mapping[str, Any]
+    """As `frazil.spec.formats.plain_format` gives it."""
     event_time_column: str
-    event_time_unit: Literal["iso", "s", "ms", "us", "ns"]
     coordinates: bool
     targets: Mapping[Target, TargetTable]
     """Where files of each target go."""
     topic_ids: Mapping[str, str]
+    units: Mapping[str, str] = field(default_factory=dict)
+    """The unit of each column that arrives as a number of time since the epoch: s, ms, us or ns."""
     max_future_us: int = 600_000_000
     """How far an event time may be ahead of its record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None

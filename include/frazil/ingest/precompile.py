@@ -10,14 +10,17 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import FORMATS, decoder
+from frazil.ingest.formats import decoder
 from frazil.ingest.kafka_columns import compile_now
+
+COMPILED = ("json",)
+"""Formats whose decoders are compiled; each decodes or rejects the record below."""
 
 
 def main() -> None:
     compile_now()
     schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
-    for name in FORMATS:
+    for name in COMPILED:
         decoder(name, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
 
 

@@ -18,7 +18,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates
 from frazil.ingest.decode import Decoded, Decoder, Rejection
-from frazil.ingest.formats import QUOTERS
+from frazil.ingest.formats import Quoter, quoter
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.split import column_of
 
@@ -35,8 +35,8 @@ class Shaper:
         self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
-        self._format = context.format
-        self._units = {} if context.event_time_unit == "iso" else {context.event_time_column: context.event_time_unit}
+        self._quote = quoter(context.format)
+        self._units = context.units
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Rows of the table's schema. A record that a backfill does not want is neither row nor rejection."""
@@ -58,7 +58,7 @@ class Shaper:
         found: dict[int, str] = {}
         for row, moment in out_of_range(shaped.rows).items():
             record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
-            found[row] = told(moment, record, format_name=self._format, units=self._units)
+            found[row] = told(moment, record, quote=self._quote, units=self._units)
         return found
 
     def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
@@ -76,12 +76,12 @@ class Shaper:
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
-def told(moment: Beyond, record: bytes | None, *, format_name: str, units: Mapping[str, str]) -> str:
+def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
     """The error text for a moment out of range; it quotes the record if that has bytes.
 
     `units` has the unit of each column that arrives as a number.
     """
-    words = None if record is None else QUOTERS[format_name](record, moment.path)
+    words = None if record is None else quote(record, moment.path)
     unit = units.get(".".join(moment.path))
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 

@@ -373,8 +373,7 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
 
 
 def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
-    event_time = schema.find_field(context.event_time_column)
-    units = {} if context.event_time_unit == "iso" else {event_time.field_id: context.event_time_unit}
+    units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     return partial(decoder, context.format, record_schema(schema, context.coordinates), units)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from frazil.spec.formats import FORMATS, JsonFormat
 from frazil.spec.model import Column, StreamSpec
 from frazil.spec.rules import SET_BY_FRAZIL
 from frazil.spec.units import format_bytes, format_duration
@@ -31,8 +32,8 @@ A key marked "required" has no default.
 _REFERENCES = """\
 ## References
 
-A file must not hold a secret. In `source.bootstrap-servers`, `source.properties` and `resources.spark` a
-value may hold:
+A file must not hold a secret. In `source.bootstrap-servers`, `source.properties`, `source.format.registry` and
+`resources.spark` a value may hold:
 
 | reference | is replaced by |
 |---|---|
@@ -47,35 +48,50 @@ without a default.
 """
 
 
+_COLUMN_TYPE = Column.model_fields["type"]
+
+
 def render() -> str:
     """The whole page, as Markdown."""
-    parts = [_INTRODUCTION, *_section("A stream", StreamSpec, ""), *_section("A column", Column, "schema.<column>.")]
+    parts = [_INTRODUCTION, *_section("A stream", StreamSpec, "", set())]
+    parts += _section("A column", Column, "schema.<column>.", set())
     parts += [_refused_properties(), _REFERENCES]
     return "\n".join(parts)
 
 
-def _section(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
-    """A table of the model's own keys, then a section for each nested model."""
+def _section(title: str, model: type[BaseModel], prefix: str, written: set[str]) -> Iterator[str]:
+    """A table of the model's own keys, then a section for each nested model that has none yet."""
+    written.add(title)
     nested: list[tuple[str, type[BaseModel]]] = []
     rows = []
     for field in model.model_fields.values():
         key = f"{prefix}{field.alias}"
-        inner = _model(field)
-        if inner is not None:
-            nested.append((key, inner))
-        if model is Column and field.alias == "name":
-            continue  # the mapping's key is the name
+        nested += _nested(field, key)
+        if (model is Column and field.alias == "name") or model.model_fields.get("type") is field is not _COLUMN_TYPE:
+            continue  # the mapping's key is the column's name, and the heading has the format's type
         rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {field.description or ''} |")
     yield f"## {title}\n"
     if prefix:
         yield f"{(model.__doc__ or '').strip()}\n"
-    yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+    if rows:
+        yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""])
     for key, inner in nested:
-        yield from _section(f"`{key}`", inner, f"{key}.")
+        if (heading := f"`{key}`") not in written:
+            yield from _section(heading, inner, f"{key.split(':')[0]}.", written)
+
+
+def _nested(field: FieldInfo, key: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The models that a field's value can be, each with its heading."""
+    if field.discriminator == "type":
+        yield from ((f"{key}: {{type: {name}}}", model) for name, model in FORMATS.items())
+    elif (model := _model(field)) is not None:
+        yield key, model
 
 
 def _model(field: FieldInfo) -> type[BaseModel] | None:
-    annotation = field.annotation
+    annotation = next((part for part in get_args(field.annotation) if part is not type(None)), field.annotation)
+    if get_origin(field.annotation) is tuple and annotation is Column:
+        return None  # in a section of its own
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
@@ -102,6 +118,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, JsonFormat):
+        return f"`{value.type}`"
     if isinstance(value, timedelta):
         return f"`{format_duration(value)}`"
     if SIZE in field.metadata:

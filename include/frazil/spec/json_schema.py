@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from frazil.spec.formats import FORMATS
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 
@@ -29,6 +30,7 @@ def stream_schema() -> _Schema:
     source = definitions["Source"]
     source["required"].remove("bootstrap-servers")  # it may be in _defaults.yaml
     source["properties"]["topics"] = _text_or(source["properties"]["topics"])
+    source["properties"]["format"] = _format(source["properties"]["format"], definitions)
     for key in ("partition-by", "sort-by"):
         schema["properties"][key] = _text_or(schema["properties"][key])
     schema["properties"]["schema"] = _columns(schema["properties"]["schema"], definitions["Column"])
@@ -62,6 +64,16 @@ def _text_or(listed: _Schema) -> _Schema:
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}
+
+
+def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
+    """A format's name, or a mapping by its type."""
+    for name in FORMATS:
+        of_type = definitions[FORMATS[name].__name__]
+        of_type["required"] = ["type"]
+        of_type["properties"]["type"] = {"const": name}
+    choice = {key: declared[key] for key in ("oneOf",)}
+    return {"anyOf": [{"enum": list(FORMATS)}, choice], "default": "json", "description": declared["description"]}
 
 
 def _columns(declared: _Schema, column: _Schema) -> _Schema:

@@ -10,17 +10,19 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
+from frazil.spec.formats import Format, Header, JsonFormat, Key
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.types import parse_type
 from frazil.spec.values import Bytes, Duration, Model, Moment, PositiveDuration, Properties, Start, YamlForm
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
+TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
 
@@ -38,7 +40,11 @@ class Source(Model):
     topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
         min_length=1, description="What the stream reads; the records of all topics land in one table."
     )
-    format: Literal["json"] = Field(default="json", description="How a record's value is encoded.")
+    format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
+    key: Key | None = Field(default=None, description="The column that keeps a record's key, if one shall.")
+    headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
+        default=(), description="The columns that keep a record's headers, `{name: …, column: …}`."
+    )
     start: Start = Field(
         default="earliest",
         description="Where a new stream begins: `earliest`, `latest`, or an ISO 8601 time with a zone. "
@@ -78,6 +84,11 @@ class Column(Model):
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
     required: bool = Field(False, description="A record without a value for it is a dead letter (`not null`).")
     doc: str | None = Field(default=None, description="What the column means; kept in the table's schema.")
+    unit: TimeUnit | None = Field(
+        default=None,
+        description="How a record writes a `timestamptz` or `timestamp`: `iso`, which is the default, or a number of "
+        "`s`, `ms`, `us` or `ns` since 1970.",
+    )
 
     @field_validator("type")
     @classmethod
@@ -114,10 +125,11 @@ class Table(Model):
 class EventTime(Model):
     """The column that says when a record happened."""
 
-    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema.")
-    unit: Literal["iso", "s", "ms", "us", "ns"] = Field(
+    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
+    unit: TimeUnit = Field(
         default="iso",
-        description="How a record writes it: ISO 8601 text, or a number of seconds, ms, us or ns since 1970.",
+        description="How a record writes it: ISO 8601 text, or a number of seconds, ms, us or ns since 1970. The same "
+        "as the column's own `unit`.",
     )
 
     @model_validator(mode="before")
@@ -194,7 +206,7 @@ class StreamSpec(Model):
     columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
         alias="schema",
         min_length=1,
-        description="`column: type`, `column: type not null`, or `column: {type, required, doc}`.",
+        description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
     )
     event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
@@ -283,11 +295,31 @@ class StreamSpec(Model):
         Of the maintenance, that is only what throttling uses, if it differs from the default. Which application runs
         the stream is no matter of its writer's.
         """
-        digest = hashlib.sha256(self.model_dump_json(exclude={"maintenance", "application"}).encode())
+        digest = hashlib.sha256(self.model_dump_json(exclude=self._no_matter_of_a_writer()).encode())
         kept = self.maintenance.kept
         if self.commit.throttle != "off" and kept != Maintenance().kept:
             digest.update(repr(kept).encode())
         return digest.hexdigest()[:16]
+
+    def _no_matter_of_a_writer(self) -> dict[str, Any]:
+        """What a fingerprint leaves out, and keys of later versions that this stream does not use."""
+        source = {key for key in ("key", "headers") if not getattr(self.source, key)}
+        columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
+        left_out: dict[str, Any] = {"maintenance": True, "application": True}
+        return left_out | ({"source": source} if source else {}) | ({"columns": columns} if columns else {})
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units of the columns that arrive as numbers of time."""
+        declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
+        of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
+        return {name: unit for name, unit in (declared | of_event_time).items() if unit}
+
+    @property
+    def beside_value(self) -> dict[str, str | None]:
+        """The columns that a record's value does not fill, each with the header that does; None for the key."""
+        key = {} if self.source.key is None else {self.source.key.column: None}
+        return {**key, **{header.column: header.name for header in self.source.headers}}
 
 
 def column_of(name: str, declared: object) -> object:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from frazil.spec.formats import FORMATS
 from frazil.spec.model import STREAM_NAME, Column, StreamSpec, column_of
 from frazil.spec.rules import InconsistentError, Problem, is_secret
 
@@ -24,7 +25,10 @@ _STAND_INS: Mapping[str, Any] = {
 }
 """A stream's required parts besides its columns."""
 
+_FORMAT = ("source", "format")
+
 _MEANINGS = {
+    "union_tag_not_found": "has no type",
     "missing": "is missing",
     "string_type": "is not text",
     "int_type": "is not a whole number",
@@ -71,7 +75,7 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
 
 def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     """Problems between parts. Pydantic does not check these while a part is wrong, so stand-ins replace wrong parts."""
-    locations = [details["loc"] for details in error.errors() if details["loc"]]
+    locations = [_untagged(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
     sound = _with_stand_ins(declared, locations)
@@ -135,6 +139,8 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
         return
     key = _key(details["loc"], declared)
     value = details["input"]
+    if details["type"] == "union_tag_invalid":
+        key, value = f"{key}.type" if isinstance(_at(declared, _FORMAT), Mapping) else key, details["ctx"]["tag"]
     if is_secret(key) or details["type"] == "missing" or not isinstance(value, str | int | float):
         value = None  # nested values may hold a secret
     if details["type"] == "extra_forbidden":
@@ -144,10 +150,20 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
         yield Problem(key, None if isinstance(value, str) and repr(value) in message else value, message)
 
 
+def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
+    """What was written at a path; None if there is nothing."""
+    inner: object = declared
+    for part in path:
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    return inner
+
+
 def _meaning(details: ErrorDetails) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "literal_error":
         return f"is not allowed; write {context['expected'].replace(chr(39), '')}"
+    if kind == "union_tag_invalid":
+        return f"is not allowed; write {context['expected_tags'].replace(chr(39), '')}"
     if kind == "string_pattern_mismatch" and context["pattern"] == STREAM_NAME:
         return "is no stream name; write lower case letters, digits, '-' and '_', a letter first, at most 63"
     if kind == "greater_than":
@@ -155,8 +171,15 @@ def _meaning(details: ErrorDetails) -> str:
     return _MEANINGS.get(kind, f"cannot be used: {details['msg']}")
 
 
+def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The path without the type that pydantic puts after a format."""
+    tagged = tuple(location[:2]) == _FORMAT and len(location) > 2
+    return (*_FORMAT, *location[3:]) if tagged else tuple(location)
+
+
 def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
     """The dotted path as in the YAML, with columns by name instead of index."""
+    location = _untagged(location)
     parts = [str(part) for part in location]
     columns = declared.get("schema")
     if len(location) > 1 and location[0] == "schema" and isinstance(columns, Mapping) and isinstance(location[1], int):
@@ -180,6 +203,8 @@ def _meant(location: Sequence[int | str]) -> str | None:
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
     """The YAML keys of the model at a path."""
     model: type[BaseModel] = StreamSpec
+    if tuple(location[:2]) == _FORMAT:
+        model, location = FORMATS[str(location[2])], location[3:]
     for part in location:
         field = next((f for f in model.model_fields.values() if f.alias == part), None)
         if field is not None:
@@ -189,7 +214,7 @@ def _allowed_keys(location: Sequence[int | str]) -> list[str]:
 
 
 def _model_of(annotation: Any) -> type[BaseModel]:
-    """The model that a field holds, directly or in a tuple."""
+    """The model that a field holds, directly, in a tuple, or beside None."""
     inner = getattr(annotation, "__args__", (annotation,))[0]
     model: type[BaseModel] = inner
     return model

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from frazil.spec.addresses import location_problem, servers_problem
+from frazil.spec.formats import CsvFormat, Registry
 from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.references import problem_in
 from frazil.spec.types import UNREADABLE, Primitive, Struct, Type, parse_type, places_of
@@ -138,7 +139,10 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
 def _event_time(spec: StreamSpec) -> Iterator[Problem]:
     name = spec.event_time.column
     declared = {column.name: column.type for column in spec.columns}
-    if name not in declared:
+    if name == "kafka_timestamp" and spec.coordinates:
+        if spec.event_time.unit != "iso":
+            yield Problem("event-time.unit", spec.event_time.unit, "has no meaning: Kafka keeps this time by itself")
+    elif name not in declared:
         yield Problem("event-time", name, f"is not a column of the schema{_did_you_mean(name, declared)}")
     elif declared[name] not in {"timestamptz", "timestamp", ""}:
         yield Problem(
@@ -147,6 +151,72 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
             f"is a column of type {declared[name]}; event time is a timestamptz or timestamp (if the record "
             "holds a number, declare the column timestamptz, and event-time: {column: …, unit: ms})",
         )
+
+
+def _units(spec: StreamSpec) -> Iterator[Problem]:
+    for column in spec.columns:
+        if column.unit is None:
+            continue
+        if column.type not in {"timestamptz", "timestamp", ""}:
+            what = f"is the unit of a time, and the column is {column.type}; make it timestamptz, or leave the unit out"
+            yield Problem(f"schema.{column.name}.unit", column.unit, what)
+        if column.name == spec.event_time.column and spec.event_time.unit not in {"iso", column.unit}:
+            what = f"differs from the column's own unit, {column.unit}; keep one"
+            yield Problem("event-time.unit", spec.event_time.unit, what)
+
+
+def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
+    """The key and headers each fill a column of their own."""
+    declared = {column.name: column.type for column in spec.columns}
+    wanted: list[tuple[str, str, set[str]]] = []
+    if key := spec.source.key:
+        wanted.append(("source.key.column", key.column, {"string" if key.format == "string" else "binary"}))
+    for index, header in enumerate(spec.source.headers):
+        wanted.append((f"source.headers.{index}.column", header.column, {"string", "binary"}))
+    seen: dict[str, str] = {}
+    for path, name, fitting in wanted:
+        if name not in declared:
+            yield Problem(path, name, f"is not a column of the schema{_did_you_mean(name, declared)}")
+        elif declared[name] and declared[name] not in fitting:
+            what = f"is a column of type {declared[name]}; make it {' or '.join(sorted(fitting, reverse=True))}"
+            yield Problem(path, name, what)
+        elif name in seen:
+            yield Problem(path, name, f"is filled by {seen[name]} already")
+        seen.setdefault(name, path)
+
+
+def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
+    """A value that is one text, or one string of bytes, fills one column."""
+    kind = {"string": "string", "bytes": "binary"}.get(spec.source.format.type)
+    filled = [column for column in spec.columns if column.name not in spec.beside_value]
+    if kind is None:
+        return
+    if len(filled) != 1:
+        names = ", ".join(column.name for column in filled) or "none"
+        what = f"fills one column, but those that neither key nor header fills are: {names}"
+        yield Problem("source.format", spec.source.format.type, what)
+    elif filled[0].type not in {kind, ""}:
+        what = (
+            f"is of type {filled[0].type}, and source.format: {spec.source.format.type} fills a column of type {kind}"
+        )
+        yield Problem(f"schema.{filled[0].name}", None, what)
+
+
+def _csv(spec: StreamSpec) -> Iterator[Problem]:
+    """Each column has one field, and each field is of a type without types inside."""
+    if not isinstance(spec.source.format, CsvFormat):
+        return
+    fields = spec.source.format.columns
+    for column in spec.columns:
+        if column.name in spec.beside_value:
+            if column.name in fields:
+                what = "is filled by a key or a header, and not by a field; rename the field"
+                yield Problem("source.format.columns", column.name, what)
+        elif "<" in column.type:
+            what = "cannot be one field of a line; source.format: csv fills columns without types inside"
+            yield Problem(f"schema.{column.name}", column.type, what)
+        elif fields and column.name not in fields:
+            yield Problem("source.format.columns", None, f"does not name the column {column.name}")
 
 
 def _types(spec: StreamSpec) -> Columns:
@@ -254,12 +324,28 @@ def _secrets(spec: StreamSpec) -> Iterator[Problem]:
                     None,
                     "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}",
                 )
+    for path, text in _registry_texts(spec):
+        if is_secret(path) and not _REFERENCES.fullmatch(text):
+            what = "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}"
+            yield Problem(path, None, what)
+
+
+def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
+    """What may hold a reference in the registry's declaration, by its key."""
+    registry = getattr(spec.source.format, "registry", None)
+    if isinstance(registry, Registry):
+        parts = {"url": registry.url, "username": registry.username, "password": registry.password}
+        parts |= {"token": registry.token, **{f"properties.{key}": text for key, text in registry.properties.items()}}
+        for name, text in parts.items():
+            if text is not None:
+                yield f"source.format.registry.{name}", text
 
 
 def _references(spec: StreamSpec) -> Iterator[Problem]:
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
+    texts |= dict(_registry_texts(spec))
     for path, text in texts.items():
         if message := problem_in(text):
             yield Problem(path, None, message)
@@ -317,7 +403,11 @@ def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
 
 _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]], ...] = (
     (_columns, ("schema", "coordinates")),
-    (_event_time, ("schema", "event-time")),
+    (_event_time, ("schema", "event-time", "coordinates")),
+    (_units, ("schema", "event-time")),
+    (_beside_value, ("schema", "source.key", "source.headers")),
+    (_whole_value, ("schema", "source.format", "source.key", "source.headers")),
+    (_csv, ("schema", "source.format", "source.key", "source.headers")),
     (_partitioning, ("schema", "coordinates", "partition-by")),
     (_sorting, ("schema", "coordinates", "sort-by")),
     (_aligned, ("commit.align", "complete", "event-time", "partition-by")),

@@ -10,6 +10,7 @@ from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
+from frazil.spec.formats import plain_format
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors
 from frazil.table.tables import check_stageable
@@ -37,13 +38,13 @@ def stage_context(
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
-        format=spec.source.format,
+        format=plain_format(spec.source.format),
         event_time_column=spec.event_time.column,
-        event_time_unit=spec.event_time.unit,
         coordinates=spec.coordinates,
         targets={
             target: target_table(table, folder=batch_folder(table, tables.stream, key)) for target, table in now.items()
         },
         topic_ids=dict(topic_ids),
+        units=spec.units,
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
     )

@@ -1,15 +1,53 @@
-"""The formats that a declaration may name are those that there is a decoder for."""
+"""The formats that have a decoder are among those that a declaration may name."""
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
 
-from frazil.ingest.contract import StageContext
-from frazil.ingest.formats import FORMATS
-from frazil.spec.model import Source
+from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import CHECKS, FORMATS, check_supported, decoder
+from frazil.spec.formats import FORMATS as DECLARED
+from frazil.spec.formats import ProtobufFormat, format_of, plain_format
+
+SCHEMA = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
+FRAMED = {"type": "json", "framing": "confluent"}
 
 
-def test_every_format_that_may_be_declared_has_a_decoder() -> None:
-    declared = get_args(Source.model_fields["format"].annotation)
-    assert set(declared) == set(FORMATS)
-    assert get_args(get_type_hints(StageContext)["format"]) == declared
+def test_every_decoder_is_of_a_format_that_can_be_declared_and_checked() -> None:
+    assert set(FORMATS) == set(CHECKS) <= set(DECLARED)
+
+
+def test_a_format_without_a_decoder_is_refused_at_start() -> None:
+    with pytest.raises(SpecError, match="does not decode 'protobuf' yet"):
+        check_supported(SCHEMA, ProtobufFormat(schema_file="x.proto"))
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "json",
+        FRAMED,
+        "string",
+        {"type": "csv", "delimiter": ";", "quote": None},
+        {"type": "avro", "registry": {"url": "http://r", "timeout": "3s"}},
+    ],
+)
+def test_a_format_crosses_to_executors_as_plain_values(plain: object) -> None:
+    assert plain_format(format_of(plain)) == plain  # type: ignore[arg-type]
+
+
+def test_json_behind_a_schema_id_is_read_as_json_and_what_has_none_is_named() -> None:
+    values = [b'\0\0\0\0\7{"s":"x","l":1}', None, b'{"l":2}', b"\0\0\0\0\7", b"\0\0", b'\0\0\0\0\10{"l":3}']
+    decoded = decoder(FRAMED, SCHEMA, {})(Chunk.of_values(values))
+    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    assert rows == {0: {"s": "x", "l": 1}, 5: {"s": None, "l": 3}}
+    assert {r.index: r.error_class for r in decoded.rejections} == {
+        1: "Tombstone",
+        2: "NotFramed",
+        3: "Empty",
+        4: "NotFramed",
+    }
+    assert "declare framing: none" in next(r.error for r in decoded.rejections if r.index == 2)

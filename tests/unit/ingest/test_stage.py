@@ -101,7 +101,7 @@ class World:
             kafka={},
             format="json",
             event_time_column=self.spec.event_time.column,
-            event_time_unit=self.spec.event_time.unit,
+            units=self.spec.units,
             coordinates=self.spec.coordinates,
             targets={
                 "main": self._target("main", schema, iceberg.partition_spec(self.spec, schema)),

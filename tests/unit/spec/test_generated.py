@@ -47,6 +47,17 @@ def test_the_schema_accepts_the_streams_of_this_checkout(path: Path) -> None:
         {"schema": {"departed": {"type": "timestamptz", "required": True, "doc": "x"}}},
         {"event_time": {"column": "departed", "unit": "ms"}, "table": {"identifier": "a.b"}},
         {"partition_by": "day(departed)", "sort_by": ["delay desc"], "commit": {"size": 5, "interval": "1h30m"}},
+        {"source": {"bootstrap-servers": "a:1", "topics": "a", "format": {"type": "csv", "delimiter": ";"}}},
+        {
+            "schema": {"departed": {"type": "timestamptz", "unit": "ms"}, "key": "string", "trace": "binary"},
+            "source": {
+                "bootstrap-servers": "a:1",
+                "topics": "a",
+                "format": {"type": "avro", "registry": {"url": "http://r:8081", "timeout": "3s"}},
+                "key": {"column": "key"},
+                "headers": [{"name": "trace-id", "column": "trace"}],
+            },
+        },
         {
             "source": {
                 "bootstrap-servers": "a:1",
@@ -67,6 +78,8 @@ def test_the_schema_accepts_what_the_loader_accepts(declare: Callable[..., Path]
     "changes",
     [
         {"comit": {}},
+        {"source": {"bootstrap-servers": "a:1", "topics": "a", "format": "xml"}},
+        {"source": {"bootstrap-servers": "a:1", "topics": "a", "format": {"type": "csv", "quot": "'"}}},
         {"commit": {"interval": "soon"}},
         {"commit": {"size": "1XB"}},
         {"schema": {"departed": {"type": "timestamptz", "require": True}}},

@@ -180,8 +180,8 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("start", {"source": {"bootstrap-servers": "a:1", "topics": "x", "start": "yesterday"}}, ["earliest, latest or"]),
     (
         "format",
-        {"source": {"bootstrap-servers": "a:1", "topics": "x", "format": "avro"}},
-        ["'avro' is not allowed; write json"],
+        {"source": {"bootstrap-servers": "a:1", "topics": "x", "format": "xml"}},
+        ["source.format: 'xml' is not allowed; write json"],
     ),
     ("no topics", {"source": {"bootstrap-servers": "a:1", "topics": []}}, ["source.topics: is empty"]),
     (

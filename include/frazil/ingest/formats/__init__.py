@@ -1,25 +1,35 @@
-"""The formats of records, by their names in `source.format`. Each is a package beside `json`."""
+"""The formats of records, by their type in `source.format`. Each is a package beside `json`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from pydantic import ValidationError
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats.json import types as json_types
+from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
+from frazil.spec.formats import JsonFormat, ValueFormat, format_of
 
-DecoderMaker = Callable[[Schema, Mapping[int, str]], Decoder]
-"""From an Iceberg schema and units, as `decoder` takes them. Raises SpecError for a column that it cannot fill."""
+PlainFormat = str | Mapping[str, Any]
+"""A format as `plain_format` gives it: its name, or a mapping."""
+
+DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
+"""From a format, an Iceberg schema and units, as `decoder` takes them. Raises SpecError for a column that it cannot
+fill."""
 
 
-def _json(schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that checks loads no compiler
+    from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
 
-    return JsonDecoder(schema, units)
+    decode = JsonDecoder(schema, units)
+    return FramedDecoder(decode) if declared.framing == "confluent" else decode
 
 
 FORMATS: Mapping[str, DecoderMaker] = {"json": _json}
@@ -30,26 +40,42 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {"json": json_types.check_s
 Quoter = Callable[[bytes, Sequence[str]], str | None]
 """From a decoded record and a path of fields: the value there as it was sent, in words, or None."""
 
-QUOTERS: Mapping[str, Quoter] = {"json": quoted_json}
 
-
-def decoder(format_name: str, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     """A decoder of chunks to Arrow tables of this Iceberg schema, field ids included.
 
     `units` maps a timestamp column's field id to the unit of the number that it arrives as. Raises SpecError for a
     format or a column type that cannot be decoded.
     """
-    return FORMATS[_known(format_name)](schema, units)
+    declared = _parsed(plain)
+    return FORMATS[declared.type](declared, schema, units)
 
 
-def check_supported(schema: Schema, format_name: str) -> None:
+def quoter(plain: PlainFormat) -> Quoter:
+    """What quotes records of a format. Raises SpecError as `decoder` does."""
+    declared = _parsed(plain)
+    if not isinstance(declared, JsonFormat):
+        return lambda _, __: None
+    if declared.framing == "confluent":
+        return lambda record, path: quoted_json(content(record), path)
+    return quoted_json
+
+
+def check_supported(schema: Schema, declared: ValueFormat) -> None:
     """Refuse a column that no record could fill. Raises SpecError."""
-    CHECKS[_known(format_name)](schema.as_struct())
+    CHECKS[_known(declared.type)](schema.as_struct())
 
 
-def _known(format_name: str) -> str:
-    if format_name not in FORMATS:
-        raise SpecError(
-            f"source.format: {format_name!r} is not a format that frazil decodes; allowed: {', '.join(FORMATS)}"
-        )
-    return format_name
+def _parsed(plain: PlainFormat) -> ValueFormat:
+    try:
+        declared = format_of(plain)
+    except ValidationError as error:
+        raise SpecError(f"source.format: {plain!r} is not a format (allowed: {', '.join(FORMATS)}): {error}") from None
+    _known(declared.type)
+    return declared
+
+
+def _known(name: str) -> str:
+    if name not in FORMATS:
+        raise SpecError(f"source.format: frazil does not decode {name!r} yet; allowed: {', '.join(FORMATS)}")
+    return name

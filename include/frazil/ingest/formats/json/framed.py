@@ -1,0 +1,49 @@
+"""JSON behind the framing of Confluent's serializers: a zero byte and a schema id, which are skipped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+
+FRAME_BYTES = 5
+
+
+def content(record: bytes) -> bytes:
+    """A framed record without its frame."""
+    return record[FRAME_BYTES:]
+
+
+class FramedDecoder:
+    """Decodes what is behind the frames; a value without one is rejected."""
+
+    def __init__(self, decode: Decoder) -> None:
+        self._decode = decode
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        values = chunk.values
+        there = values.lengths >= 0
+        framed = values.lengths >= FRAME_BYTES
+        framed[framed] = values.data[values.starts[framed]] == 0
+        inside = BinaryColumn(
+            values.data,
+            np.where(framed, values.starts + FRAME_BYTES, values.starts),
+            np.where(framed, values.lengths - FRAME_BYTES, values.lengths),
+        )
+        bare = np.flatnonzero(there & ~framed)
+        if not len(bare):
+            return self._decode(Chunk.of_column(inside))
+        rest = np.flatnonzero(~there | framed)
+        decoded = self._decode(Chunk.of_column(inside.take(rest))).moved(rest)
+        rejections = [Rejection(place, "NotFramed", _instead(values[place] or b"")) for place in bare.tolist()]
+        return joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+
+
+def _instead(value: bytes) -> str:
+    what = "is plain JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
+    return (
+        f"the value {what}, and source.format is {{type: json, framing: confluent}}: write it with the serializer of "
+        "the registry, or declare framing: none"
+    )

@@ -1,0 +1,177 @@
+"""How a record's value, key and headers are encoded: `source.format`, `source.key` and `source.headers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, field_validator, model_validator
+
+from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
+
+
+class JsonFormat(Model):
+    """An object of JSON for each record."""
+
+    type: Literal["json"] = "json"
+    framing: Literal["none", "confluent"] = Field(
+        default="none",
+        description="`confluent`: a zero byte and a schema id of four bytes come before the object; they are skipped.",
+    )
+
+
+class StringFormat(Model):
+    """The whole value is one text in UTF-8, for the one `string` column that is neither key nor header."""
+
+    type: Literal["string"] = "string"
+
+
+class BytesFormat(Model):
+    """The whole value is kept as it is, in the one `binary` column that is neither key nor header."""
+
+    type: Literal["bytes"] = "bytes"
+
+
+class CsvFormat(Model):
+    """One line of fields for each record, without a line of names."""
+
+    type: Literal["csv"] = "csv"
+    columns: tuple[str, ...] = Field(
+        default=(),
+        description="The fields of a line in their order, by column. A name that is no column is skipped. If left "
+        "out: the columns of the schema in their order.",
+    )
+    delimiter: str = Field(default=",", description="The one ASCII character between two fields.")
+    quote: str | None = Field(
+        default='"',
+        description="The one ASCII character around a field that holds a delimiter; twice within such a field, it is "
+        "itself. `null`: fields are not quoted.",
+    )
+    null: str = Field(default="", description="An unquoted field with this text is null; an empty one, by default.")
+
+    @field_validator("delimiter", "quote")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n\0"):
+            raise ValueError("is not one ASCII character other than a line's end")
+        return value
+
+    @field_validator("columns")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a column twice")
+        return value
+
+    @model_validator(mode="after")
+    def _distinguishable(self) -> Self:
+        if self.delimiter == self.quote:
+            raise ValueError("has the same character as delimiter and as quote")
+        return self
+
+
+class Registry(Model):
+    """A schema registry with Confluent's API."""
+
+    url: str = Field(min_length=1, description="Its address, `https://host:port`.")
+    username: str | None = Field(default=None, description="For basic authentication.")
+    password: str | None = Field(default=None, description="A reference, such as `${env:REGISTRY_PASSWORD}`.")
+    token: str | None = Field(default=None, description="For bearer authentication: a reference.")
+    ca_file: str | None = Field(default=None, description="A PEM file with the authority of its certificate.")
+    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="How long a request may take.")
+    properties: Properties = Field(default_factory=dict, description="Headers of each request.")
+
+    @model_validator(mode="after")
+    def _one_way_to_authenticate(self) -> Self:
+        if self.token is not None and self.username is not None:
+            raise ValueError("has both a username and a token; keep one")
+        if (self.username is None) != (self.password is None):
+            raise ValueError("has a username or a password without the other")
+        return self
+
+
+class _SchemaFormat(Model):
+    registry: Registry | None = Field(default=None, description="Where the schema of each record's id is.")
+    schema_file: str | None = Field(
+        default=None, description="A file with the schema of all records, which then have no schema id."
+    )
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> Self:
+        if (self.registry is None) == (self.schema_file is None):
+            raise ValueError("needs either a registry or a schema-file")
+        return self
+
+
+class AvroFormat(_SchemaFormat):
+    """A record of Avro's binary encoding."""
+
+    type: Literal["avro"] = "avro"
+
+
+class ProtobufFormat(_SchemaFormat):
+    """A Protobuf message."""
+
+    type: Literal["protobuf"] = "protobuf"
+    message: str | None = Field(default=None, description="The full name of the message, where a file has several.")
+
+
+ValueFormat = JsonFormat | StringFormat | BytesFormat | CsvFormat | AvroFormat | ProtobufFormat
+
+FORMATS: Mapping[str, type[Model]] = {
+    "json": JsonFormat,
+    "string": StringFormat,
+    "bytes": BytesFormat,
+    "csv": CsvFormat,
+    "avro": AvroFormat,
+    "protobuf": ProtobufFormat,
+}
+"""The models by their type, as written in YAML."""
+
+
+def _with_type(value: object) -> object:
+    return {"type": value} if isinstance(value, str) else value
+
+
+def _as_short_as_possible(value: ValueFormat) -> object:
+    declared = value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {"type": value.type, **declared} if declared else value.type
+
+
+Format = Annotated[
+    ValueFormat,
+    Field(discriminator="type"),
+    BeforeValidator(_with_type),
+    PlainSerializer(_as_short_as_possible, when_used="json"),
+    YamlForm("`json`, `string`, `bytes`, `csv`, or a mapping with `type`"),
+]
+
+_FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
+
+
+def plain_format(value: ValueFormat) -> str | dict[str, Any]:
+    """The format as YAML has it: its name, or a mapping of what differs from the defaults."""
+    plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
+    return plain
+
+
+def format_of(plain: str | Mapping[str, Any]) -> ValueFormat:
+    """The inverse of `plain_format`. Raises pydantic's ValidationError."""
+    return _FORMAT.validate_python(plain, by_alias=True, by_name=False)
+
+
+class Key(Model):
+    """The column that keeps a record's key."""
+
+    column: str = Field(description="A column of the schema, `string` or `binary`.")
+    format: Literal["string", "bytes"] = Field(
+        default="string", description="`string`: UTF-8, for a `string` column; `bytes`: as it is, for a `binary` one."
+    )
+
+
+class Header(Model):
+    """A column that keeps a record's header; the last one, if a record has several of that name."""
+
+    name: str = Field(min_length=1, description="The header's name in Kafka.")
+    column: str = Field(description="A column of the schema: `string` for a header in UTF-8, or `binary`.")

@@ -1,0 +1,151 @@
+"""What may be declared of a record's value, key and headers, and of units, and how a mistake is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.errors import SpecError
+from frazil.spec.formats import CsvFormat, JsonFormat
+from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import environment_names
+
+Declare = Callable[..., Path]
+TIMED = {"text": "string", "raw": "binary", "at": "timestamptz"}
+
+
+def source(**changes: Any) -> dict[str, Any]:
+    return {"bootstrap-servers": "a:1", "topics": "x", **changes}
+
+
+def avro(**registry: Any) -> dict[str, Any]:
+    return {"source": source(format={"type": "avro", "registry": {"url": "http://r", **registry}})}
+
+
+def test_a_format_is_a_name_or_a_mapping(declare: Declare) -> None:
+    assert load_stream(declare()).source.format == JsonFormat()
+    assert load_stream(declare(source=source(format="json"))).source.format == JsonFormat()
+    assert load_stream(declare(source=source(format={"type": "csv", "null": "NULL"}))).source.format == CsvFormat(
+        null="NULL"
+    )
+
+
+def test_a_declared_format_survives_its_own_json(declare: Declare) -> None:
+    spec = load_stream(declare(**avro(timeout="3s", token="${env:TOKEN}")))
+    assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert environment_names(spec) == {"TOKEN"}
+
+
+def test_the_fingerprint_changes_only_with_what_is_declared_of_formats(declare: Declare) -> None:
+    def fingerprint(schema: dict[str, Any] = TIMED, **changes: Any) -> str:
+        return load_stream(declare(schema=schema, event_time="at", source=source(**changes))).fingerprint()
+
+    first = fingerprint()
+    assert fingerprint(format="json", headers=[]) == first
+    assert fingerprint(format={"type": "json", "framing": "none"}) == first
+    others = {
+        fingerprint(format={"type": "json", "framing": "confluent"}),
+        fingerprint(key={"column": "text"}),
+        fingerprint(headers=[{"name": "x", "column": "text"}]),
+        fingerprint({**TIMED, "at": {"type": "timestamptz", "unit": "ms"}}),
+    }
+    assert len(others | {first}) == 5
+
+
+def test_units_are_of_the_columns_and_of_the_event_time(declare: Declare) -> None:
+    schema = {
+        "a": {"type": "timestamptz", "unit": "ns"},
+        "b": {"type": "timestamp", "unit": "iso"},
+        "at": "timestamptz",
+    }
+    spec = load_stream(declare(schema=schema, event_time={"column": "at", "unit": "ms"}))
+    assert spec.units == {"a": "ns", "at": "ms"}
+
+
+def test_an_event_time_may_be_kafkas(declare: Declare) -> None:
+    spec = load_stream(declare(event_time="kafka_timestamp", partition_by="day(kafka_timestamp)"))
+    assert spec.window == "day"
+    with pytest.raises(SpecError, match="event-time: 'kafka_timestamp' is not a column"):
+        load_stream(declare(event_time="kafka_timestamp", coordinates=False))
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("no type", {"source": source(format={"delimiter": ";"})}, "source.format: has no type"),
+    (
+        "type",
+        {"source": source(format={"type": "xml"})},
+        "source.format.type: 'xml' is not allowed; write json, string",
+    ),
+    (
+        "a format's key",
+        {"source": source(format={"type": "csv", "delimitr": ";"})},
+        "source.format.delimitr: is an unknown key; did you mean delimiter?",
+    ),
+    (
+        "a registry's key",
+        avro(user="x"),
+        "source.format.registry.user: is an unknown key; did you mean username?",
+    ),
+    ("delimiter", {"source": source(format={"type": "csv", "delimiter": "::"})}, "'::' is not one ASCII character"),
+    ("quote", {"source": source(format={"type": "csv", "quote": ","})}, "the same character as delimiter and as quote"),
+    ("no schema", {"source": source(format="avro")}, "source.format: needs either a registry or a schema-file"),
+    ("password", avro(username="x", password="hunter2"), "source.format.registry.password: is a secret"),
+    ("token", avro(token="hunter2"), "source.format.registry.token: is a secret"),
+    ("reference", avro(token="${NAME}"), "source.format.registry.token: has ${NAME}; write ${env:NAME}"),
+    ("two ways", avro(username="x", password="${env:P}", token="${env:T}"), "both a username and a token"),
+    (
+        "fields",
+        {"source": source(format={"type": "csv", "columns": ["delay"]})},
+        "source.format.columns: does not name the column carrier",
+    ),
+    (
+        "nested",
+        {"source": source(format="csv"), "schema": {"at": "timestamptz", "l": "list<int>"}, "event_time": "at"},
+        "schema.l: 'list<int>' cannot be one field of a line",
+    ),
+    ("one column", {"source": source(format="string")}, "'string' fills one column, but those"),
+    (
+        "text",
+        {"source": source(format="string"), "schema": {"v": "binary"}, "event_time": "kafka_timestamp"},
+        "schema.v: is of type binary, and source.format: string fills a column of type string",
+    ),
+    ("key", {"source": source(key={"column": "carier"})}, "source.key.column: 'carier' is not a column"),
+    (
+        "key's type",
+        {"source": source(key={"column": "carrier", "format": "bytes"})},
+        "source.key.column: 'carrier' is a column of type string; make it binary",
+    ),
+    (
+        "two fillers",
+        {"source": source(key={"column": "carrier"}, headers=[{"name": "x", "column": "carrier"}])},
+        "source.headers.0.column: 'carrier' is filled by source.key.column already",
+    ),
+    (
+        "unit",
+        {"schema": {"a": {"type": "long", "unit": "ms"}, "departed": "timestamptz"}},
+        "schema.a.unit: 'ms' is the unit of a time, and the column is long",
+    ),
+    (
+        "units",
+        {
+            "schema": {"departed": {"type": "timestamptz", "unit": "ms"}},
+            "event_time": {"column": "departed", "unit": "s"},
+        },
+        "event-time.unit: 's' differs from the column's own unit, ms",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "answer"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_answered_with_key_value_and_way_out(
+    declare: Declare, changes: dict[str, Any], answer: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        load_stream(declare(**changes))
+    assert answer in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
