@@ -95,11 +95,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("no schema", {"source": source(format="avro")}, "source.format: needs either a registry or a schema-file"),
     ("password", avro(username="x", password="hunter2"), "source.format.registry.password: is a secret"),
     ("token", avro(token="hunter2"), "source.format.registry.token: is a secret"),
-    ("reference", avro(token="${NAME}"), "source.format.registry.token: has ${NAME}; write ${env:NAME}"),
+    ("reference", avro(url="http://${NAME}"), "source.format.registry.url: has ${NAME}; write ${env:NAME}"),
     ("two ways", avro(username="x", password="${env:P}", token="${env:T}"), "both a username and a token"),
     (
         "fields",
-        {"source": source(format={"type": "csv", "columns": ["delay"]})},
+        {"source": source(format={"type": "csv", "columns": ["delay", "departed"]})},
         "source.format.columns: does not name the column carrier",
     ),
     (
