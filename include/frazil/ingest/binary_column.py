@@ -35,7 +35,8 @@ class BinaryColumn(Sequence[bytes | None]):
 
     @classmethod
     def nulls(cls, count: int) -> Self:
-        return cls.of([None] * count)
+        newlines = np.full(count, ord(_NEWLINE), np.uint8)
+        return cls(newlines, np.arange(count, dtype=np.int64), np.full(count, NULL, np.int64))
 
     def __len__(self) -> int:
         return len(self.starts)

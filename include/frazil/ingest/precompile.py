@@ -10,18 +10,22 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
+from frazil.ingest.formats import PlainFormat, decoder
 from frazil.ingest.kafka_columns import compile_now
 
-COMPILED = ("json",)
+COMPILED: tuple[PlainFormat, ...] = (
+    "json",
+    {"type": "string", "column": "s"},
+    {"type": "csv", "columns": ["s", "l"]},
+)
 """Formats whose decoders are compiled; each decodes or rejects the record below."""
 
 
 def main() -> None:
     compile_now()
     schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
-    for name in COMPILED:
-        decoder(name, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
+    for plain in COMPILED:
+        decoder(plain, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
@@ -21,16 +22,21 @@ class JsonFormat(Model):
     )
 
 
+_ONE_COLUMN = "The column that it fills. If left out: the one that neither key nor header fills."
+
+
 class StringFormat(Model):
     """The whole value is one text in UTF-8, for the one `string` column that is neither key nor header."""
 
     type: Literal["string"] = "string"
+    column: str = Field(default="", description=_ONE_COLUMN)
 
 
 class BytesFormat(Model):
     """The whole value is kept as it is, in the one `binary` column that is neither key nor header."""
 
     type: Literal["bytes"] = "bytes"
+    column: str = Field(default="", description=_ONE_COLUMN)
 
 
 class CsvFormat(Model):
@@ -53,8 +59,8 @@ class CsvFormat(Model):
     @field_validator("delimiter", "quote")
     @classmethod
     def _one_character(cls, value: str | None) -> str | None:
-        if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n\0"):
-            raise ValueError("is not one ASCII character other than a line's end")
+        if value is not None and not re.fullmatch(r"[ -/:-@\[-`{-~\t\x01-\x08\x1c-\x1f]", value):
+            raise ValueError("is not one ASCII character that is neither letter, digit nor a line's end")
         return value
 
     @field_validator("columns")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.formats import Format, Header, JsonFormat, Key
+from frazil.spec.formats import BytesFormat, CsvFormat, Format, Header, JsonFormat, Key, StringFormat, ValueFormat
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.types import parse_type
@@ -314,6 +314,17 @@ class StreamSpec(Model):
         declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         return {name: unit for name, unit in (declared | of_event_time).items() if unit}
+
+    @property
+    def value_format(self) -> ValueFormat:
+        """The format of values, with the names of the columns that it fills."""
+        declared = self.source.format
+        filled = tuple(column.name for column in self.columns if column.name not in self.beside_value)
+        if isinstance(declared, StringFormat | BytesFormat):
+            return declared.model_copy(update={"column": declared.column or filled[0]})
+        if isinstance(declared, CsvFormat):
+            return declared.model_copy(update={"columns": declared.columns or filled})
+        return declared
 
     @property
     def beside_value(self) -> dict[str, str | None]:

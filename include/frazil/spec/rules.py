@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from frazil.spec.addresses import location_problem, servers_problem
-from frazil.spec.formats import CsvFormat, Registry
+from frazil.spec.formats import BytesFormat, CsvFormat, Registry, StringFormat
 from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.references import problem_in
 from frazil.spec.types import UNREADABLE, Primitive, Struct, Type, parse_type, places_of
@@ -187,19 +187,21 @@ def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
 
 def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
     """A value that is one text, or one string of bytes, fills one column."""
-    kind = {"string": "string", "bytes": "binary"}.get(spec.source.format.type)
-    filled = [column for column in spec.columns if column.name not in spec.beside_value]
-    if kind is None:
+    declared = spec.source.format
+    if not isinstance(declared, StringFormat | BytesFormat):
         return
+    kind = "string" if isinstance(declared, StringFormat) else "binary"
+    filled = {column.name: column.type for column in spec.columns if column.name not in spec.beside_value}
     if len(filled) != 1:
-        names = ", ".join(column.name for column in filled) or "none"
-        what = f"fills one column, but those that neither key nor header fills are: {names}"
-        yield Problem("source.format", spec.source.format.type, what)
-    elif filled[0].type not in {kind, ""}:
-        what = (
-            f"is of type {filled[0].type}, and source.format: {spec.source.format.type} fills a column of type {kind}"
-        )
-        yield Problem(f"schema.{filled[0].name}", None, what)
+        what = f"fills one column, but those that neither key nor header fills are: {', '.join(filled) or 'none'}"
+        yield Problem("source.format", declared.type, what)
+        return
+    ((name, of_type),) = filled.items()
+    if declared.column not in {"", name}:
+        yield Problem("source.format.column", declared.column, f"is not the column that the value fills, {name}")
+    if of_type not in {kind, ""}:
+        what = f"is of type {of_type}, and source.format: {declared.type} fills a column of type {kind}"
+        yield Problem(f"schema.{name}", None, what)
 
 
 def _csv(spec: StreamSpec) -> Iterator[Problem]:

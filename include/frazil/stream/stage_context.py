@@ -38,7 +38,7 @@ def stage_context(
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
-        format=plain_format(spec.source.format),
+        format=plain_format(spec.value_format),
         event_time_column=spec.event_time.column,
         coordinates=spec.coordinates,
         targets={

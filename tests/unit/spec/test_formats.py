@@ -90,7 +90,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         avro(user="x"),
         "source.format.registry.user: is an unknown key; did you mean username?",
     ),
-    ("delimiter", {"source": source(format={"type": "csv", "delimiter": "::"})}, "'::' is not one ASCII character"),
+    (
+        "delimiter",
+        {"source": source(format={"type": "csv", "delimiter": "::"})},
+        "'::' is not one ASCII character that is",
+    ),
     ("quote", {"source": source(format={"type": "csv", "quote": ","})}, "the same character as delimiter and as quote"),
     ("no schema", {"source": source(format="avro")}, "source.format: needs either a registry or a schema-file"),
     ("password", avro(username="x", password="hunter2"), "source.format.registry.password: is a secret"),

@@ -11,10 +11,11 @@ from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder
+from frazil.ingest.formats.csv.lines import Line
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
-from frazil.spec.formats import JsonFormat, ValueFormat, format_of
+from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat, format_of
 
 PlainFormat = str | Mapping[str, Any]
 """A format as `plain_format` gives it: its name, or a mapping."""
@@ -32,9 +33,26 @@ def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Dec
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
 
 
-FORMATS: Mapping[str, DecoderMaker] = {"json": _json}
+def _whole(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
+    from frazil.ingest.formats.whole.decoder import WholeDecoder  # noqa: PLC0415 - as above
 
-CHECKS: Mapping[str, Callable[[StructType], None]] = {"json": json_types.check_supported}
+    return WholeDecoder(schema, declared.column)
+
+
+def _csv(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+    from frazil.ingest.formats.csv.decoder import CsvDecoder  # noqa: PLC0415 - as above
+
+    return CsvDecoder(declared, schema, units)
+
+
+FORMATS: Mapping[str, DecoderMaker] = {"json": _json, "string": _whole, "bytes": _whole, "csv": _csv}
+
+CHECKS: Mapping[str, Callable[[StructType], None]] = {
+    "json": json_types.check_supported,
+    "string": lambda _: None,  # the declaration's own rules say all
+    "bytes": lambda _: None,
+    "csv": json_types.check_supported,
+}
 """Each raises SpecError for a column that its format cannot fill."""
 
 Quoter = Callable[[bytes, Sequence[str]], str | None]
@@ -44,8 +62,9 @@ Quoter = Callable[[bytes, Sequence[str]], str | None]
 def decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     """A decoder of chunks to Arrow tables of this Iceberg schema, field ids included.
 
-    `units` maps a timestamp column's field id to the unit of the number that it arrives as. Raises SpecError for a
-    format or a column type that cannot be decoded.
+    A format of one column, and one of fields, names them, as `StreamSpec.value_format` does. `units` maps a timestamp
+    column's field id to the unit of the number that it arrives as. Raises SpecError for a format or a column type that
+    cannot be decoded.
     """
     declared = _parsed(plain)
     return FORMATS[declared.type](declared, schema, units)
@@ -54,6 +73,8 @@ def decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, str]) -> Dec
 def quoter(plain: PlainFormat) -> Quoter:
     """What quotes records of a format. Raises SpecError as `decoder` does."""
     declared = _parsed(plain)
+    if isinstance(declared, CsvFormat):
+        return Line(declared).quoted
     if not isinstance(declared, JsonFormat):
         return lambda _, __: None
     if declared.framing == "confluent":

@@ -1,0 +1,102 @@
+"""Byte strings of records as Arrow columns, without a Python object for each."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.types import NestedField, StringType
+
+from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.compiled import compiled, load64, memcpy
+from frazil.ingest.formats.json.scan import utf8_length
+
+Kind = TypeVar("Kind", bound=np.generic)
+
+_BEYOND_ASCII = np.int64(-0x7F7F7F7F7F7F7F80)
+"""The highest bit of each of eight bytes."""
+
+
+@compiled
+def gather(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    to: NDArray[np.uint8],
+) -> None:
+    """Copy values to where their offsets say."""
+    for i in range(len(starts)):
+        if lengths[i] > 0:
+            memcpy(to.ctypes.data + offsets[i], data.ctypes.data + starts[i], lengths[i])
+
+
+@compiled
+def find_invalid_utf8(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
+) -> None:
+    """Where each value has its first byte that is not UTF-8; -1 if it has none. A newline follows each value."""
+    address = np.int64(data.ctypes.data)
+    for i in range(len(starts)):
+        found[i] = -1
+        p, end = starts[i], starts[i] + max(lengths[i], 0)
+        while p < end:
+            while p + 8 <= end and load64(address + p) & _BEYOND_ASCII == 0:
+                p += 8
+            if p < end and data[p] >= 0x80:
+                length = utf8_length(data, p)
+                if length == 0:
+                    found[i] = p - starts[i]
+                    break
+                p += length
+            elif p < end:
+                p += 1
+
+
+def invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
+    """Where each value has its first byte that is not UTF-8; -1 if it has none."""
+    found = np.empty(len(values), np.int64)
+    find_invalid_utf8(*fixed(values), found)
+    return found
+
+
+def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
+    """The values as an Arrow array of `large_binary` or `large_string`, which is not checked to be UTF-8."""
+    lengths = np.maximum(values.lengths, 0)
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    octets = np.empty(int(offsets[-1]), np.uint8)
+    gather(*fixed(values), offsets, octets)
+    there = values.lengths != NULL
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(offsets), pa.py_buffer(octets)])
+
+
+def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
+    """Values that a `string` or `binary` column cannot hold: each with the class and the text of its error.
+
+    `what` names the part of a record that the values are of.
+    """
+    found: dict[int, tuple[str, str]] = {}
+    if field.required:
+        missing = ("MissingRequired", f"{field.name}: required, and the record has no {what}")
+        found = dict.fromkeys(np.flatnonzero(values.lengths == NULL).tolist(), missing)
+    if isinstance(field.field_type, StringType):
+        at = invalid_utf8(values)
+        for place in np.flatnonzero(at >= 0).tolist():
+            text = f"{field.name}: the {what} is not UTF-8 (byte {at[place]}): write UTF-8, or make the column binary"
+            found[place] = ("InvalidUtf8", text)
+    return found
+
+
+def fixed(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """The columns as the types that the loops are compiled for: contiguous and read-only."""
+    return read_only(values.data), read_only(values.starts), read_only(values.lengths)
+
+
+def read_only(array: NDArray[Kind]) -> NDArray[Kind]:
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view

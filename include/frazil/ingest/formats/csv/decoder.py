@@ -1,0 +1,110 @@
+"""Decodes lines of fields to Arrow, by way of the JSON format's decoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+from pyiceberg import types as iceberg
+from pyiceberg.schema import Schema
+
+from frazil.ingest.binary_arrays import fixed, invalid_utf8
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Rejection, joined
+from frazil.ingest.formats.csv import loop
+from frazil.ingest.formats.csv.lines import SOUND, Line
+from frazil.ingest.formats.json.decoder import JsonDecoder
+from frazil.spec.formats import CsvFormat
+
+PIECE_BYTES = 8 * 2**20
+"""About how many bytes of JSON are made at once."""
+
+_NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
+
+
+class CsvDecoder:
+    """Decodes chunks to tables of one schema; columns that no field fills are null."""
+
+    def __init__(self, declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> None:
+        """Raises SpecError when a field cannot fill a column's type."""
+        self._decode = JsonDecoder(schema, units)
+        self._line = Line(declared)
+        fields = {field.name: field for field in schema.fields}
+        wanted = [fields.get(name) for name in declared.columns]
+        self._kinds = np.array([_kind(field, units) for field in wanted], np.int64)
+        names = [b"" if field is None else b",%s:" % _quoted(field.name) for field in wanted]
+        self._name_ends = np.cumsum([0, *map(len, names)])
+        self._names = np.frombuffer(b"".join(names), np.uint8)
+        self._null = np.frombuffer(declared.null.encode(), np.uint8)
+        self._delimiter = ord(declared.delimiter)
+        self._quote = -1 if declared.quote is None else ord(declared.quote)
+        self._room = np.empty(PIECE_BYTES, np.uint8)
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        """Only values matter. Rows that were read singly come last in their part."""
+        values = chunk.values
+        parts, done = [], 0
+        while done < len(values):
+            until, part = self._part(values, done)
+            parts.append(part)
+            done = until
+        return joined(parts) if parts else self._decode(chunk)
+
+    def _part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
+        """The records from the first on whose JSON fits, and where they end."""
+        places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
+        until, needed = loop.as_objects(
+            *fixed(values),
+            first,
+            self._names,
+            self._name_ends,
+            self._kinds,
+            self._null,
+            self._delimiter,
+            self._quote,
+            self._room,
+            places,
+            outcomes,
+        )
+        if needed:
+            return self._with_room(needed, values, first)
+        sound = first + np.flatnonzero(outcomes[first:until] == SOUND)
+        at = invalid_utf8(values.take(sound))
+        good = sound[at < 0]
+        objects = BinaryColumn(self._room, places[0, good], places[1, good])
+        decoded = self._decode(Chunk.of_column(objects)).moved(good)
+        rejections = [
+            Rejection(i, *self._line.fault(values[i], int(outcomes[i])))
+            for i in (first + np.flatnonzero(outcomes[first:until] != SOUND)).tolist()
+        ]
+        rejections += [
+            Rejection(int(i), "InvalidUtf8", f"the value is not UTF-8 (byte {byte})")
+            for i, byte in zip(sound[at >= 0], at[at >= 0], strict=True)
+        ]
+        return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+
+    def _with_room(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
+        """One record that needs more room than usual, which is given back."""
+        usual, self._room = self._room, np.empty(needed, np.uint8)
+        try:
+            _, part = self._part(values[first : first + 1], 0)
+        finally:
+            self._room = usual
+        return first + 1, part.moved(np.array([first]))
+
+
+def _kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:
+    if field is None:
+        return loop.SKIPPED
+    if isinstance(field.field_type, iceberg.StringType):
+        return loop.TEXT
+    if isinstance(field.field_type, iceberg.BooleanType):
+        return loop.BOOLEAN
+    return loop.NUMBER if isinstance(field.field_type, _NUMBERS) or field.field_id in units else loop.TRIMMED
+
+
+def _quoted(name: str) -> bytes:
+    text: str = json.dumps(name, ensure_ascii=False)
+    return text.encode()

@@ -1,0 +1,57 @@
+"""Single lines of fields, for texts: what is wrong with a line, and what a field of it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from frazil.spec.formats import CsvFormat
+
+SOUND, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
+"""What the loop makes of a record."""
+
+
+class Line:
+    """Reads single lines of one format."""
+
+    def __init__(self, declared: CsvFormat) -> None:
+        self._columns = declared.columns
+        self._quote = declared.quote
+        delimiter = re.escape(declared.delimiter)
+        plain = rf"([^{delimiter}]*)"
+        quote = declared.quote and re.escape(declared.quote)
+        either = plain if quote is None else rf"(?:{quote}((?:[^{quote}]|{quote}{quote})*+){quote}|{plain})"
+        self._field = re.compile(rf"{either}({delimiter}|\Z)")
+
+    def fault(self, record: bytes | None, outcome: int) -> tuple[str, str]:
+        """The class and the text of the error of a record that makes no row."""
+        quote, columns = self._quote, self._columns
+        texts = {
+            NO_VALUE: ("Tombstone", "the message has no value"),
+            EMPTY: ("Empty", "the message's value is empty"),
+            NO_CLOSING_QUOTE: ("InvalidCsv", f"a field begins with {quote}, and has no {quote} at its end"),
+            AFTER_QUOTE: ("InvalidCsv", f"something follows a closing {quote}; within a quoted field, write it twice"),
+            SEVERAL_LINES: ("InvalidCsv", "the value has several lines: write a record for each"),
+        }
+        if outcome in texts:
+            return texts[outcome]
+        found = len(self.fields(record or b""))
+        return "WrongFieldCount", f"the line has {found} fields, and {len(columns)} are declared: {', '.join(columns)}"
+
+    def fields(self, record: bytes) -> list[str]:
+        """The fields of a line that is sound, apart from their number."""
+        text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
+        found: list[str] = []
+        place = 0
+        while match := self._field.match(text, place):
+            quoted = match[1] if match.re.groups == 3 else None
+            plain = match[match.re.groups - 1]
+            found.append(plain if quoted is None else quoted.replace(f"{self._quote}" * 2, f"{self._quote}"))
+            place = match.end()
+            if not match[match.re.groups]:
+                break
+        return found
+
+    def quoted(self, record: bytes, path: Sequence[str]) -> str | None:
+        """The field of a column as it was sent, in words."""
+        return f"the field {self.fields(record)[self._columns.index(path[0])][:64]!r}"

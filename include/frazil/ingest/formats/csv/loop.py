@@ -1,0 +1,255 @@
+"""Compiled: lines of fields, rewritten as objects of JSON, which the JSON format's decoder reads.
+
+So a field becomes a column's value exactly as a string or number of JSON does.
+"""
+
+# ruff: noqa: PLR0913, PLR0917 - one loop, which is all there is per record
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frazil.ingest.compiled import compiled
+from frazil.ingest.formats.csv.lines import (
+    AFTER_QUOTE,
+    EMPTY,
+    NO_CLOSING_QUOTE,
+    NO_VALUE,
+    SEVERAL_LINES,
+    SOUND,
+    WRONG_COUNT,
+)
+from frazil.ingest.formats.json.scan import number_end
+
+# How a field is written as JSON.
+SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
+
+_NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
+_LONG = 4096
+"""The room that a longer record needs is counted, instead of assumed."""
+
+Octets = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+loop = partial(compiled, allocates=False)
+
+
+@loop
+def escaped(c: int, to: Octets, at: int) -> int:
+    """Write a byte of a string's content. Returns where it ends."""
+    if c in (_QUOTE, _BACKSLASH):
+        to[at] = _BACKSLASH
+        at += 1
+    elif c < _SPACE:
+        for letter in (_BACKSLASH, 117, 48, 48, 48 + (c >> 4)):
+            to[at] = letter
+            at += 1
+        c = (48 if c & 15 < 10 else 87) + (c & 15)
+    to[at] = c
+    return at + 1
+
+
+@loop
+def room_of(b: Octets, p: int, end: int) -> int:
+    """At most how many bytes the content of a record needs."""
+    if end - p <= _LONG:
+        return 6 * (end - p)
+    room = end - p
+    while p < end:
+        if b[p] < _SPACE:
+            room += 5
+        elif b[p] == _QUOTE or b[p] == _BACKSLASH:
+            room += 1
+        p += 1
+    return room
+
+
+@loop
+def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
+    """Write a field as a number of JSON; returns `at` itself if it is none. A + and zeros before it are left out."""
+    start, q = at, p
+    if b[q] == 45:
+        to[at] = 45
+        at += 1
+        q += 1
+    elif b[q] == 43:
+        q += 1
+    while b[q] == 48 and q + 1 < end and 48 <= b[q + 1] <= 57:
+        q += 1
+    if q == end or b[q] == 45 or number_end(b, q) != end:
+        return start
+    while q < end:
+        to[at] = b[q]
+        at += 1
+        q += 1
+    return at
+
+
+@loop
+def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
+    """Write `true` or `false` of any case, 1 or 0 as JSON; returns `at` itself for anything else."""
+    length = end - p
+    first = b[p] | 32
+    value = 2
+    if length == 1 and (b[p] == 48 or b[p] == 49):
+        value = b[p] - 48
+    elif length == 4 and first == 116 and b[p + 1] | 32 == 114 and b[p + 2] | 32 == 117 and b[p + 3] | 32 == 101:
+        value = 1
+    elif length == 5 and first == 102 and b[p + 1] | 32 == 97 and b[p + 2] | 32 == 108 and b[p + 3] | 32 == 115:
+        value = 0 if b[p + 4] | 32 == 101 else 2
+    if value == 1:
+        for letter in (116, 114, 117, 101):
+            to[at] = letter
+            at += 1
+    elif value == 0:
+        for letter in (102, 97, 108, 115, 101):
+            to[at] = letter
+            at += 1
+    return at
+
+
+@loop
+def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, at: int) -> int:
+    """Write a field that is not null as a value of JSON. Returns where it ends."""
+    if kind != TEXT:
+        while p < end and (b[p] == _SPACE or b[p] == _TAB):
+            p += 1
+        while p < end and (b[end - 1] == _SPACE or b[end - 1] == _TAB):
+            end -= 1
+    if kind >= NUMBER and p < end:
+        done = as_number(b, p, end, to, at) if kind == NUMBER else as_boolean(b, p, end, to, at)
+        if done > at:
+            return done
+    to[at] = _QUOTE
+    at += 1
+    while p < end:
+        c = b[p]
+        at = escaped(c, to, at)
+        p += 2 if is_quoted and c == quote else 1
+    to[at] = _QUOTE
+    return at + 1
+
+
+@loop
+def field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted: bool) -> tuple[int, int]:
+    """Where the content of a field ends that begins here, and what is wrong with it."""
+    if is_quoted:
+        while p < end:
+            if b[p] == quote:
+                if p + 1 == end or b[p + 1] != quote:
+                    return p, SOUND if p + 1 == end or b[p + 1] == delimiter else AFTER_QUOTE
+                p += 1
+            p += 1
+        return p, NO_CLOSING_QUOTE
+    while p < end and b[p] != delimiter:
+        if b[p] == _NEWLINE or b[p] == _RETURN:
+            return p, SEVERAL_LINES
+        p += 1
+    return p, SOUND
+
+
+@loop
+def is_null(b: Octets, p: int, end: int, null: Octets) -> bool:
+    if end - p != len(null):
+        return False
+    for i in range(len(null)):  # noqa: SIM110 - compiled code has no generators
+        if b[p + i] != null[i]:
+            return False
+    return True
+
+
+@loop
+def line_end(b: Octets, p: int, end: int) -> int:
+    """Where a record ends without the end of its line."""
+    if p < end and b[end - 1] == _NEWLINE:
+        end -= 1
+    if p < end and b[end - 1] == _RETURN:
+        end -= 1
+    return end
+
+
+@loop
+def as_object(
+    b: Octets,
+    p: int,
+    end: int,
+    names: Octets,
+    name_ends: Numbers,
+    kinds: Numbers,
+    null: Octets,
+    delimiter: int,
+    quote: int,
+    to: Octets,
+    at: int,
+) -> tuple[int, int]:
+    """Write one record as an object of JSON. Returns where it ends, and what became of the record."""
+    begin, fields, f = at, len(kinds), 0
+    while True:
+        if f == fields:
+            return at, WRONG_COUNT
+        is_quoted = p < end and b[p] == quote
+        content = p + 1 if is_quoted else p
+        p, wrong = field_end(b, content, end, delimiter, quote, is_quoted)
+        if wrong != SOUND:
+            return at, wrong
+        if kinds[f] != SKIPPED and (is_quoted or not is_null(b, content, p, null)):
+            for q in range(name_ends[f], name_ends[f + 1]):
+                to[at] = names[q]
+                at += 1
+            at = written(b, content, p, kinds[f], quote, is_quoted, to, at)
+        f += 1
+        if is_quoted:
+            p += 1
+        if p >= end:
+            break
+        p += 1  # the delimiter: another field follows, if only an empty one
+    if f < fields:
+        return at, WRONG_COUNT
+    if at == begin:
+        at += 1
+    to[begin] = 123  # in the place of a comma
+    to[at] = 125
+    to[at + 1] = _NEWLINE
+    return at + 1, SOUND
+
+
+@loop
+def as_objects(
+    data: Octets,
+    starts: Numbers,
+    lengths: Numbers,
+    first: int,
+    names: Octets,
+    name_ends: Numbers,
+    kinds: Numbers,
+    null: Octets,
+    delimiter: int,
+    quote: int,
+    to: Octets,
+    places: Numbers,
+    outcomes: Octets,
+) -> tuple[int, int]:
+    """Write records as objects of JSON, from the `first` on, while they fit.
+
+    Returns the first record that was not written, and how many bytes it needs if it did not fit into an empty `to`.
+    `places` receives starts and lengths, `outcomes` what became of each.
+    """
+    at, record = 0, first
+    while record < len(starts):
+        p = starts[record]
+        end = p + max(lengths[record], 0)
+        needed = len(names) + 2 * len(kinds) + 3 + room_of(data, p, end)
+        if at + needed > len(to):
+            return record, needed if at == 0 else 0
+        end = line_end(data, p, end)
+        done, outcome = at, EMPTY if lengths[record] >= 0 else NO_VALUE
+        if p < end:
+            done, outcome = as_object(data, p, end, names, name_ends, kinds, null, delimiter, quote, to, at)
+        outcomes[record] = outcome
+        if outcome == SOUND:
+            places[0, record], places[1, record] = at, done - at
+            at = done + 1
+        record += 1
+    return record, 0

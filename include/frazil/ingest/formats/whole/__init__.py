@@ -1,0 +1,1 @@
+"""The formats `string` and `bytes`: the whole value fills one column."""

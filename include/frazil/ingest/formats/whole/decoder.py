@@ -1,0 +1,38 @@
+"""Takes whole values as one column, `string` or `binary`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from frazil.ingest.binary_arrays import arrow_binary, failures
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Rejection
+
+
+class WholeDecoder:
+    """Fills one column of a schema, and nulls the others. A record without a value is a row if the column allows it."""
+
+    def __init__(self, schema: Schema, column: str) -> None:
+        self._field = schema.find_field(column)
+        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._lacking = [f.name for f in schema.fields if f.required and f.name != column]
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        if self._lacking:
+            text = f"{self._lacking[0]}: required, and nothing fills it"
+            rejections = [Rejection(i, "MissingRequired", text) for i in range(len(chunk))]
+            return Decoded(self._arrow_schema.empty_table(), np.zeros(0, np.int64), rejections)
+        wrong = failures(chunk.values, self._field, what="value")
+        good = np.ones(len(chunk), np.bool_)
+        good[list(wrong)] = False
+        kept = np.flatnonzero(good)
+        values = chunk.values if not wrong else chunk.values.take(kept)
+        arrays = [
+            arrow_binary(values, field.type) if field.name == self._field.name else pa.nulls(len(kept), field.type)
+            for field in self._arrow_schema
+        ]
+        rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
+        return Decoded(rows, kept, [Rejection(place, *why) for place, why in sorted(wrong.items())])

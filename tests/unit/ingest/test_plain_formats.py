@@ -1,0 +1,197 @@
+"""The formats string, bytes and csv: what becomes of a value, compared with Python's own reading of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DecimalType,
+    DoubleType,
+    IcebergType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestamptzType,
+)
+
+from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import decoder, quoter
+from frazil.ingest.formats.csv import decoder as csv_decoder
+
+
+def schema(*kinds: IcebergType, required: bool = False) -> Schema:
+    return Schema(*(NestedField(i, f"c{i}", kind, required=required) for i, kind in enumerate(kinds, 1)))
+
+
+def csv_format(columns: int, **changes: Any) -> dict[str, Any]:
+    return {"type": "csv", "columns": [f"c{i}" for i in range(1, columns + 1)], **changes}
+
+
+def outcomes(decoded: Decoded, count: int) -> list[Any]:
+    """For each record its row, or the class of its error; each record has exactly one."""
+    found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
+    for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
+        assert place not in found
+        found[place] = tuple(row.values())
+    return [found[i] for i in range(count)]
+
+
+TEXTS = decoder(csv_format(3), schema(*[StringType()] * 3), {})
+SEMICOLONS = decoder(csv_format(3, delimiter=";", quote="'", null="NULL"), schema(*[StringType()] * 3), {})
+UNQUOTED = decoder(csv_format(3, quote=None), schema(*[StringType()] * 3), {})
+TEXT = decoder({"type": "string", "column": "c1"}, schema(StringType()), {})
+BYTES = decoder({"type": "bytes", "column": "c1"}, schema(BinaryType()), {})
+NEEDED = decoder({"type": "string", "column": "c1"}, schema(StringType(), required=True), {})
+
+
+@given(st.lists(st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=20))
+def test_a_whole_value_is_its_row_if_python_reads_it(values: list[bytes | None]) -> None:
+    def text(value: bytes | None) -> object:
+        try:
+            return (None if value is None else value.decode(),)
+        except UnicodeDecodeError:
+            return "InvalidUtf8"
+
+    count = len(values)
+    assert outcomes(TEXT(Chunk.of_values(values)), count) == [text(value) for value in values]
+    assert outcomes(BYTES(Chunk.of_values(values)), count) == [(value,) for value in values]
+    expected = ["MissingRequired" if value is None else text(value) for value in values]
+    assert outcomes(NEEDED(Chunk.of_values(values)), count) == expected
+
+
+def test_where_a_text_is_not_utf8_is_told() -> None:
+    (rejection,) = TEXT(Chunk.of_values([b"fine", "é".encode() * 8 + b"\xc3"])).rejections
+    assert rejection.error == "c1: the value is not UTF-8 (byte 16): write UTF-8, or make the column binary"
+
+
+FIELD = st.text(st.characters(codec="utf-8") | st.sampled_from("\"',; \\\n\r\t\x01é"), max_size=12)
+
+
+@given(st.lists(st.lists(FIELD, min_size=1, max_size=5), max_size=12), st.sampled_from(["", "\n", "\r\n"]))
+def test_what_python_writes_as_a_line_is_read_as_python_reads_it(lines: list[list[str]], end: str) -> None:
+    written = []
+    for fields in lines:
+        text = io.StringIO()
+        csv.writer(text, lineterminator=end, quoting=csv.QUOTE_ALL).writerow(fields)
+        written.append(text.getvalue().encode())
+    expected = [tuple(fields) if len(fields) == 3 else "WrongFieldCount" for fields in lines]
+    assert outcomes(TEXTS(Chunk.of_values(written)), len(written)) == expected
+
+
+BITS = st.lists(st.sampled_from(["a", "bc", "é", ";", "'", "''", "NULL", " ", "\\", '"', ","]), max_size=14)
+
+
+@given(st.lists(BITS.map("".join), max_size=12))
+def test_any_line_is_read_as_python_reads_it_or_is_a_dead_letter(lines: list[str]) -> None:
+    found = outcomes(SEMICOLONS(Chunk.of_values([line.encode() for line in lines])), len(lines))
+    for line, outcome in zip(lines, found, strict=True):
+        if not line:
+            assert outcome == "Empty"
+            continue
+        try:
+            (fields,) = csv.reader([line], delimiter=";", quotechar="'", strict=True)
+        except csv.Error:
+            assert outcome == "InvalidCsv"
+            continue
+        # Python's reader does not say which field was quoted: a quoted NULL is text.
+        nulls = [None if field == "NULL" and "'NULL'" not in line else field for field in fields]
+        assert outcome == (tuple(nulls) if len(fields) == 3 else "WrongFieldCount") or "'NULL'" in line
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", '"', ",", "é", ""]), max_size=9).map("".join), max_size=9))
+def test_without_a_quote_a_line_is_split_at_each_delimiter(lines: list[str]) -> None:
+    found = outcomes(UNQUOTED(Chunk.of_values([line.encode() for line in lines])), len(lines))
+    for line, outcome in zip(lines, found, strict=True):
+        fields = tuple(field or None for field in line.split(","))
+        assert outcome == ("Empty" if not line else fields if len(fields) == 3 else "WrongFieldCount")
+
+
+FIELDS_OF_TYPES = [
+    (LongType(), b"007", 7),
+    (LongType(), b" +12 ", 12),
+    (LongType(), b"-0", 0),
+    (LongType(), b'"5"', 5),
+    (LongType(), b"5x", "TypeMismatch"),
+    (LongType(), b"1.5", "TypeMismatch"),
+    (LongType(), b'"5"",""c1"":""6"', "TypeMismatch"),
+    (LongType(), b"--5", "TypeMismatch"),
+    (LongType(), b"9223372036854775808", "TypeMismatch"),
+    (DoubleType(), b"1e3", 1000.0),
+    (DoubleType(), b"-Infinity", float("-inf")),
+    (BooleanType(), b"True", True),
+    (BooleanType(), b"0", False),
+    (BooleanType(), b"yes", "TypeMismatch"),
+    (DecimalType(5, 2), b"1.25", "1.25"),
+    (StringType(), b" a ", " a "),
+    (StringType(), b'""', ""),
+    (StringType(), b"", None),
+    (StringType(), b"a\0b", "a\0b"),
+    (BinaryType(), b"aGk=", b"hi"),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "expected"), FIELDS_OF_TYPES)
+def test_a_field_becomes_a_value_of_its_column(kind: IcebergType, field: bytes, expected: object) -> None:
+    decode = decoder(csv_format(2), schema(kind, StringType()), {})
+    (outcome,) = outcomes(decode(Chunk.of_values([field + b",x"])), 1)
+    value = outcome if isinstance(outcome, str) else outcome[0]
+    assert value == expected or str(value) == expected
+
+
+def test_a_time_arrives_in_its_unit_or_as_text() -> None:
+    decode = decoder(csv_format(2), schema(TimestamptzType(), TimestamptzType()), {1: "ms"})
+    ((first, second),) = outcomes(decode(Chunk.of_values([b"1000,1970-01-01T00:00:01Z"])), 1)
+    assert first == second
+    assert first.timestamp() == 1
+
+
+def test_a_field_that_is_no_column_is_skipped_and_a_column_without_field_is_null() -> None:
+    decode = decoder({"type": "csv", "columns": ["c2", "_", "c1"]}, schema(*[LongType()] * 3), {})
+    assert outcomes(decode(Chunk.of_values([b"2,x,1"])), 1) == [(1, 2, None)]
+
+
+def test_what_is_wrong_with_a_line_is_told() -> None:
+    lines = [b"a,b", b'"a', b'"a"b,c,d', b"a,b,c\nd,e,f", None, b"a,b,\xff"]
+    errors = {r.index: (r.error_class, r.error) for r in TEXTS(Chunk.of_values(lines)).rejections}
+    assert errors == {
+        0: ("WrongFieldCount", "the line has 2 fields, and 3 are declared: c1, c2, c3"),
+        1: ("InvalidCsv", 'a field begins with ", and has no " at its end'),
+        2: ("InvalidCsv", 'something follows a closing "; within a quoted field, write it twice'),
+        3: ("InvalidCsv", "the value has several lines: write a record for each"),
+        4: ("Tombstone", "the message has no value"),
+        5: ("InvalidUtf8", "the value is not UTF-8 (byte 4)"),
+    }
+
+
+def test_a_chunk_is_read_in_pieces_and_a_huge_record_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_decoder, "PIECE_BYTES", 400)
+    decode = decoder(csv_format(1), schema(StringType()), {})
+    values = [b"x" * (i % 70 + 1) if i != 50 else b'"' + b"\x01" * 5000 + b'"' for i in range(200)]
+    found = outcomes(decode(Chunk.of_values(values)), 200)
+    assert found == [(value.strip(b'"').decode(),) for value in values]
+
+
+def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
+    for decode in (TEXTS, TEXT):
+        assert decode(Chunk.of_values([])).rows.num_rows == 0
+
+
+def test_a_field_is_quoted_as_it_was_sent() -> None:
+    assert quoter(csv_format(2))(b'"a ""b""",99999-01-01', ["c2"]) == "the field '99999-01-01'"
+
+
+def test_a_column_that_a_field_cannot_fill_is_refused_at_start() -> None:
+    from pyiceberg.types import TimestampNanoType  # noqa: PLC0415
+
+    with pytest.raises(SpecError, match=r"schema\.c1"):
+        decoder(csv_format(1), schema(TimestampNanoType()), {})
