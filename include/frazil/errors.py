@@ -19,6 +19,7 @@ FrazilError                  exit  restart?
 │   └── TopicMissing          24   yes  the brokers answer, but have no such topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
+├── CircuitOpen               27   no   most records of a batch would be dead letters: nothing of it is committed
 ├── WorkerDied                 1 crash Spark gave a task up because its processes died again and again
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
@@ -112,6 +113,10 @@ class PythonStartTimeout(FrazilError):
 class VersionChanged(FrazilError):
     exit_code = 26
     restartable = True
+
+
+class CircuitOpen(FrazilError):
+    exit_code = 27
 
 
 class WorkerDied(FrazilError):

@@ -156,6 +156,38 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     world.stop()
 
 
+@pytest.mark.parametrize("world", SHAPES[-1:], indirect=True)
+def test_a_batch_of_mostly_rejected_records_waits_until_a_person_accepts_them(world: Any):
+    world.more = "dead-letters: {circuit: {share: 50%, at-least: 30}}\n"
+    world.declare()
+    world.produce(8, odd=[b"never a ride"])
+    world.catch_up()
+    landed, odd = world.landed(), [b"nonsense %d" % n for n in range(60)]
+    world.produce(2, odd=odd)
+    for _ in range(2):
+        done = world.catch_up(code=27)
+        assert "60 of 62 records (96.8 %) would be dead letters, more than 50 %" in done.err
+        assert (world.landed(), world.rejected().total()) == (landed, 1)
+    world.check_red("CircuitOpen", audited=None)
+
+    accepted = world.frazil("resume", world.name, "--accept", "--reason", "the sensors were repaired")
+    assert accepted.code == 0, accepted.err
+    world.produce(2, odd=odd[:20])  # too few for the circuit, and behind those that were accepted
+    world.catch_up()
+    world.check()
+    world.produce(2, odd=odd)
+    world.catch_up(code=27)
+    assert world.frazil("reset", world.name, "--to", "latest", "--yes").code == 0
+    world.lost |= {(0, r.partition, r.offset) for r in world.witness()} - landed_or_rejected(world)
+    world.produce(4)
+    world.catch_up()
+    world.check()
+
+
+def landed_or_rejected(world: Any) -> set[tuple[int, int, int]]:
+    return {(0, *at) for at, _ in (*world.landed(), *world.rejected())}
+
+
 def test_no_process_outlives_its_test_not_even_one_that_stands_still(commands: CommandServer, tmp_path: Any):
     left = commands.start("dev", "down", environment={"FRAZIL_HOME": str(tmp_path)})
     left.signal(signal.SIGSTOP)

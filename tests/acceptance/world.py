@@ -87,6 +87,8 @@ class World:
     topic: str = ""
     generation: int = 0
     extra_columns: str = ""
+    more: str = ""
+    """Of the declaration, beside what all have."""
     idle_timeout: str = "1h"
     clock_ms: int = 0
     ahead: bool = False
@@ -158,7 +160,7 @@ class World:
             f"complete-from: {BEGIN.isoformat()}\n"
             f"watermark: {{idle-timeout: {self.idle_timeout}}}\n"
             "maintenance: {alerts: {hold: 1ms, writer-down: 1ms}}\n"
-            f"{self.shape.yaml}"
+            f"{self.more}{self.shape.yaml}"
         )
 
     # Kafka

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from frazil import clock
 from frazil.cli.options import streams_option
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
@@ -23,6 +24,7 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.tables import lost_table
 
+ENDS_NAMED = 5
 _reason_option = click.option("--reason", default="", help="Why; shown in the log and by `frazil status`.")
 
 
@@ -30,13 +32,13 @@ def _arguments(command: Callable[..., None]) -> Callable[..., Any]:
     """The name of an application that streams share stands for each of them."""
 
     @wraps(command)
-    def each(stream: str, streams_folder: Path, reason: str) -> None:
+    def each(stream: str, streams_folder: Path, reason: str, **more: Any) -> None:
         application = find_application(streams_folder, stream)
         if application is None:
-            command(stream, streams_folder, reason)
+            command(stream, streams_folder, reason, **more)
             return
         for spec in application.streams:
-            command(spec.name, streams_folder, reason)
+            command(spec.name, streams_folder, reason, **more)
         if command.__name__ != "pause":  # its task in Airflow may have been marked failed
             DesiredStore.of_application(stream).resume(by=getpass.getuser(), reason=reason)
 
@@ -70,7 +72,13 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
 
 @click.command()
 @_arguments
-def resume(stream: str, streams_folder: Path, reason: str) -> None:
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="After CircuitOpen: take the rejected records that Kafka has by now as dead letters, however many they are. "
+    "Those that come later count again.",
+)
+def resume(stream: str, streams_folder: Path, reason: str, accept: bool) -> None:
     """Let the writer of STREAM run again.
 
     The name of an application that streams share stands for all of its streams.
@@ -80,8 +88,11 @@ def resume(stream: str, streams_folder: Path, reason: str) -> None:
     \b
     Example:
       frazil resume flights
+      frazil resume flights --accept --reason "the sensors of hall 3 sent nonsense until 14:00"
     """
     spec = find_stream(streams_folder, stream)
+    if accept:
+        _accept_rejects(spec, reason)
     desired = open_desired(spec)
     desired.resume(by=getpass.getuser(), reason=reason)
     lost = _lost(spec, desired)
@@ -120,6 +131,21 @@ def restart(stream: str, streams_folder: Path, reason: str) -> None:
         starts = "it cannot go on before its table is back"
     click.echo(f"{stream} gets a new writer: {starts}.")
     _say_where(spec, desired, lost)
+
+
+def _accept_rejects(spec: StreamSpec, reason: str) -> None:
+    """Up to the ends of the topics now, which bounds what nobody has looked at."""
+    from frazil.commit.accepted_rejects import AcceptedRejects, accept  # noqa: PLC0415 - with librdkafka, for --accept
+    from frazil.commit.opened import open_kafka, open_stream  # noqa: PLC0415
+
+    opened = open_stream(spec)
+    with open_kafka(spec) as kafka:
+        topics = kafka.describe()
+        ends = kafka.ends(topics.partitions)
+    accept(opened.tables, AcceptedRejects(ends, topics.identity, getpass.getuser(), reason, clock.now_ms()))
+    named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
+    more = f" and {len(named) - ENDS_NAMED:,} more" if len(named) > ENDS_NAMED else ""
+    click.echo(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")
 
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:

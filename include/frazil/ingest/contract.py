@@ -113,6 +113,8 @@ class StageContext:
     dead_letters_held: Mapping[TopicPartition, bytes] = field(default_factory=dict)
     """Offsets of records that are dead letters already, as a serialised `pyroaring.BitMap64`. They are counted as
     rejected and written to neither table, whatever the schema makes of them now."""
+    rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Rejected records before these offsets do not count for the circuit: a person accepted them."""
     event_times_us: tuple[int, int] | None = None
     """For a backfill: only rows of `[from, to)` are kept, and no dead letters, which have no event time."""
     files: tuple[RecordFile, ...] = ()
@@ -212,6 +214,38 @@ class RangeProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Reject:
+    """A rejected record, with the text of its dead letter."""
+
+    topic: str
+    partition: int
+    offset: int
+    error_class: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejects:
+    """The new dead letters of a task or of a batch, summed up; not those that a person has accepted."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """By error class."""
+    first: tuple[Reject, ...] = ()
+    """The first of each topic-partition."""
+    samples: tuple[Reject, ...] = ()
+    """A few of each error class."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Rejects:
+        first, samples = (tuple(Reject(**reject) for reject in value[name]) for name in ("first", "samples"))
+        return cls(dict(value["counts"]), first, samples)
+
+
+@dataclass(frozen=True, slots=True)
 class StageResult:
     files: tuple[StagedFile, ...]
     progress: tuple[RangeProgress, ...]
@@ -219,6 +253,7 @@ class StageResult:
     """Rows by the start of their window, in microseconds since the epoch; None where they were not counted."""
     notices: tuple[str, ...] = ()
     """What people should know about how the task ran: see `NoticeGiven`."""
+    rejects: Rejects = Rejects()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -226,6 +261,7 @@ class StageResult:
             "progress": [dataclasses.asdict(p) for p in self.progress],
             "windows": None if self.windows is None else dict(self.windows),
             "notices": list(self.notices),
+            "rejects": dataclasses.asdict(self.rejects),
         }
 
     @classmethod
@@ -235,4 +271,5 @@ class StageResult:
             tuple(RangeProgress(**p) for p in value["progress"]),
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
             tuple(value.get("notices", ())),
+            Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
         )

@@ -34,6 +34,7 @@ from frazil.ingest.progress import ProgressCounter
 from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader, RowChunk
+from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routes import Parcel, Router, unpacked
 from frazil.ingest.shape import Shaper
@@ -264,6 +265,7 @@ class _Stage:
             topic_ids=context.topic_ids,
         )
         self._held = HeldLetters(task.ranges, context.dead_letters_held)
+        self._rejects = RejectCounter(task.ranges, context.rejects_accepted)
         self.progress = ProgressCounter(
             task.ranges,
             max_future_us=context.max_future_us,
@@ -316,6 +318,7 @@ class _Stage:
             rejected = np.array([r.index for r in shaped.rejections])
             self.progress.rejected(chunk.range_index[rejected])
             self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
+            self._rejects.add(chunk, shaped.rejections)
 
     def _add(self, chunk: Chunk, shaped: Decoded) -> None:  # noqa: ARG002 - where the rows are routed, it matters
         self._main.add(shaped.rows)
@@ -329,7 +332,7 @@ class _Stage:
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
         files = (*self._main.finish(), *self._dead.finish())
-        return StageResult(files, self.progress.result(), self.progress.windows, notices)
+        return StageResult(files, self.progress.result(), self.progress.windows, notices, self._rejects.result())
 
     def close(self) -> None:
         if isinstance(self._decode, IsolatedDecoder):

@@ -19,7 +19,7 @@ from frazil.spec.formats import BytesFormat, CsvFormat, Format, Header, JsonForm
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.types import parse_type
-from frazil.spec.values import Bytes, Duration, Model, Moment, PositiveDuration, Properties, Start, YamlForm
+from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, Start, YamlForm
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
@@ -180,10 +180,24 @@ class Watermark(Model):
     )
 
 
+class Circuit(Model):
+    """The writer ends before it commits a batch of which more than a share would be dead letters."""
+
+    share: Percent = Field(
+        default=50, description="Percent of a batch's records: above it, nothing of the batch is committed."
+    )
+    at_least: int = Field(default=1000, gt=0, description="A batch of fewer records is committed whatever it has.")
+
+
 class DeadLetters(Model):
     """Records that cannot be decoded land in `<table>_dead_letters`, or in the table named here."""
 
     table: str | None = Field(default=None, description="`namespace.table`; `<table>_dead_letters` if not named.")
+    circuit: Circuit | Literal["off"] = Field(
+        default=Circuit(),
+        description="When the writer ends before it commits a batch, because most of its records would be dead "
+        "letters; `off`: never.",
+    )
 
     @field_validator("table")
     @classmethod
@@ -305,8 +319,9 @@ class StreamSpec(Model):
         """What a fingerprint leaves out, and keys of later versions that this stream does not use."""
         source = {key for key in ("key", "headers") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
-        left_out: dict[str, Any] = {"maintenance": True, "application": True}
-        return left_out | ({"source": source} if source else {}) | ({"columns": columns} if columns else {})
+        dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
+        nested = {"source": source, "columns": columns, "dead_letters": dead_letters}
+        return {"maintenance": True, "application": True} | {key: some for key, some in nested.items() if some}
 
     @property
     def units(self) -> dict[str, str]:

@@ -14,6 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Wi
 
 from frazil.spec.units import format_bytes, format_duration, parse_bytes, parse_duration
 
+PERCENT_MOST = 99
+
 
 def _kebab(name: str) -> str:
     return name.replace("_", "-")
@@ -31,6 +33,13 @@ def _positive_bytes(value: object) -> int:
     if not size_bytes:
         raise ValueError("is zero; write a size above 0, such as 128MiB")
     return size_bytes
+
+
+def _percent(value: object) -> object:
+    text = str(value).strip().removesuffix("%").strip()
+    if isinstance(value, bool) or not text.isdecimal() or int(text) > PERCENT_MOST:
+        raise ValueError(f"is not a percentage from 0 to {PERCENT_MOST}, such as 50%")
+    return int(text)
 
 
 def _start(value: object) -> object:
@@ -97,6 +106,15 @@ PositiveDuration = Annotated[
 ]
 SIZE = YamlForm("size: `128MiB`, `1GB`, or bytes")
 Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE]
+_PERCENT_JSON = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": PERCENT_MOST},
+            {"type": "string", "pattern": r"^\d{1,2}\s*%?$", "examples": ["50%"]},
+        ]
+    }
+)
+Percent = Annotated[int, BeforeValidator(_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
     BeforeValidator(_start),

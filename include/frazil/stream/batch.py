@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -35,10 +35,13 @@ from frazil.events import (
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, Routes, StageContext
+from frazil.ingest.rejects import join_rejects
 from frazil.kafka.admin import KafkaOffsets
+from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
+from frazil.stream.circuit import check_circuit
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.plan import learned
@@ -82,6 +85,8 @@ class BatchRunner:
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
     """Waits for so many seconds, or until the writer is asked to end; then it returns something true."""
+    rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Rejected records before these offsets do not open the circuit."""
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Those that were given already."""
@@ -241,7 +246,10 @@ class BatchRunner:
         except RecordSuspected as error:
             log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
             answers = stage(StageRows(context, progress))
-        return answers, self._journal(context, answers, end)
+        journal = self._journal(context, answers, end)
+        rejects = join_rejects(a.result.rejects for a in answers)
+        check_circuit(self.spec, rejects, records=journal.records, journals=self.tables.journals)
+        return answers, journal
 
     def _routes(self, context: StageContext, *, tasks: int) -> Routes | None:
         """How the batch's rows are shuffled; None if they are not."""
@@ -298,7 +306,9 @@ class BatchRunner:
         )
         held = self.committer.held_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
-        return dataclasses.replace(context, dead_letters_held=held, window_us=window_us)
+        return dataclasses.replace(
+            context, dead_letters_held=held, window_us=window_us, rejects_accepted=self.rejects_accepted
+        )
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         """Asks Kafka once more for the topics' ids, to refuse a topic that was recreated while it was read."""

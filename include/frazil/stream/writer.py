@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frazil import clock, errors
+from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
 from frazil.commit.marker import Marker, of_topics, read_marker
@@ -258,6 +259,7 @@ class Epoch:
             run_folder=p.folder,
             progress=p.progress,
             wait=self.stopping.wait,
+            rejects_accepted=accepted_offsets(p.tables, marker.source),
         )
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:

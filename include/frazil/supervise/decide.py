@@ -27,6 +27,7 @@ from frazil.errors import (
     NO_RESTART,
     AccessDenied,
     AdoptionRequired,
+    CircuitOpen,
     Fenced,
     MarkerUnreadable,
     OffsetGap,
@@ -46,7 +47,15 @@ from frazil.timetext import ago
 
 TABLE_WAYS_OUT = frozenset(
     error.exit_code
-    for error in (OffsetGap, RolledBack, TopicRecreated, SchemaIncompatible, AdoptionRequired, MarkerUnreadable)
+    for error in (
+        OffsetGap,
+        RolledBack,
+        TopicRecreated,
+        SchemaIncompatible,
+        AdoptionRequired,
+        MarkerUnreadable,
+        CircuitOpen,
+    )
 )
 """Exit codes that a person mends by changing the table. Not `Fenced`: the other writer changes the table as well."""
 

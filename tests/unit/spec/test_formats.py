@@ -56,6 +56,24 @@ def test_the_fingerprint_changes_only_with_what_is_declared_of_formats(declare: 
     assert len(others | {first}) == 5
 
 
+def test_a_circuit_is_declared_as_a_percentage_or_off(declare: Declare) -> None:
+    def of(circuit: Any) -> StreamSpec:
+        return load_stream(declare(dead_letters={"circuit": circuit}))
+
+    plain = load_stream(declare())
+    assert (
+        plain.dead_letters.circuit
+        == of({}).dead_letters.circuit
+        == of({"share": "50%", "at-least": 1000}).dead_letters.circuit
+    )
+    assert of({"share": 50}).fingerprint() == plain.fingerprint() != of({"share": "5 %"}).fingerprint()
+    assert of("off").dead_letters.circuit == "off"
+    assert StreamSpec.model_validate_json(of("off").model_dump_json()).dead_letters.circuit == "off"
+    for wrong in ({"share": "100%"}, {"share": "half"}, {"share": True}, {"share": -1}, {"at-least": 0}, "on"):
+        with pytest.raises(SpecError, match="circuit"):
+            of(wrong)
+
+
 def test_units_are_of_the_columns_and_of_the_event_time(declare: Declare) -> None:
     schema = {
         "a": {"type": "timestamptz", "unit": "ns"},

@@ -1,0 +1,69 @@
+"""Rejected records that a person lets a stream take as dead letters, however many they are: one object in its state.
+
+Whoever accepts says how far: up to the ends of the topics at that moment. Records that come later count again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frazil.commit.marker import flat, nested, of_same_topics
+from frazil.commit.stream_tables import StreamTables
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
+
+log = logging.getLogger(__name__)
+
+NAME = "accepted-rejects.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRejects:
+    """Rejected records before `offsets` do not open the circuit."""
+
+    offsets: Mapping[TopicPartition, int]
+    source: SourceIdentity
+    by: str
+    reason: str
+    at_ms: int
+
+
+def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
+    """Replaces what was accepted before."""
+    text = json.dumps(
+        {
+            "offsets": nested(accepted.offsets),
+            "cluster-id": accepted.source.cluster_id,
+            "topic-ids": dict(accepted.source.topic_ids),
+            "by": accepted.by,
+            "reason": accepted.reason,
+            "at-ms": accepted.at_ms,
+        }
+    )
+    tables.store.put(_path(tables), text.encode())
+
+
+def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
+    """Before which offset of each topic-partition rejected records are accepted; of these very topics."""
+    found = _read(tables)
+    return of_same_topics(found.offsets, found.source, source) if found else {}
+
+
+def _read(tables: StreamTables) -> AcceptedRejects | None:
+    data = tables.store.get(_path(tables))
+    if data is None:
+        return None
+    try:
+        raw = json.loads(data)
+        source = SourceIdentity(raw["cluster-id"], raw["topic-ids"])
+        return AcceptedRejects(flat(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("%s is malformed (%r): no rejected record counts as accepted", _path(tables), error)
+        return None
+
+
+def _path(tables: StreamTables) -> str:
+    return f"{tables.state}/{NAME}"

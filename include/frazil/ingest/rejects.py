@@ -1,0 +1,80 @@
+"""Sums up the new dead letters of a task, for the driver to decide whether the batch may be committed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange, Reject, Rejects
+from frazil.ingest.decode import Rejection
+from frazil.offsets.spans import TopicPartition
+
+SAMPLES = 3
+"""Samples of each error class."""
+TEXT_MOST = 300
+"""Characters of a sample's text: a dead letter itself has more."""
+
+
+class RejectCounter:
+    """Adds up chunks."""
+
+    def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
+        """`accepted`: rejected records before these offsets are not counted."""
+        self._ranges = ranges
+        self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
+        self._counts: Counter[str] = Counter()
+        self._first: dict[int, Reject] = {}
+        self._samples: dict[str, list[Reject]] = {}
+
+    def add(self, chunk: Chunk, rejections: Iterable[Rejection]) -> None:
+        for rejection in rejections:
+            index, offset = int(chunk.range_index[rejection.index]), int(chunk.offsets[rejection.index])
+            if offset < self._from[index]:
+                continue
+            self._counts[rejection.error_class] += 1
+            first = self._first.get(index)
+            samples = self._samples.setdefault(rejection.error_class, [])
+            if (first is None or offset < first.offset) or len(samples) < SAMPLES:
+                reject = self._reject(index, offset, rejection)
+                if first is None or offset < first.offset:
+                    self._first[index] = reject
+                if len(samples) < SAMPLES:
+                    samples.append(reject)
+
+    def _reject(self, index: int, offset: int, rejection: Rejection) -> Reject:
+        of = self._ranges[index]
+        return Reject(of.topic, of.partition, offset, rejection.error_class, _one_line(rejection.error))
+
+    def result(self) -> Rejects:
+        samples = tuple(reject for few in self._samples.values() for reject in few)
+        return join_rejects([Rejects(self._counts, tuple(self._first.values()), samples)])
+
+
+def join_rejects(parts: Iterable[Rejects]) -> Rejects:
+    """The dead letters of several tasks, each topic-partition in offset order."""
+    counts: Counter[str] = Counter()
+    first: dict[TopicPartition, Reject] = {}
+    samples: dict[str, list[Reject]] = {}
+    for part in parts:
+        counts.update(part.counts)
+        for reject in part.first:
+            at = (reject.topic, reject.partition)
+            first[at] = min(first.get(at, reject), reject, key=_offset)
+        for reject in part.samples:
+            samples.setdefault(reject.error_class, []).append(reject)
+    few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_place)[:SAMPLES])
+    return Rejects(dict(counts.most_common()), tuple(sorted(first.values(), key=_place)), tuple(few))
+
+
+def _offset(reject: Reject) -> int:
+    return reject.offset
+
+
+def _place(reject: Reject) -> tuple[str, int, int]:
+    return (reject.topic, reject.partition, reject.offset)
+
+
+def _one_line(text: str) -> str:
+    """The text as a log can hold it."""
+    return "".join(c if c.isprintable() else " " for c in text[:TEXT_MOST])

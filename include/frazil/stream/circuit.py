@@ -1,0 +1,98 @@
+"""Decides whether a staged batch may be committed, or has so many dead letters that a person must look first.
+
+See `dead-letters.circuit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+from frazil.commit.journal import Journal, JournalStore
+from frazil.errors import CircuitOpen
+from frazil.ingest.contract import Reject, Rejects
+from frazil.spec.model import Circuit, StreamSpec
+from frazil.spec.units import counted
+
+SAMPLES = 3
+PARTITIONS_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Whether a batch may be committed."""
+
+    opens: bool
+    reason: str
+    """The numbers behind the decision."""
+
+
+def check_circuit(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
+    """Raise `CircuitOpen` for a batch with more dead letters than the stream declares to take unseen.
+
+    `records` are the rows that would land; `journals` tell how the batch before was.
+    """
+    if (circuit := spec.dead_letters.circuit) == "off":
+        return
+    judged = judge(rejects, records=records, circuit=circuit)
+    if judged.opens:
+        before = next((j for j in journals.records(newest_first=True) if j.records + j.rejected), None)
+        raise CircuitOpen(opened(spec.name, judged, rejects, before=before))
+
+
+def judge(rejects: Rejects, *, records: int, circuit: Circuit) -> Judged:
+    """Judge a batch by its `records`, the rows that would land, and by its new dead letters.
+
+    Records that were dead letters before, and those that a person accepted, count on neither side.
+    """
+    rejected, total = rejects.total, records + rejects.total
+    share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
+    if total < circuit.at_least:
+        return Judged(False, f"{share} would be dead letters, of fewer than {circuit.at_least:,} in all")
+    if rejected * 100 <= circuit.share * total:
+        return Judged(False, f"{share} would be dead letters, not more than {circuit.share} %")
+    return Judged(True, f"{share} would be dead letters, more than {circuit.share} %")
+
+
+def opened(stream: str, judged: Judged, rejects: Rejects, *, before: Journal | None) -> str:
+    """What happened, how it was before, where it begins, three samples, and the ways to go on.
+
+    `before` is the stream's last batch that had records.
+    """
+    reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
+    return (
+        f"stream {stream!r} stops before a commit: {judged.reason} (dead-letters.circuit). {_before(before)}Reasons: "
+        f"{reasons}. First at {_firsts(rejects)}. {' | '.join(map(_said, _samples(rejects)))}. If the declaration is "
+        f"wrong, correct it: the batch is read again. If the producer was wrong, `frazil resume {stream} --accept` "
+        f"takes what it has sent until now as dead letters, and `frazil reset {stream}` skips records"
+    )
+
+
+def _before(before: Journal | None) -> str:
+    if before is None or not (total := before.records + before.rejected):
+        return ""
+    return f"In the batch before it was {_percent(before.rejected, total)}. "
+
+
+def _firsts(rejects: Rejects) -> str:
+    named = ", ".join(map(_place, rejects.first[:PARTITIONS_NAMED]))
+    more = len(rejects.first) - PARTITIONS_NAMED
+    return f"{named} and in {counted(more, 'more partition')}" if more > 0 else named
+
+
+def _samples(rejects: Rejects) -> list[Reject]:
+    """The most frequent reasons first, each once before any comes twice."""
+    by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
+    return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
+
+
+def _said(reject: Reject) -> str:
+    return f"{_place(reject)} {reject.error_class}: {reject.error.rstrip('.')}"
+
+
+def _place(reject: Reject) -> str:
+    return f"{reject.topic}[{reject.partition}]@{reject.offset}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0 %"

@@ -1,0 +1,65 @@
+"""Rejected records are summed up the same however a batch is cut into tasks and chunks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange, Rejects, StageResult
+from frazil.ingest.decode import Rejection
+from frazil.ingest.rejects import RejectCounter, join_rejects
+
+Found = list[tuple[int, int, str]]
+"""Rejected records by partition, offset and class."""
+
+found = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 30), st.sampled_from("abc")), max_size=20, unique_by=lambda r: r[:2]
+).map(sorted)
+BY_PARTITION = [OffsetRange("t", partition, 0, 31) for partition in range(3)]
+
+
+def summed(records: Found, *, cuts: list[int], accepted: dict[tuple[str, int], int]) -> Rejects:
+    """As one task with several chunks."""
+    counter = RejectCounter(BY_PARTITION, accepted)
+    edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
+    for start, end in pairwise(edges):
+        part = records[start:end]
+        empty = BinaryColumn.of([b""] * len(part))
+        chunk = Chunk(
+            empty,
+            empty,
+            np.array([p for p, _, _ in part], np.int32),
+            np.array([o for _, o, _ in part], np.int64),
+            np.zeros(len(part), np.int64),
+        )
+        counter.add(chunk, [Rejection(i, name, f"why\n{name}") for i, (_, _, name) in enumerate(part)])
+    return counter.result()
+
+
+@given(found, st.lists(st.integers(0, 20), max_size=3), st.integers(0, 20), st.integers(0, 31))
+def test_the_sum_does_not_depend_on_chunks_and_tasks(records: Found, cuts: list[int], split: int, bound: int):
+    accepted = {("t", 1): bound}
+    whole = summed(records, cuts=[], accepted=accepted)
+    tasks = [summed(part, cuts=cuts, accepted=accepted) for part in (records[:split], records[split:])]
+    assert join_rejects(tasks) == whole
+    counted = [(p, o, name) for p, o, name in records if p != 1 or o >= bound]
+    assert dict(whole.counts) == Counter(name for _, _, name in counted)
+    assert {(r.partition, r.offset) for r in whole.first} == {
+        (p, min(o for q, o, _ in counted if q == p)) for p in {p for p, _, _ in counted}
+    }
+    assert all(
+        (r.partition, r.offset, r.error_class) in counted and r.error == f"why {r.error_class}" for r in whole.samples
+    )
+    assert Counter(r.error_class for r in whole.samples) == {name: min(n, 3) for name, n in whole.counts.items()}
+
+
+def test_they_pass_from_an_executor_to_the_driver():
+    rejects = summed([(0, 4, "a"), (2, 5, "b")], cuts=[], accepted={})
+    result = StageResult((), (), rejects=rejects)
+    assert StageResult.from_json(result.to_json()) == result

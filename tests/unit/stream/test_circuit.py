@@ -1,0 +1,74 @@
+"""Whether a batch is committed depends on its new dead letters, its rows, and what the stream declares, alone."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil.errors import CircuitOpen
+from frazil.ingest.contract import Reject, Rejects
+from frazil.spec.model import Circuit
+from frazil.stream.circuit import check_circuit, judge, opened
+
+
+def rejects(**counts: int) -> Rejects:
+    """Rejected records of one partition, the first of each class as its samples."""
+    samples = tuple(Reject("t", 0, 10 * n, name, f"why {name}") for n, name in enumerate(counts))
+    return Rejects(counts, samples[:1], samples)
+
+
+@pytest.mark.parametrize("share", [0, 1, 33, 50, 99])
+@pytest.mark.parametrize("at_least", [1, 7, 12])
+def test_it_opens_exactly_above_the_share_of_enough_records(share: int, at_least: int):
+    circuit = Circuit(share=share, at_least=at_least)
+    for records in range(12):
+        for rejected in range(12):
+            total = records + rejected
+            above = total >= at_least and Fraction(rejected, max(total, 1)) > Fraction(share, 100)
+            judged = judge(rejects(Bad=rejected), records=records, circuit=circuit)
+            assert judged.opens == above
+            assert f"{rejected} of {total} record" in judged.reason
+
+
+def test_by_default_half_of_a_thousand_records():
+    circuit = Circuit()
+    assert not judge(rejects(Bad=999), records=0, circuit=circuit).opens
+    assert not judge(rejects(Bad=500), records=500, circuit=circuit).opens
+    assert judge(rejects(Bad=501), records=499, circuit=circuit).opens
+
+
+def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_out():
+    found = Rejects(
+        {"MissingField": 1100, "NotJson": 100},
+        tuple(Reject("t", p, p, "NotJson", "x") for p in range(7)),
+        (
+            Reject("t", 0, 5, "NotJson", "it is no object"),
+            *(Reject("t", 1, o, "MissingField", f"no id at {o}.") for o in (6, 7, 8)),
+        ),
+    )
+    judged = judge(found, records=100, circuit=Circuit())
+    before: Any = SimpleNamespace(records=999, rejected=1)
+    assert opened("rides", judged, found, before=before) == (
+        "stream 'rides' stops before a commit: 1,200 of 1,300 records (92.3 %) would be dead letters, more than 50 % "
+        "(dead-letters.circuit). In the batch before it was 0.1 %. Reasons: MissingField 1,100, NotJson 100. "
+        "First at t[0]@0, t[1]@1, t[2]@2, t[3]@3, t[4]@4 and in 2 more partitions. "
+        "t[1]@6 MissingField: no id at 6 | t[0]@5 NotJson: it is no object | t[1]@7 MissingField: no id at 7. "
+        "If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, `frazil resume "
+        "rides --accept` takes what it has sent until now as dead letters, and `frazil reset rides` skips records"
+    )
+
+
+def test_a_stream_may_declare_none():
+    journals: Any = SimpleNamespace(records=lambda **_: iter(()))
+
+    def spec(circuit: Any) -> Any:
+        return SimpleNamespace(name="rides", dead_letters=SimpleNamespace(circuit=circuit))
+
+    check_circuit(spec("off"), rejects(Bad=5000), records=0, journals=journals)
+    with pytest.raises(
+        CircuitOpen, match=r"5,000 of 5,000 records \(100\.0 %\).*Reasons: Bad 5,000\. First at t\[0\]@0"
+    ):
+        check_circuit(spec(Circuit()), rejects(Bad=5000), records=0, journals=journals)
