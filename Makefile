@@ -40,9 +40,9 @@ lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: venv loops ## The fast tests alone
+unit: venv loops ## The fast tests alone, which start nothing
 	$(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
-	  -o tmp_path_retention_policy=failed tests/unit $(PYTEST)
+	  -o tmp_path_retention_policy=failed -m 'not soak and not processes' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
 	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates,$(basename $(notdir $(wildcard bench/*.py))))); do \

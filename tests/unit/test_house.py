@@ -12,6 +12,7 @@ import grimp
 import pytest
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [

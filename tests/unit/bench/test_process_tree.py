@@ -8,7 +8,11 @@ import textwrap
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 from bench.meter.process_tree import SampledTree, measured
+
+pytestmark = pytest.mark.processes
 
 BURN = """
     import os, signal, sys, time

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
+
+pytestmark = pytest.mark.processes
 
 STREAM = """
 name: made

@@ -21,6 +21,8 @@ from frazil.host.lock import WriterLock
 from frazil.status.stream import WriterStatus, writer_status
 from tests.polling import eventually
 
+pytestmark = pytest.mark.processes
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 RUN = """

@@ -14,6 +14,8 @@ from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
 
 from .rest_answers import RestAnswers, rest_catalog
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def answers(world: Any) -> RestAnswers:

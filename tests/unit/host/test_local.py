@@ -20,6 +20,8 @@ from frazil.host.local import LocalLauncher
 from frazil.host.lock import LOCK_FILE, WriterLock, read_launch
 from frazil.host.records import Launch
 
+pytestmark = pytest.mark.processes
+
 
 def running(at_hand: Any, eventually: Any) -> Any:
     """Launch the fake writer, and return its launch once it has committed a batch."""

@@ -15,6 +15,8 @@ from frazil.errors import KafkaUnavailable
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.librdkafka import librdkafka
 
+pytestmark = pytest.mark.processes
+
 PARTITIONS = [("rides", p) for p in range(4)]
 NO_BROKER = -1
 _PRODUCER = 0

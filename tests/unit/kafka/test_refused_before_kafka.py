@@ -23,7 +23,7 @@ from frazil.kafka.admin import KafkaOffsets
 from tests.secured_kafka import Authority, TokenServer
 
 READERS = {"columns": ColumnReader, "messages": MessageReader}
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.processes]
 
 
 class TlsServers:

@@ -23,6 +23,8 @@ from frazil.supervise.supervisor import Step, Supervisor
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 
+pytestmark = pytest.mark.processes
+
 FAKE_WRITER = Path(__file__).parents[1] / "host" / "fake_writer.py"
 
 

@@ -28,6 +28,8 @@ from tests.troubled_proxy import (
     slow,
 )
 
+pytestmark = pytest.mark.processes
+
 CONFIG = Answer(200, json.dumps({"defaults": {}, "overrides": {}}).encode(), {"Content-Type": "application/json"})
 
 
