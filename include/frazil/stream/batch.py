@@ -107,6 +107,8 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
+            rejects = join_rejects(a.result.rejects for a in answers)
+            check_circuit(self.spec, rejects, records=journal.records, journals=self.tables.journals)
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
@@ -246,10 +248,7 @@ class BatchRunner:
         except RecordSuspected as error:
             log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
             answers = stage(StageRows(context, progress))
-        journal = self._journal(context, answers, end)
-        rejects = join_rejects(a.result.rejects for a in answers)
-        check_circuit(self.spec, rejects, records=journal.records, journals=self.tables.journals)
-        return answers, journal
+        return answers, self._journal(context, answers, end)
 
     def _routes(self, context: StageContext, *, tasks: int) -> Routes | None:
         """How the batch's rows are shuffled; None if they are not."""

@@ -18,7 +18,7 @@ from frazil.stream.progress import ProgressFolder
 
 TABLE = TargetTable("{}", "{}", "{}", {}, "/data/1/1", 1)
 TARGETS: dict[Target, TargetTable] = {"main": TABLE, "dead-letters": TABLE}
-CONTEXT = StageContext("ticks", 1, 1, {}, "json", "at", "ms", coordinates=True, targets=TARGETS, topic_ids={})
+CONTEXT = StageContext("ticks", 1, 1, {}, "json", "at", coordinates=True, targets=TARGETS, topic_ids={})
 
 
 def staged(path: str) -> StagedFile:
