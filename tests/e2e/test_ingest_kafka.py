@@ -241,6 +241,41 @@ def test_bad_records_are_dead_letters_and_good_ones_do_not_wait(
     assert [(p.records, p.rejected) for p in result.progress] == [(2, 4)]
 
 
+def test_keys_and_headers_are_columns_and_stay_with_dead_letters(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext, tmp_path: Path
+) -> None:
+    name = topic()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    sent: list[tuple[bytes | None, bytes, list[tuple[str, str | bytes | None]]]] = [
+        (b"k0", event(0), [("trace", b"one"), ("trace", b"two"), ("raw", b"\xff")]),
+        (None, event(1), []),
+        (b"\xff", event(2), [("trace", b"three")]),
+        (b"k3", b"{", [("trace", b"\xff"), ("none", None)]),
+        (b"k4", event(4), [("trace", None), ("raw", b"x" * 2**17)]),
+    ]
+    for key, value, headers in sent:
+        producer.produce(name, value, key=key, headers=headers, partition=0)
+    assert producer.flush(30) == 0
+    kinds = {"user": t.StringType(), "trace": t.StringType(), "raw": t.BinaryType()}
+    beside = [t.NestedField(7 + i, column, kind) for i, (column, kind) in enumerate(kinds.items())]
+    wider = dataclasses.replace(
+        context,
+        targets={**context.targets, "main": target(tmp_path / "main", Schema(*SCHEMA.fields, *beside), BY_DAY)},
+        beside_value={"user": None, "trace": "trace", "raw": "raw"},
+    )
+    result = run(wider, OffsetRange(name, 0, 0, 5))
+    assert [(r["id"], r["user"], r["trace"], r["raw"]) for r in landed(result)] == [
+        (0, "k0", "two", b"\xff"),
+        (1, None, None, None),
+        (4, "k4", None, b"x" * 2**17),
+    ]
+    letters = landed(result, "dead-letters")
+    assert [(r["kafka_offset"], r["error_class"]) for r in letters] == [(2, "InvalidUtf8"), (3, "InvalidJson")]
+    assert letters[0]["error"].startswith("user: the key is not UTF-8 (byte 0)")
+    assert letters[0]["headers"] == [{"name": "trace", "value": b"three"}]
+    assert letters[1]["headers"] == [{"name": "trace", "value": b"\xff"}, {"name": "none", "value": None}]
+
+
 def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:

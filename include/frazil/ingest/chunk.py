@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +24,8 @@ class Chunk:
     offsets: NDArray[np.int64]
     timestamps_ms: NDArray[np.int64]
     """Kafka's timestamps, milliseconds since the epoch; -1 where a record has none."""
+    headers: BinaryColumn | None = field(default=None, kw_only=True)
+    """As `frazil.ingest.headers` packs them; null where a record has none, and None if no record has any."""
 
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
@@ -47,5 +49,6 @@ class Chunk:
 
     def piece(self, start: int, end: int) -> Self:
         """Records `[start, end)` of it."""
-        parts: dict[str, Any] = {f.name: getattr(self, f.name)[start:end] for f in dataclasses.fields(self)}
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        parts: dict[str, Any] = {name: column[start:end] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **parts)

@@ -294,6 +294,27 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer) -> Any:
+    """Call `int f(void *, size_t, void **, void **, size_t *)` at an address; what it gives is written to three int64s
+    at another."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        pointer = ir.FunctionType(ir.IntType(32), [_byte, word, _byte, _byte, _byte]).as_pointer()
+        given = [builder.inttoptr(arguments[1], _byte), arguments[2]]
+        given += [builder.inttoptr(builder.add(arguments[3], word(8 * i)), _byte) for i in range(3)]
+        return builder.call(builder.inttoptr(arguments[0], pointer), given)
+
+    return types.int32(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load8(_: Any, address: types.Integer) -> Any:
+    """The byte at an address."""
+    return types.uint8(types.int64), _load(8)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def call64(_: Any, function: types.Integer, first: types.Integer, second: types.Integer) -> Any:
     """Call the C function `int64_t f(void *, void *)` at an address."""
 

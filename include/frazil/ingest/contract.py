@@ -106,6 +106,8 @@ class StageContext:
     topic_ids: Mapping[str, str]
     units: Mapping[str, str] = field(default_factory=dict)
     """The unit of each column that arrives as a number of time since the epoch: s, ms, us or ns."""
+    beside_value: Mapping[str, str | None] = field(default_factory=dict)
+    """The columns that a record's value does not fill, with the header that does; None for the key."""
     max_future_us: int = 600_000_000
     """How far an event time may be ahead of its record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None
@@ -135,6 +137,16 @@ class StageContext:
         targets = {target: TargetTable(**table) for target, table in value["targets"].items()}
         routes = Routes(**value["routes"]) if value["routes"] else None
         return cls(**{**value, "files": files, "targets": targets, "routes": routes})
+
+    @property
+    def record_format(self) -> str | Mapping[str, Any]:
+        """How the records that are read are encoded: a line of a backfill's file is JSON, whatever the topic has."""
+        return "json" if self.files else self.format
+
+    @property
+    def beside(self) -> Mapping[str, str | None]:
+        """`beside_value` of the records that are read: files have keys and headers as columns."""
+        return {} if self.files else self.beside_value
 
     @property
     def main(self) -> TargetTable:

@@ -17,6 +17,7 @@ from frazil.ingest.calendar_limits import MILLISECONDS, said
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import Rejection
+from frazil.ingest.headers import unpacked
 from frazil.offsets.spans import TopicPartition
 
 MAX_ERROR_CHARACTERS = 1000
@@ -32,6 +33,7 @@ COLUMNS = (
     "error",
     "rejected_at",
     "stream",
+    "headers",
 )
 
 
@@ -95,11 +97,17 @@ class DeadLetterTable:
             [_text(r.error) + _unheld(r, stamp) for r, stamp in zip(rejections, stamps, strict=True)],
             [rejected_at_us] * len(rejections),
             [self._stream] * len(rejections),
+            [_headers(chunk, r.index) for r in rejections],
         )
         columns: dict[str, list[Any]] = dict(zip(COLUMNS, values, strict=True))
         absent = [None] * len(rejections)
         arrays = [pa.array(columns.get(field.name, absent), field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
+
+
+def _headers(chunk: Chunk, index: int) -> list[dict[str, Any]] | None:
+    found = None if chunk.headers is None else chunk.headers[index]
+    return None if found is None else [{"name": name, "value": value} for name, value in unpacked(found)]
 
 
 def _unheld(rejection: Rejection, stamp_ms: int) -> str:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.compiled import call, call64, compiled, load32, load64, memcpy
+from frazil.ingest.compiled import call, call64, call_for_three, compiled, load8, load32, load64, memcpy
 from frazil.ingest.contract import OffsetRange
+from frazil.ingest.headers import put32
 from frazil.ingest.kafka import (
     CHUNK_BYTES,
     CHUNK_RECORDS,
@@ -45,7 +46,8 @@ _ROOM_BYTES = 2**20
 # Why the loop stops.
 _ALL_TAKEN, _CHUNK_FULL, _NO_ROOM, _NO_RECORD, _UNKNOWN_TOPIC = range(5)
 # Where the loop stands: the slots of its `at`.
-_NEXT, _COUNT, _RECORDS, _VALUES_END, _KEYS_END, _ENDED = range(6)
+_NEXT, _COUNT, _RECORDS, _VALUES_END, _KEYS_END, _ENDED, _HEADERS_END, _HEADERS_NEEDED = range(8)
+_ENDS = [_VALUES_END, _KEYS_END, _HEADERS_END]
 # Columns of `ranges` and of `topics`; the ranges of a topic's partitions are `lookup[first : first + partitions]`.
 _POSITION, _END, _IS_OPEN = range(3)
 _RKT, _FIRST, _PARTITIONS = range(3)
@@ -56,7 +58,45 @@ _KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message
 
 
 @compiled
-def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is per record
+def length_of_text(address: Any) -> Any:
+    """Of the C string at an address."""
+    length = np.int64(0)
+    while load8(address + length) != 0:
+        length += 1
+    return length
+
+
+@compiled
+def size_of_headers(headers: Any, get: int, work: Any) -> Any:
+    """How many bytes a record's headers need; `work` has room for three words."""
+    index, size = np.int64(0), np.int64(0)
+    while call_for_three(get, headers, index, work.ctypes.data) == 0:
+        size += 9 + length_of_text(work[0])
+        if work[1] != 0:
+            size += work[2]
+        index += 1
+    return size
+
+
+@compiled
+def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
+    """Write a record's headers as `frazil.ingest.headers` packs them."""
+    index = np.int64(0)
+    while call_for_three(get, headers, index, work.ctypes.data) == 0:
+        name, value = work[0], work[1]
+        length, size = length_of_text(name), work[2] if value != 0 else np.int64(0)
+        put32(to, at, length)
+        put32(to, at + 4, size if value != 0 else NULL)
+        memcpy(to.ctypes.data + at + 8, name, length)
+        at += 8 + length
+        memcpy(to.ctypes.data + at, value, size)
+        to[at + size] = 10
+        at += size + 1
+        index += 1
+
+
+@compiled
+def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all there is per record
     messages: Any,
     at: Any,
     topics: Any,
@@ -67,25 +107,32 @@ def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is p
     value_places: Any,
     keys: Any,
     key_places: Any,
+    headers: Any,
+    header_places: Any,
     index: Any,
     places: Any,
+    work: Any,
     destroy: int,
     timestamp: int,
+    headers_of: int,
+    get_header: int,
 ) -> int:
     """Copy records into columns. Returns why the loop stopped.
 
     `messages` are addresses of `rd_kafka_message_t`, from `at[_NEXT]` to `at[_COUNT]`; `ranges`, `topics` and `lookup`
-    say which records are wanted; `ended` receives the ranges that end here. `values` and `keys` are bytes; the rows of
-    `value_places` and `key_places` are starts and lengths in them, those of `places` are offsets and timestamps.
-    `destroy` and `timestamp` are the addresses of librdkafka's functions.
+    say which records are wanted; `ended` receives the ranges that end here. `values`, `keys` and `headers` are bytes;
+    the rows of `value_places`, `key_places` and `header_places` are starts and lengths in them, those of `places` are
+    offsets and timestamps. `work` has room for three words. `destroy`, `timestamp`, `headers_of` and `get_header` are
+    the addresses of librdkafka's functions.
     """
     capacity = index.shape[0]
     i, count, record = at[_NEXT], at[_COUNT], at[_RECORDS]
     values_end, keys_end, number_ended = at[_VALUES_END], at[_KEYS_END], at[_ENDED]
+    headers_end = at[_HEADERS_END]
     known_topic, topic = np.int64(0), 0
     why = _ALL_TAKEN
     while i < count:
-        if record == capacity or values_end + keys_end >= CHUNK_BYTES:
+        if record == capacity or values_end + keys_end + headers_end >= CHUNK_BYTES:
             why = _CHUNK_FULL
             break
         message = messages[i]
@@ -113,7 +160,17 @@ def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is p
                 payload, key = load64(message + _PAYLOAD), load64(message + _KEY)
                 length = load64(message + _LENGTH) if payload != 0 else np.int64(0)
                 key_length = load64(message + _KEY_LENGTH) if key != 0 else np.int64(0)
-                if values_end + length >= values.shape[0] or keys_end + key_length >= keys.shape[0]:
+                header_list: Any = np.int64(0)
+                headers_length: Any = np.int64(0)
+                if call64(headers_of, message, work.ctypes.data) & 0xFFFFFFFF == 0:
+                    header_list = work[0]
+                    headers_length = size_of_headers(header_list, get_header, work)
+                if (
+                    values_end + length >= values.shape[0]
+                    or keys_end + key_length >= keys.shape[0]
+                    or headers_end + headers_length > headers.shape[0]
+                ):
+                    at[_HEADERS_NEEDED] = headers_length
                     why = _NO_ROOM
                     break
                 memcpy(values.ctypes.data + values_end, payload, length)
@@ -126,6 +183,11 @@ def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is p
                 key_places[0, record] = keys_end
                 key_places[1, record] = key_length if key != 0 else NULL
                 keys_end += key_length + 1
+                header_places[0, record] = headers_end
+                header_places[1, record] = headers_length if headers_length != 0 else NULL
+                if headers_length != 0:
+                    copy_headers(header_list, get_header, work, headers, headers_end)
+                    headers_end += headers_length
                 index[record] = r
                 places[0, record] = offset
                 places[1, record] = call64(timestamp, message, 0)
@@ -140,15 +202,15 @@ def take(  # noqa: PLR0913, PLR0915, PLR0917 - one loop, which is all there is p
         i += 1
     at[_NEXT], at[_RECORDS] = i, record
     at[_VALUES_END], at[_KEYS_END], at[_ENDED] = values_end, keys_end, number_ended
+    at[_HEADERS_END] = headers_end
     return why
 
 
 def compile_now() -> None:
     """Compile the loop, or load it from the cache: if that fails, it fails before any message is held."""
-    empty, no_bytes = _Columns(0, 0), np.zeros(0, np.int64)
+    empty, no_words = _Columns(0, 0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
-    places = (empty.values, empty.value_places, empty.keys, empty.key_places, empty.index, empty.places)
-    take(no_bytes, np.zeros(6, np.int64), rows, index, rows, index, *places, 0, 0)
+    take(no_words, np.zeros(8, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0)
 
 
 class ColumnReader(RangeReader):
@@ -159,14 +221,15 @@ class ColumnReader(RangeReader):
         self._library = librdkafka()
         self._pid = os.getpid()
         self._messages = np.zeros(CONSUME_RECORDS, np.int64)
-        self._at = np.zeros(6, np.int64)
+        self._at = np.zeros(8, np.int64)
+        self._work = np.zeros(3, np.int64)
         self._states = np.array([(r.start, r.end, r.start < r.end) for r in ranges], np.int64).reshape(-1, 3)
         self._positions = self._states[:, _POSITION]
         self._ended = np.zeros(len(ranges), np.int32)
         self._open_by_topic = Counter(topic for topic, _ in self._open)
         self._before = np.zeros(2, np.int64)
         self._know({})
-        self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES)
+        self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES, _ROOM_BYTES // 16)
         self._client: int | None = None
         self._callback = ErrorCallback(self._on_trouble)
         with client_errors():
@@ -222,7 +285,7 @@ class ColumnReader(RangeReader):
                 yield from self._rest()
             elif why == _NO_ROOM:
                 message = self._next_message()
-                self._columns.make_room(at, message.len, message.key_len)
+                self._columns.make_room(at, message.len, message.key_len, int(at[_HEADERS_NEEDED]))
             elif why == _NO_RECORD:
                 self._take_event()
             else:
@@ -236,13 +299,13 @@ class ColumnReader(RangeReader):
             self._before = self._taken()
             columns, self._columns = self._columns, self._columns.successor(self._at)
             chunk = columns.chunk(self._at)
-            self._at[[_RECORDS, _VALUES_END, _KEYS_END]] = 0
+            self._at[[_RECORDS, *_ENDS]] = 0
             yield chunk
 
     def _taken(self) -> NDArray[np.int64]:
-        """Records taken so far, and bytes of their values and keys."""
+        """Records taken so far, and bytes of their values, keys and headers."""
         at = self._at
-        taken: NDArray[np.int64] = self._before + np.array([at[_RECORDS], at[_VALUES_END] + at[_KEYS_END]])
+        taken: NDArray[np.int64] = self._before + np.array([at[_RECORDS], at[_ENDS].sum()])
         return taken
 
     def _take(self) -> int:
@@ -254,14 +317,12 @@ class ColumnReader(RangeReader):
             self._lookup,
             self._states,
             self._ended,
-            columns.values,
-            columns.value_places,
-            columns.keys,
-            columns.key_places,
-            columns.index,
-            columns.places,
+            *columns.arrays(),
+            self._work,
             of["message_destroy"],
             of["message_timestamp"],
+            of["message_headers"],
+            of["header_get_all"],
         )
         if number := self._at[_ENDED]:
             self._at[_ENDED] = 0
@@ -318,31 +379,40 @@ class ColumnReader(RangeReader):
 class _Columns:
     """The columns of a chunk that is being filled."""
 
-    def __init__(self, values_bytes: int, keys_bytes: int) -> None:
+    def __init__(self, values_bytes: int, keys_bytes: int, headers_bytes: int) -> None:
         self.values = np.empty(values_bytes, np.uint8)
         self.keys = np.empty(keys_bytes, np.uint8)
+        self.headers = np.empty(headers_bytes, np.uint8)
         self.value_places = np.empty((2, CHUNK_RECORDS), np.int64)
         self.key_places = np.empty((2, CHUNK_RECORDS), np.int64)
+        self.header_places = np.empty((2, CHUNK_RECORDS), np.int64)
         self.index = np.empty(CHUNK_RECORDS, np.int32)
         self.places = np.empty((2, CHUNK_RECORDS), np.int64)
 
-    def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int) -> None:
+    def arrays(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
+        """In the order of the loop's arguments."""
+        of_values, of_keys = (self.values, self.value_places), (self.keys, self.key_places)
+        return (*of_values, *of_keys, self.headers, self.header_places, self.index, self.places)
+
+    def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
         """Make room for one more record of this size."""
         self.values = _with_room(self.values, int(at[_VALUES_END]), value_bytes + 1)
         self.keys = _with_room(self.keys, int(at[_KEYS_END]), key_bytes + 1)
+        self.headers = _with_room(self.headers, int(at[_HEADERS_END]), headers_bytes)
 
     def successor(self, at: NDArray[np.int64]) -> _Columns:
         """Empty columns, with room for a quarter more than these hold."""
-        needed = (at[[_VALUES_END, _KEYS_END]] * 5 // 4 + _ROOM_BYTES // 16).tolist()
+        needed = (at[_ENDS] * 5 // 4 + _ROOM_BYTES // 16).tolist()
         return _Columns(*(min(size, CHUNK_BYTES) for size in needed))
 
     def chunk(self, at: NDArray[np.int64]) -> Chunk:
-        count = at[_RECORDS]
+        count, end = at[_RECORDS], at[_HEADERS_END]
         return Chunk(
             BinaryColumn(self.values[: at[_VALUES_END]], *self.value_places[:, :count]),
             BinaryColumn(self.keys[: at[_KEYS_END]], *self.key_places[:, :count]),
             self.index[:count],
             *self.places[:, :count],
+            headers=BinaryColumn(self.headers[:end], *self.header_places[:, :count]) if end else None,
         )
 
 

@@ -7,7 +7,7 @@ that read their attributes, and NumPy decides from a batch's offsets which range
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
+from frazil.ingest.headers import packed
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, WATERMARKS_TIMEOUT_S, RangeReader, consumer_properties
 from frazil.kafka.client import client_errors
 from frazil.offsets.spans import TopicPartition
@@ -103,8 +104,7 @@ class MessageReader(RangeReader):
             batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
             index, offsets = index[inside], offsets[inside]
         self._positions[index] = offsets + 1  # the last of a range's offsets in a batch is the highest
-        values, keys = list(map(Message.value, batch)), list(map(Message.key, batch))
-        self._pending.add(batch, values, keys, index, offsets)
+        self._pending.add(batch, index, offsets)
 
     def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
         """The range of each message; -1 for a topic-partition that is not read."""
@@ -124,24 +124,22 @@ class _Pending:
         self.bytes = 0
         self._values: list[bytes | None] = []
         self._keys: list[bytes | None] = []
+        self._headers: list[bytes | None] = []
         self._indexes: list[NDArray[np.int32]] = []
         self._offsets: list[NDArray[np.int64]] = []
         self._timestamps: list[NDArray[np.int64]] = []
 
-    def add(
-        self,
-        messages: list[Message],
-        values: list[bytes | None],
-        keys: list[bytes | None],
-        index: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-    ) -> None:
+    def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
         """Copy what is needed out of the messages, so that they are freed while they are still in the CPU's cache."""
+        values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
+        found: Iterable[Any] = map(Message.headers, messages)
+        headers = [packed(some) if some else None for some in found]
         stamps = map(_timestamp_ms, map(Message.timestamp, messages))
         self.records += len(values)
-        self.bytes += sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys)))
+        self.bytes += sum(map(len, filter(None, chain(values, keys, headers))))
         self._values += values
         self._keys += keys
+        self._headers += headers
         self._indexes.append(index)
         self._offsets.append(offsets)
         self._timestamps.append(np.fromiter(stamps, np.int64, len(messages)))
@@ -153,4 +151,5 @@ class _Pending:
             np.concatenate(self._indexes),
             np.concatenate(self._offsets),
             np.concatenate(self._timestamps),
+            headers=BinaryColumn.of(self._headers) if any(self._headers) else None,
         )

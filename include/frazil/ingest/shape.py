@@ -13,10 +13,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType
 
+from frazil.ingest.beside_value import BesideValue
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
-from frazil.ingest.coordinates import Coordinates
+from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats import Quoter, quoter
 from frazil.ingest.record_files import RowChunk
@@ -30,17 +31,18 @@ class Shaper:
         self, context: StageContext, schema: Schema, ranges: Sequence[OffsetRange], *, decode: Decoder
     ) -> None:
         self._decode = decode
+        self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates)
         self._schema = schema
         self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
-        self._quote = quoter(context.format)
+        self._quote = quoter(context.record_format)
         self._units = context.units
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Rows of the table's schema. A record that a backfill does not want is neither row nor rejection."""
-        decoded = Decoded(chunk.rows, np.arange(len(chunk))) if isinstance(chunk, RowChunk) else self._decode(chunk)
+        decoded = self._decoded(chunk)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
         shaped = Decoded(rows, decoded.kept, decoded.rejections)
         if within := self._within:
@@ -53,6 +55,11 @@ class Shaper:
             **self._out_of_range(chunk, shaped),
         }
         return _without(shaped, wrong) if wrong else shaped
+
+    def _decoded(self, chunk: Chunk) -> Decoded:
+        if isinstance(chunk, RowChunk):
+            return Decoded(chunk.rows, np.arange(len(chunk)))
+        return self._beside(self._decode(chunk), chunk)
 
     def _out_of_range(self, chunk: Chunk, shaped: Decoded) -> dict[int, str]:
         found: dict[int, str] = {}

@@ -21,6 +21,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
+from frazil.ingest.beside_value import value_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.coordinates import record_schema
@@ -377,7 +378,8 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
 
 def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
-    return partial(decoder, context.format, record_schema(schema, context.coordinates), units)
+    filled = value_schema(record_schema(schema, context.coordinates), context.beside)
+    return partial(decoder, context.record_format, filled, units)
 
 
 @contextmanager

@@ -169,6 +169,20 @@ DEAD_LETTER_SCHEMA = Schema(
     NestedField(9, "error", StringType(), required=True, doc="Why it could not be decoded, for reading"),
     NestedField(10, "rejected_at", TimestamptzType(), required=True, doc="When frazil set it aside"),
     NestedField(11, "stream", StringType(), required=False, doc="Stream that rejected it: several may share the table"),
+    NestedField(
+        12,
+        "headers",
+        ListType(
+            13,
+            StructType(
+                NestedField(14, "name", StringType(), required=False),
+                NestedField(15, "value", BinaryType(), required=False),
+            ),
+            element_required=False,
+        ),
+        required=False,
+        doc="The headers in their order; null if the record has none",
+    ),
     schema_id=0,
 )
 

@@ -46,5 +46,6 @@ def stage_context(
         },
         topic_ids=dict(topic_ids),
         units=spec.units,
+        beside_value=spec.beside_value,
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
     )

@@ -24,12 +24,14 @@ from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap
 from frazil.ingest import kafka, kafka_columns, kafka_messages, readers
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
+from frazil.ingest.headers import header_column, unpacked
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, RangeReader
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.librdkafka import ErrorCallback, LibraryUnfit, Message, librdkafka
 
 EOF = KafkaError._PARTITION_EOF
+Headers = list[tuple[str, bytes | None]]
 Record = tuple[str, int, int, bytes | None, bytes | None, int]
 """Topic, partition, offset, key, value, timestamp."""
 
@@ -45,6 +47,7 @@ class Sent:
     value: bytes | None = None
     timestamp_ms: int = -1
     error: int = 0
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 def text_of(code: int) -> str:
@@ -65,10 +68,15 @@ class MadeLibrary:
         self.unassigned: list[tuple[str, int]] = []
         destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.message_destroy)
         stamp = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(self._timestamp)
-        self._held = (destroy, stamp)
+        headers = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._headers)
+        of_one = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 3]
+        header = ctypes.CFUNCTYPE(ctypes.c_int, *of_one)(self._header)
+        self._held = (destroy, stamp, headers, header)
         self.addresses = {
             "message_destroy": ctypes.cast(destroy, ctypes.c_void_p).value,
             "message_timestamp": ctypes.cast(stamp, ctypes.c_void_p).value,
+            "message_headers": ctypes.cast(headers, ctypes.c_void_p).value,
+            "header_get_all": ctypes.cast(header, ctypes.c_void_p).value,
         }
 
     def _laid_out(self, sent: Sent) -> Message:
@@ -91,6 +99,24 @@ class MadeLibrary:
 
     def _timestamp(self, address: int, _: int) -> int:
         return self._by_address[address].timestamp_ms
+
+    def _headers(self, address: int, to: int) -> int:
+        if not self._by_address[address].headers:
+            return KafkaError._NOENT
+        ctypes.c_int64.from_address(to).value = address  # in place of the list's own address
+        return 0
+
+    def _header(self, address: int, index: int | None, name: int, value: int, size: int) -> int:
+        headers = self._by_address[address].headers
+        if (index or 0) >= len(headers):
+            return KafkaError._NOENT
+        text, data = headers[index or 0]
+        for to, held in ((name, text.encode()), (value, data)):
+            if held is not None:
+                self._texts.append(ctypes.create_string_buffer(held))
+            ctypes.c_int64.from_address(to).value = 0 if held is None else ctypes.addressof(self._texts[-1])
+        ctypes.c_int64.from_address(size).value = len(data or b"")
+        return 0
 
     def consume_batch_queue(self, _: int, __: int, into: int, wanted: int) -> int:
         if self._trouble:
@@ -149,6 +175,7 @@ class MadeConsumer:
                 key=m.key,
                 value=m.value,
                 timestamp=(1, m.timestamp_ms),
+                headers=list(m.headers) or None,
                 error=KafkaError(m.error, text_of(m.error)) if m.error else None,
             )
             for m in batch
@@ -260,6 +287,46 @@ def test_both_readers_make_the_same_of_any_messages(made: tuple[list[OffsetRange
     if not columns[1]:  # of a task that fails nothing lands
         assert columns[0] == messages[0]
     assert sorted(ended) == sorted(ended_too)
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5)
+SOME_HEADERS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=9)), max_size=4)
+
+
+@given(st.lists(SOME_HEADERS, max_size=20), NAMES)
+def test_both_readers_keep_the_headers_and_find_the_last_of_a_name(made: list[Headers], name: str) -> None:
+    sent = [Sent("a", 0, n, None, b"v", n, headers=tuple(headers)) for n, headers in enumerate(made)]
+    wanted = next((found for headers in made for found, _ in headers), name)
+    for read in (by_columns, by_messages):
+        chunks: list[Chunk] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "rows", lambda chunk, _, chunks=chunks: [chunks.append(chunk)])
+            read(sent, [OffsetRange("a", 0, 0, len(sent))])
+        found: list[Headers] = []
+        last: list[bytes | None] = []
+        for chunk in chunks:
+            packed = [None] * len(chunk) if chunk.headers is None else chunk.headers
+            found += map(unpacked, packed)
+            last += header_column(chunk.headers, wanted, len(chunk))
+        assert found == made
+        assert last == [dict(headers).get(wanted) for headers in made]
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_headers_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "CONSUME_RECORDS", 10)
+    sizes: list[int] = []
+
+    def counted(chunk: Chunk, _: object) -> list[Record]:
+        assert chunk.headers is not None
+        sizes.append(len(chunk.headers.data))
+        return []
+
+    monkeypatch.setitem(globals(), "rows", counted)
+    headers = (("h", b"x" * 2**20),)
+    sent = [Sent("a", 0, n, None, None, n, headers=headers) for n in range(3 * CHUNK_BYTES // 2**20)]
+    assert read(sent, [OffsetRange("a", 0, 0, len(sent))])[0] == ([], "")
+    assert max(sizes) < 2 * CHUNK_BYTES
 
 
 def test_null_and_empty_are_told_apart_and_records_without_a_time_have_none() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.types import IntegerType, StringType, TimeType
+from pyiceberg.schema import Schema
+from pyiceberg.types import BinaryType, IntegerType, StringType, TimeType
 
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.spec import iceberg
@@ -230,6 +231,16 @@ def test_dead_letters_have_a_table_of_their_own(catalog: Catalog, stream: Stream
     assert [str(field.transform) for field in table.spec().fields] == ["day"]
     assert ensure_dead_letters(catalog, stream()).metadata_location == table.metadata_location
     assert dead_letter_identifier(stream(dead_letters={"table": "ops.rejected"})) == "ops.rejected"
+
+
+def test_a_dead_letter_table_of_an_earlier_version_gets_the_headers_column(catalog: Catalog, stream: Stream) -> None:
+    earlier = Schema(*(f for f in iceberg.DEAD_LETTER_SCHEMA.fields if f.name != "headers"))
+    catalog.create_namespace_if_not_exists("demo")
+    catalog.create_table("demo.flights_dead_letters", earlier)
+    table = ensure_dead_letters(catalog, stream())
+    assert table.schema().find_field("headers.element.value").field_type == BinaryType()
+    assert not table.schema().find_field("headers").required
+    assert ensure_dead_letters(catalog, stream()).metadata_location == table.metadata_location
 
 
 def test_locations_follow_the_table(catalog: Catalog, stream: Stream, tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""A record's key and headers as columns of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from frazil.ingest.binary_arrays import arrow_binary, failures
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.headers import header_column
+
+
+def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
+    """The columns that a record's value fills."""
+    return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
+
+
+class BesideValue:
+    """Adds the columns that a record's key and headers fill to the rows of its value."""
+
+    def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
+        """`schema` has all columns that a record fills; `beside` those of headers by their names, None for the key."""
+        self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
+        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+
+    def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
+        """The rows with these columns; a record whose key or header cannot fill its column is a rejection."""
+        if not self._fields:
+            return decoded
+        columns: dict[str, BinaryColumn] = {}
+        wrong: dict[int, tuple[str, str]] = {}
+        kept = decoded.kept
+        for field, header in self._fields:
+            values = chunk.keys if header is None else header_column(chunk.headers, header, len(chunk))
+            columns[field.name] = values.take(kept)
+            what = "key" if header is None else f"header {header}"
+            wrong = {**failures(columns[field.name], field, what=what), **wrong}
+        rows, rejections = decoded.rows, decoded.rejections
+        if wrong:
+            good = np.ones(len(kept), np.bool_)
+            good[list(wrong)] = False
+            rejections = [*rejections, *(Rejection(int(kept[row]), *wrong[row]) for row in sorted(wrong))]
+            rows, kept = rows.filter(pa.array(good)), kept[good]
+            columns = {name: values.take(np.flatnonzero(good)) for name, values in columns.items()}
+        arrays = [
+            arrow_binary(columns[field.name], field.type) if field.name in columns else rows.column(field.name)
+            for field in self._arrow_schema
+        ]
+        return Decoded(pa.Table.from_arrays(arrays, schema=self._arrow_schema), kept, rejections)

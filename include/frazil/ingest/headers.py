@@ -1,0 +1,86 @@
+"""The headers of records in one column of bytes, so that a record without headers costs nothing.
+
+A record's headers follow each other in its bytes: the length of the name and of the value (two little-endian int32;
+`NULL` for a value that is null), the name in UTF-8, the value, and a newline.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frazil.ingest.binary_arrays import fixed, read_only
+from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.compiled import compiled, load32
+
+LENGTHS = struct.Struct("<ii")
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+def packed(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
+    """A record's headers as bytes; None if it has none."""
+    parts = []
+    for name, value in headers or ():
+        text = name.encode("utf-8", "surrogateescape")
+        parts += [LENGTHS.pack(len(text), NULL if value is None else len(value)), text, value or b"", b"\n"]
+    return b"".join(parts) or None
+
+
+def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
+    """The inverse of `packed`. A name that is not UTF-8 is escaped with backslashes."""
+    found, at, text = [], 0, data or b""
+    while at < len(text):
+        name_bytes, value_bytes = LENGTHS.unpack_from(text, at)
+        at += LENGTHS.size
+        name = text[at : at + name_bytes].decode("utf-8", "backslashreplace")
+        at += name_bytes
+        found.append((name, None if value_bytes == NULL else text[at : at + value_bytes]))
+        at += max(value_bytes, 0) + 1
+    return found
+
+
+def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
+    """The last header of this name of each of `count` records; the bytes are shared."""
+    if headers is None:
+        return BinaryColumn.nulls(count)
+    places = np.empty((2, count), np.int64)
+    find_last(*fixed(headers), read_only(np.frombuffer(name.encode(), np.uint8)), places)
+    return BinaryColumn(headers.data, *places)
+
+
+@compiled
+def find_last(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    name: NDArray[np.uint8],
+    places: NDArray[np.int64],
+) -> None:
+    """Write where the value of each record's last header of this name starts, and its length."""
+    address = np.int64(data.ctypes.data)
+    for i in range(len(starts)):
+        places[0, i], places[1, i] = 0, NULL
+        at = starts[i]
+        end = at + max(lengths[i], 0)
+        while at < end:
+            name_bytes, value_bytes = load32(address + at), load32(address + at + 4)
+            at += 8
+            same = name_bytes == len(name)
+            for j in range(len(name) if same else 0):
+                same = same and data[at + j] == name[j]
+            at += name_bytes
+            if same:
+                places[0, i], places[1, i] = at, value_bytes
+            at += max(value_bytes, 0) + 1
+
+
+@compiled
+def put32(to: Any, at: Any, value: Any) -> None:
+    """Write a little-endian int32."""
+    for i in range(4):
+        to[at + i] = value >> 8 * i & 255
