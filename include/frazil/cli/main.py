@@ -31,6 +31,7 @@ COMMANDS = {
     "audit": "frazil.cli.audit:audit",
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
+    "dlq": "frazil.cli.dlq:dlq",
     "maintain": "frazil.cli.maintain:maintain",
     "orphans": "frazil.cli.orphans:orphans",
     "catalog": "frazil.cli.catalog:catalog",

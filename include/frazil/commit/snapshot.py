@@ -123,11 +123,11 @@ class SnapshotWriter:
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """The next attempt, on the metadata of `table`. `summary` is added to the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
-        if self.snapshot_id is None or not (self.files or self.moved):
+        if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
         if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
-        path = f"{_metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
+        path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
         base = self.base or Base(_live(parent, table), (), parent.summary if parent else None)
         number = metadata.next_sequence_number() + self.ahead
         snapshot = Snapshot(
@@ -191,7 +191,7 @@ class SnapshotWriter:
         )
 
     def _write_manifests(self, table: Table, snapshot_id: int) -> list[ManifestFile]:
-        folder, number = _metadata_folder(table.metadata), itertools.count()
+        folder, number = metadata_folder(table.metadata), itertools.count()
         return [
             _write_manifest(
                 files,
@@ -263,7 +263,7 @@ def _write_manifest(
     files: Sequence[DataFile], layout: Layout, *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
     """Write one manifest of files with the same layout, all added by this snapshot."""
-    output, codec = CountedOutput(table.io.new_output(path)), _avro_codec(table.metadata)
+    output, codec = CountedOutput(table.io.new_output(path)), avro_codec(table.metadata)
     with write_manifest(FORMAT_VERSION, layout.spec, layout.schema, output, snapshot_id, codec) as writer:
         for file in files:
             writer.add_entry(
@@ -287,7 +287,7 @@ def _write_list(
         snapshot_id=snapshot.snapshot_id,
         parent_snapshot_id=snapshot.parent_snapshot_id,
         sequence_number=snapshot.sequence_number,
-        avro_compression=_avro_codec(table.metadata),
+        avro_compression=avro_codec(table.metadata),
     ) as writer:
         add_manifests(writer, manifests, of=snapshot, parent=parent)
 
@@ -369,12 +369,12 @@ def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> Se
     )
 
 
-def _metadata_folder(metadata: TableMetadata) -> str:
+def metadata_folder(metadata: TableMetadata) -> str:
     configured = metadata.properties.get(TableProperties.WRITE_METADATA_PATH)
     return configured.rstrip("/") if configured else f"{metadata.location.rstrip('/')}/metadata"
 
 
-def _avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
+def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
     """The Avro name of the table's codec, which Iceberg names differently."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")

@@ -173,16 +173,20 @@ DEAD_LETTER_SCHEMA = Schema(
         12,
         "headers",
         ListType(
-            13,
+            17,
             StructType(
-                NestedField(14, "name", StringType(), required=False),
-                NestedField(15, "value", BinaryType(), required=False),
+                NestedField(18, "name", StringType(), required=False),
+                NestedField(19, "value", BinaryType(), required=False),
             ),
             element_required=False,
         ),
         required=False,
         doc="The headers in their order; null if the record has none",
     ),
+    NestedField(13, "replays", IntegerType(), required=False, doc="How often it was decoded again, in vain"),
+    NestedField(14, "discarded_at", TimestamptzType(), required=False, doc="When a person discarded it"),
+    NestedField(15, "discarded_by", StringType(), required=False, doc="Who discarded it"),
+    NestedField(16, "discard_reason", StringType(), required=False, doc="Why it was discarded"),
     schema_id=0,
 )
 

@@ -1,0 +1,160 @@
+"""`frazil dlq`: look at a stream's dead letters, decode them again, discard them."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Callable
+from datetime import datetime
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import click
+
+from frazil import clock
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import ask, echo_json, echo_table
+from frazil.cli.positions import MomentText
+from frazil.commit.opened import OpenStream, open_stream
+from frazil.dead_letters.counts import counts, samples
+from frazil.dead_letters.discard import Mark, discard
+from frazil.dead_letters.letters import ERROR_CLASS, Selection
+from frazil.spec.load import find_stream
+from frazil.spec.units import counted
+from frazil.timetext import utc
+
+SHOWN = 200
+"""Characters of a value that `show` prints."""
+
+
+def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
+    for reason in reasons:
+        if not re.fullmatch(ERROR_CLASS, reason):
+            raise click.BadParameter(f"{reason!r} is no error class; `frazil dlq list` names those that there are")
+    return reasons
+
+
+def _selecting(command: Callable[..., None]) -> Callable[..., None]:
+    """The argument and the options that say which letters are meant."""
+    options = (
+        click.argument("stream"),
+        streams_option,
+        json_option,
+        click.option(
+            "--reason",
+            "reasons",
+            multiple=True,
+            callback=_is_a_word,
+            help="Only letters of this error class; may be repeated.",
+        ),
+        click.option("--from", "begin", type=MomentText(), help="Only letters rejected at this time or later."),
+        click.option("--to", "end", type=MomentText(), help="Only letters rejected before."),
+    )
+    return reduce(lambda made, option: option(made), reversed(options), command)
+
+
+@click.group()
+def dlq() -> None:
+    """Look at the dead letters of a stream, decode them again, or discard them."""
+
+
+@dlq.command("list")
+@_selecting
+@click.option("--all", "discarded", is_flag=True, help="Also letters that were discarded.")
+def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, **which: Any) -> None:
+    """Count the dead letters of STREAM by day and reason.
+
+    \b
+    Example:
+      frazil dlq list flights
+      frazil dlq list flights --from 2013-12-30T00:00:00Z --json
+    """
+    opened = _open(stream, streams_folder)
+    found = counts(opened.tables.dead_letters.current(), opened.spec, _selection(discarded=discarded, **which))
+    if as_json:
+        echo_json(found)
+    elif not found:
+        click.echo(f"Stream {stream} has no such dead letters.")
+    else:
+        rows = [(f"{c.day}", c.reason, f"{c.letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
+        numbers = frozenset({"letters", "replayed in vain", "discarded"})
+        echo_table(["day", "reason", "letters", "replayed in vain", "discarded"], rows, numbers=numbers)
+
+
+@dlq.command()
+@_selecting
+@click.option("--all", "discarded", is_flag=True, help="Also letters that were discarded.")
+@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="How many are shown at most.")
+def show(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, **which: Any) -> None:
+    """Show some dead letters of STREAM, with their bytes.
+
+    \b
+    Example:
+      frazil dlq show flights --reason WrongType --limit 3
+    """
+    opened = _open(stream, streams_folder)
+    selection = _selection(discarded=discarded, **which)
+    found = samples(opened.tables.dead_letters.current(), opened.spec, selection, most=limit)
+    if as_json:
+        echo_json(found)
+        return
+    for letter in found:
+        click.echo(
+            f"{letter.where}  {utc(int(letter.rejected_at.timestamp() * 1000))}  {letter.reason}: {letter.error}"
+        )
+        for name, text in (("key", letter.key), ("value", letter.value), ("discarded", letter.discarded)):
+            if text is not None:
+                click.echo(f"    {name}: {_printable(text[:SHOWN])}{'…' if len(text) > SHOWN else ''}")
+    if not found:
+        click.echo(f"Stream {stream} has no such dead letters.")
+
+
+@dlq.command("discard")
+@_selecting
+@click.option("--because", required=True, help="Why; kept with each letter.")
+@click.option("--dry-run", is_flag=True, help="Say how many letters that would be, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
+def discard_(  # noqa: PLR0913 - a command's options
+    stream: str, streams_folder: Path, *, as_json: bool, because: str, dry_run: bool, yes: bool, **which: Any
+) -> None:
+    """Mark dead letters of STREAM as settled, with who did it and why.
+
+    They stay in their table, and `frazil dlq list` and `replay` leave them out.
+
+    \b
+    Example:
+      frazil dlq discard flights --reason NotJson --because "a test of the producer's" --dry-run
+    """
+    opened, selection = _open(stream, streams_folder), _selection(**which)
+    meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
+    if dry_run or not meant:
+        _tell(
+            as_json, f"{counted(meant, 'dead letter')} of stream {stream} would be discarded.", discarded=0, meant=meant
+        )
+        return
+    ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
+    done = discard(opened, selection, Mark(getpass.getuser(), because, clock.now_ms()))
+    _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
+
+
+def _printable(text: str) -> str:
+    """Without what would move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _tell(as_json: bool, sentence: str, **numbers: int) -> None:
+    if as_json:
+        echo_json(numbers)
+    else:
+        click.echo(sentence)
+
+
+def _open(stream: str, streams_folder: Path) -> OpenStream:
+    return open_stream(find_stream(streams_folder, stream))
+
+
+def _selection(
+    *, reasons: tuple[str, ...], begin: datetime | None, end: datetime | None, discarded: bool = False
+) -> Selection:
+    return Selection(reasons=reasons, begin=begin, end=end, discarded=discarded)

@@ -1,0 +1,234 @@
+"""Changes or removes rows of a dead-letter table, in one snapshot: the files that hold them are written anew.
+
+Other rows, and files that hold none of them, stay as they are. Where the table changed meanwhile, the next attempt
+begins from what it has then.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import load_file_io
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import (
+    DataFile,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+)
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Snapshot
+from pyroaring import BitMap64
+
+from frazil.commit.counted_output import CountedOutput
+from frazil.commit.manifest_lists import manifests_of
+from frazil.commit.snapshot import FORMAT_VERSION, Base, Layout, Prepared, SnapshotWriter, avro_codec, metadata_folder
+from frazil.commit.target import target_table
+from frazil.ingest.contract import StagedFile
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.offsets.spans import Span, TopicPartition
+from frazil.table.branches import head_of
+from frazil.table.file_bounds import FileBounds, Within
+from frazil.table.storage import open_store
+from frazil.table.tables import data_location
+
+LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offset")
+IDENTITY = (*LETTER_COLUMNS, "stream")
+"""The columns by which rows are chosen."""
+
+LetterSource = tuple[str, int, str | None]
+"""Topic, partition and the topic's id: a topic that was made again has other records."""
+Letters = Mapping[LetterSource, BitMap64]
+"""Dead letters of one stream, by their offsets."""
+
+Choose = Callable[[pa.Table], NDArray[np.bool_]]
+"""Which rows are meant, by the columns of `IDENTITY` that the table has and by those that `wanted` adds."""
+Replace = Callable[[pa.Table], pa.Table]
+"""What stands in the place of chosen rows; nothing, if it has none."""
+
+
+def chosen(stream: str, letters: Letters) -> Choose:
+    """Chooses these letters, and none that another stream rejected."""
+
+    def choose(rows: pa.Table) -> NDArray[np.bool_]:
+        of_letters = zip(*(rows[name].to_pylist() for name in LETTER_COLUMNS), strict=True)
+        there = [
+            (found := letters.get((topic, partition, topic_id))) is not None and offset in found
+            for topic, partition, topic_id, offset in of_letters
+        ]
+        mine: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
+        return mine & np.array(there, np.bool_)
+
+    return choose
+
+
+def within(letters: Letters) -> Within:
+    """Spans that hold the letters, one for each topic-partition."""
+    found: dict[TopicPartition, Span] = {}
+    for (topic, partition, _), offsets in sorted(letters.items(), key=str):
+        least, end = found.get((topic, partition), (offsets.min(), 0))
+        found[topic, partition] = min(least, offsets.min()), max(end, offsets.max() + 1)
+    return {tp: (span,) for tp, span in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """Which rows change, and how. Pure: it may be applied again to what another commit made of the table."""
+
+    within: Within
+    """The offsets that chosen rows have: other files are not read."""
+    choose: Choose
+    replace: Replace
+    wanted: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Attempt:
+    writer: SnapshotWriter
+    paths: tuple[str, ...]
+    """The files that it wrote beside those of its writer."""
+    head: Snapshot | None
+    """What main had then."""
+
+
+@dataclass(slots=True)
+class RowChangeWriter:
+    """Prepares the snapshot of a change within the rounds of one swap, and deletes what its failed rounds wrote."""
+
+    change: RowChange
+    attempts: list[_Attempt] = field(default_factory=list)
+    rows: int = 0
+    """How many rows the last round chose."""
+
+    @property
+    def undecided(self) -> bool:
+        return any(attempt.writer.undecided for attempt in self.attempts)
+
+    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
+        """The next attempt: an empty snapshot if no row is chosen."""
+        head = head_of(table.metadata)
+        last = self.attempts[-1] if self.attempts else None
+        if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
+            return last.writer.prepare(table, summary=summary, now_ms=now_ms)
+        copied = _Copies(table, self.change)
+        copied.run()
+        self.rows = copied.chosen
+        snapshot_id = table.metadata.new_snapshot_id()
+        base, manifests = copied.base(snapshot_id)
+        writer = SnapshotWriter(copied.staged, base=base, snapshot_id=snapshot_id)
+        paths = (*(f.path for f in copied.staged), *(m.manifest_path for m in manifests))
+        self.attempts.append(_Attempt(writer, paths, head))
+        return writer.prepare(table, summary=summary, now_ms=now_ms)
+
+    def delete_unused(self, table: Table) -> None:
+        for attempt in self.attempts:
+            attempt.writer.delete_unused(table)
+            if not attempt.writer.attempts and attempt.paths:
+                open_store(attempt.paths[0], table.io.properties).delete(attempt.paths)
+                attempt.paths = ()
+
+
+@dataclass(slots=True)
+class _Copies:
+    """One round: copies of the files that hold chosen rows."""
+
+    table: Table
+    change: RowChange
+    staged: tuple[StagedFile, ...] = ()
+    replaced: dict[str, DataFile] = field(default_factory=dict)
+    """By path."""
+    chosen: int = 0
+
+    def run(self) -> None:
+        head = head_of(self.table.metadata)
+        if head is None or not self.change.within:
+            return
+        bounds = FileBounds(self.table.schema(), self.change.within)
+        tasks = [
+            task for task in self.table.scan(snapshot_id=head.snapshot_id).plan_files() if bounds.may_hold(task.file)
+        ]
+        folder = f"{data_location(self.table)}/rewritten/{uuid.uuid4()}"
+        target = target_table(self.table, folder=folder)
+        io = load_file_io(dict(target.io), location=folder)
+        writer = TableWriter(target, "dead-letters", io=io, file_name=file_namer(0, 0))
+        try:
+            for task in tasks:
+                if self._holds_any(task):
+                    self.replaced[task.file.file_path] = task.file
+                    self._copy(task, writer)
+            self.staged = tuple(writer.finish())
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _holds_any(self, task: FileScanTask) -> bool:
+        names = [*IDENTITY, *self.change.wanted]
+        return any(self.change.choose(rows).any() for rows in self._read(task, names))
+
+    def _copy(self, task: FileScanTask, writer: TableWriter) -> None:
+        schema = writer.layout.arrow_schema
+        for rows in self._read(task, None):
+            chosen = self.change.choose(rows)
+            self.chosen += int(chosen.sum())
+            stays, goes = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
+            for part in (stays, self.change.replace(goes) if goes.num_rows else goes.slice(0, 0)):
+                if part.num_rows:
+                    writer.add(part.select(schema.names).cast(schema))
+
+    def _read(self, task: FileScanTask, names: list[str] | None) -> Iterator[pa.Table]:
+        schema = self.table.schema()
+        if names is not None:
+            schema = schema.select(*(name for name in names if name in {f.name for f in schema.fields}))
+        scan = ArrowScan(self.table.metadata, self.table.io, schema, AlwaysTrue())
+        for batch in scan.to_record_batches([task]):
+            yield pa.Table.from_batches([batch])
+
+    def base(self, snapshot_id: int) -> tuple[Base, list[ManifestFile]]:
+        """What stays, and the manifests written for it: those whose files were replaced are written anew."""
+        head = head_of(self.table.metadata)
+        stays: list[ManifestFile] = []
+        written: list[ManifestFile] = []
+        for manifest in manifests_of(head, self.table.io) if head else ():
+            if not (manifest.has_added_files() or manifest.has_existing_files()):
+                continue
+            entries = (
+                manifest.fetch_manifest_entry(self.table.io, discard_deleted=True)
+                if self.replaced and manifest.content is ManifestContent.DATA
+                else []
+            )
+            if any(entry.data_file.file_path in self.replaced for entry in entries):
+                written.append(self._rewritten(manifest, entries, snapshot_id, number=len(written)))
+                stays.append(written[-1])
+            else:
+                stays.append(manifest)
+        return Base(stays, [*self.replaced.values()], head.summary if head else None), written
+
+    def _rewritten(
+        self, manifest: ManifestFile, entries: list[ManifestEntry], snapshot_id: int, *, number: int
+    ) -> ManifestFile:
+        metadata = self.table.metadata
+        layout = Layout.of_spec(metadata.specs()[manifest.partition_spec_id], metadata)
+        path = f"{metadata_folder(metadata)}/{uuid.uuid4()}-m{number}.avro"
+        output, codec = CountedOutput(self.table.io.new_output(path)), avro_codec(metadata)
+        with write_manifest(FORMAT_VERSION, layout.spec, layout.schema, output, snapshot_id, codec) as writer:
+            for entry in entries:
+                gone = entry.data_file.file_path in self.replaced
+                writer.add_entry(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.DELETED if gone else ManifestEntryStatus.EXISTING,
+                        snapshot_id=snapshot_id if gone else entry.snapshot_id,
+                        sequence_number=entry.sequence_number,
+                        file_sequence_number=entry.file_sequence_number,
+                        data_file=entry.data_file,
+                    )
+                )
+        return writer.to_manifest_file()

@@ -1,0 +1,90 @@
+"""How many dead letters a stream has, by day and reason, and what some of them look like."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime
+from itertools import islice
+from typing import Any
+
+from pyiceberg.table import Table
+
+from frazil.dead_letters.letters import Selection, read
+from frazil.spec.model import StreamSpec
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Count:
+    """The dead letters of one reason that were rejected on one day, UTC."""
+
+    day: date
+    reason: str
+    letters: int
+    replayed: int
+    """Of them: decoded again, in vain."""
+    discarded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter. Its bytes are shown as text, what is none escaped."""
+
+    where: str
+    """`topic[partition]@offset`."""
+    rejected_at: datetime
+    reason: str
+    error: str
+    key: str | None
+    value: str | None
+    replays: int
+    discarded: str | None
+    """By whom and why; None if nobody did."""
+
+
+def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
+    """By day and reason, in that order. Reads four narrow columns, a file at a time."""
+    letters: Counter[tuple[date, str]] = Counter()
+    replayed: Counter[tuple[date, str]] = Counter()
+    discarded: Counter[tuple[date, str]] = Counter()
+    for rows in read(table, selection.row_filter(spec), ("error_class", "rejected_at", "replays", "discarded_at")):
+        days = [moment.date() for moment in rows["rejected_at"].to_pylist()]
+        keys = list(zip(days, rows["error_class"].to_pylist(), strict=True))
+        letters.update(keys)
+        for counter, column in ((replayed, "replays"), (discarded, "discarded_at")):
+            there = rows[column].is_valid().to_pylist()
+            counter.update(key for key, is_there in zip(keys, there, strict=True) if is_there)
+    return sorted(Count(*key, count, replayed[key], discarded[key]) for key, count in letters.items())
+
+
+def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int) -> list[Letter]:
+    """A few of the selected letters."""
+    return list(islice(_letters(table, spec, selection), most))
+
+
+def _letters(table: Table, spec: StreamSpec, selection: Selection) -> Iterator[Letter]:
+    columns = ("kafka_topic", "kafka_partition", "kafka_offset", "rejected_at", "error_class", "error", "key", "value")
+    marks = ("replays", "discarded_at", "discarded_by", "discard_reason")
+    for rows in read(table, selection.row_filter(spec), (*columns, *marks)):
+        for row in rows.to_pylist():
+            yield Letter(
+                where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
+                rejected_at=row["rejected_at"],
+                reason=row["error_class"],
+                error=row["error"],
+                key=_shown(row["key"]),
+                value=_shown(row["value"]),
+                replays=row["replays"] or 0,
+                discarded=_discarded(row),
+            )
+
+
+def _discarded(row: dict[str, Any]) -> str | None:
+    if (moment := row["discarded_at"]) is None:
+        return None
+    return f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}"
+
+
+def _shown(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "backslashreplace")

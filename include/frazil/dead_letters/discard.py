@@ -1,0 +1,86 @@
+"""Marks dead letters as discarded, with who and why. They stay where they are: the audit counts them as before."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.commit.opened import OpenStream
+from frazil.commit.row_changes import (
+    LETTER_COLUMNS,
+    Letters,
+    LetterSource,
+    RowChange,
+    RowChangeWriter,
+    chosen,
+    within,
+)
+from frazil.commit.swap import Change, Done, commit_snapshot
+from frazil.dead_letters.letters import Selection, read
+
+MARKS = ("discarded_at", "discarded_by", "discard_reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Who discards, and why."""
+
+    by: str
+    reason: str
+    at_ms: int
+
+
+def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
+    """Mark the selected letters in one commit; returns how many. Those that are discarded already keep their mark.
+
+    A letter that is rejected meanwhile is not marked: nobody has seen it.
+    """
+    handle = opened.tables.dead_letters
+    letters = identities(opened, selection)
+    if not letters:
+        return 0
+    meant = chosen(opened.spec.name, letters)
+    change = RowChange(
+        within(letters),
+        lambda rows: meant(rows) & rows["discarded_at"].is_null().to_numpy(),
+        lambda rows: _marked(rows, mark),
+        wanted=("discarded_at",),
+    )
+    writer = RowChangeWriter(change)
+    summary = {
+        "frazil.operation": "discard-dead-letters",
+        "frazil.dead-letters-of": opened.spec.name,
+        "frazil.discarded-by": mark.by,
+        "frazil.reason": mark.reason[:200],
+    }
+
+    def propose(table: Table) -> Done[int] | Change[int]:
+        prepared = writer.prepare(table, summary=summary, now_ms=opened.tables.clock_ms())
+        return Change(prepared.requirements, prepared.updates, writer.rows)
+
+    handle.forget()
+    return commit_snapshot(handle, propose, (writer,), patience=opened.tables.patience)
+
+
+def identities(opened: OpenStream, selection: Selection) -> Letters:
+    """The selected letters."""
+    found: dict[LetterSource, BitMap64] = defaultdict(BitMap64)
+    table = opened.tables.dead_letters.refresh()
+    for rows in read(table, selection.row_filter(opened.spec), LETTER_COLUMNS):
+        for topic, partition, topic_id, offset in zip(*(rows[n].to_pylist() for n in LETTER_COLUMNS), strict=True):
+            found[topic, partition, topic_id].add(offset)
+    return dict(found)
+
+
+def _marked(rows: pa.Table, mark: Mark) -> pa.Table:
+    values = (datetime.fromtimestamp(mark.at_ms / 1000, UTC), mark.by, mark.reason)
+    for name, value in zip(MARKS, values, strict=True):
+        place = rows.schema.get_field_index(name)
+        column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
+        rows = rows.set_column(place, rows.schema.field(name), column)
+    return rows

@@ -1,0 +1,70 @@
+"""The dead letters of one stream, selected by reason and time, and read a file at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated
+
+import pyarrow as pa
+from pydantic import Field
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.table import Table
+
+from frazil.backfill.request import UtcMoment
+from frazil.spec.model import StreamSpec
+from frazil.spec.values import Model
+from frazil.table.branches import head_of
+from frazil.table.file_bounds import of_topics
+
+ERROR_CLASS = r"^\w+$"
+ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS)]
+
+
+class Selection(Model):
+    """Which dead letters of a stream are meant. Times are those of the rejection, `[begin, end)`."""
+
+    reasons: tuple[ErrorClass, ...] = ()
+    """Error classes; all, if none is named."""
+    begin: UtcMoment | None = None
+    end: UtcMoment | None = None
+    discarded: bool = False
+    """Also those that a person discarded."""
+
+    def row_filter(self, spec: StreamSpec) -> str:
+        """As Iceberg plans it. Letters of earlier versions name no stream: they belong to those that read the topic."""
+        parts = [f"(stream = '{spec.name}' or (stream is null and {of_topics(spec.source.topics)}))"]
+        if self.reasons:
+            parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
+        if self.begin is not None:
+            parts.append(f"rejected_at >= '{_text(self.begin)}'")
+        if self.end is not None:
+            parts.append(f"rejected_at < '{_text(self.end)}'")
+        if not self.discarded:
+            parts.append("discarded_at is null")
+        return " and ".join(parts)
+
+    def __str__(self) -> str:
+        said = [
+            f"of {', '.join(self.reasons)}" if self.reasons else "",
+            f"from {_text(self.begin)}" if self.begin else "",
+            f"before {_text(self.end)}" if self.end else "",
+        ]
+        return " ".join(filter(None, said)) or "all"
+
+
+def read(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The selected rows of main, from one file after the other."""
+    head = head_of(table.metadata)
+    if head is None:
+        return
+    scan = table.scan(row_filter=row_filter, selected_fields=tuple(columns), snapshot_id=head.snapshot_id)
+    arrow = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
+    for task in scan.plan_files():
+        for batch in arrow.to_record_batches([task]):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch])
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat()

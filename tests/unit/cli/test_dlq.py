@@ -1,0 +1,78 @@
+"""`frazil dlq` at a terminal, on tables without a Kafka."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from frazil.cli.main import frazil
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_dead_letters, ensure_table
+
+STREAM = """
+name: made
+source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
+table: demo.made
+schema: {at: timestamptz}
+event-time: at
+"""
+
+
+@pytest.fixture
+def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
+    """A stream with two letters of one reason and one of another."""
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    (folder / "made.yaml").write_text(STREAM)
+    spec, catalog = load_stream(folder / "made.yaml"), load_catalog(None)
+    ensure_table(catalog, spec)
+    table = ensure_dead_letters(catalog, spec)
+    when = datetime(2013, 12, 30, 10, tzinfo=UTC)
+    row = {
+        "kafka_topic": "made",
+        "kafka_partition": 0,
+        "stream": "made",
+        "error": "it is not JSON",
+        "rejected_at": when,
+    }
+    letters = [("NotJson", b"\xffno"), ("NotJson", None), ("WrongType", b"{}")]
+    rows = [{**row, "kafka_offset": n, "error_class": of, "value": value} for n, (of, value) in enumerate(letters)]
+    table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
+    return folder
+
+
+def call(streams: Path, *arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(frazil, ["dlq", *arguments, "--streams", str(streams)])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.output
+
+
+def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
+    assert [line.split() for line in call(streams, "list", "made").splitlines()[1:]] == [
+        ["2013-12-30", "NotJson", "2", "0", "0"],
+        ["2013-12-30", "WrongType", "1", "0", "0"],
+    ]
+    assert call(streams, "show", "made", "--limit", "1").splitlines() == [
+        "made[0]@0  2013-12-30 10:00:00Z  NotJson: it is not JSON",
+        "    value: \\xffno",
+    ]
+    because = ("discard", "made", "--reason", "NotJson", "--because", "a test")
+    assert call(streams, *because, "--dry-run") == "2 dead letters of stream made would be discarded.\n"
+    call(streams, *because, code=2)
+    assert call(streams, *because, "--yes") == "2 dead letters of stream made discarded.\n"
+    assert call(streams, *because, "--yes") == "0 dead letters of stream made would be discarded.\n"
+    found = json.loads(call(streams, "list", "made", "--all", "--json"))
+    assert [(c["reason"], c["letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
+    shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
+    assert all(": a test" in letter["discarded"] for letter in shown)
+    assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
+
+
+def test_a_reason_is_a_word(streams: Path) -> None:
+    assert "error class" in call(streams, "list", "made", "--reason", "x' or 1=1", code=2)

@@ -1,0 +1,131 @@
+"""Letters are marked in one commit, whatever fails; all others, and their files, stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil.commit.opened import OpenStream
+from frazil.dead_letters.counts import counts, samples
+from frazil.dead_letters.discard import Mark, discard
+from frazil.dead_letters.letters import Selection
+from frazil.errors import CommitUnavailable
+from tests.unit.commit.conftest import EPOCH_BEGAN, World
+
+MARK = Mark("ada", "a test of the producer's", 1_800_000_000_000)
+NOT_JSON = Selection(reasons=("NotJson",))
+BAD = {0: [1, 2], 1: [7]}
+
+
+@pytest.fixture
+def opened(world: World) -> OpenStream:
+    """A stream with three letters of two batches, and one that another stream of the table rejected."""
+    writer = world.begin()
+    world.run(writer, {0: (0, 5)}, rejected={0: [1, 2]})
+    world.run(writer, {1: (0, 9)}, rejected={1: [7]})
+    world.stream = "others"
+    files = world.write_dead_letters(SimpleNamespace(epoch=9, batch=9), [(0, 1)])  # type: ignore[arg-type]
+    world.stream = "events"
+    world.load_dead_letters().append(_read(files[0].path))
+    spec: Any = SimpleNamespace(name="events", source=SimpleNamespace(topics=("events",)))
+    return OpenStream(spec, world.tables)
+
+
+def _read(path: str) -> Any:
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    return pq.read_table(path.removeprefix("file://"))
+
+
+def discarded(world: World) -> list[tuple[str, int, int]]:
+    rows = world.load_dead_letters().scan("discarded_at is not null").to_arrow().to_pylist()
+    assert {(r["discarded_by"], r["discard_reason"], r["discarded_at"].timestamp()) for r in rows} <= {
+        ("ada", "a test of the producer's", 1_800_000_000.0)
+    }
+    return sorted((r["stream"], r["kafka_partition"], r["kafka_offset"]) for r in rows)
+
+
+MINE = [("events", 0, 1), ("events", 0, 2), ("events", 1, 7)]
+
+
+def check_all_there(world: World) -> None:
+    assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (1, 7)]
+    table = world.load_dead_letters()
+    assert world.manifests(table) == world.used_manifests(table)
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    assert head.summary["total-records"] == "4"
+
+
+def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(world: World, opened: OpenStream) -> None:
+    assert discard(opened, NOT_JSON, MARK) == 3
+    assert discarded(world) == MINE
+    check_all_there(world)
+    head = world.load_dead_letters().current_snapshot()
+    assert discard(opened, NOT_JSON, Mark("bob", "again", 0)) == 0
+    assert world.load_dead_letters().current_snapshot() == head
+    table = opened.tables.dead_letters.refresh()
+    assert counts(table, opened.spec, Selection()) == []
+    (count,) = counts(table, opened.spec, Selection(discarded=True))
+    assert (count.day, count.reason, count.letters, count.discarded) == (EPOCH_BEGAN.date(), "NotJson", 3, 3)
+    (letter,) = samples(table, opened.spec, Selection(discarded=True), most=1)
+    assert letter.discarded == "ada, 2027-01-15T08:00:00+00:00: a test of the producer's"
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(reasons=("MissingField",)),
+        Selection(begin=datetime(2014, 1, 1, tzinfo=UTC)),
+        Selection(end=EPOCH_BEGAN),
+    ],
+)
+def test_nothing_selected_changes_nothing(world: World, opened: OpenStream, selection: Selection) -> None:
+    before = world.load_dead_letters().metadata
+    assert discard(opened, selection, MARK) == 0
+    assert counts(opened.tables.dead_letters.refresh(), opened.spec, selection) == []
+    assert world.load_dead_letters().metadata == before
+
+
+Fault = Callable[[World], object]
+FAULTS: dict[str, Fault] = {
+    "the answer is lost": lambda w: w.catalog.next_answer_is_lost(),
+    "it lands late": lambda w: w.catalog.next_lands_late(),
+    "the catalog fails": lambda w: w.catalog.next_fails_before(ConnectionError("away")),
+    "a batch lands first": lambda w: w.catalog.next_meets(
+        lambda: w.run(w.begin(), {0: (5, 8)}, rejected={0: [6]}), w.dead_letter_table
+    ),
+    "somebody rewrites all files first": lambda w: w.catalog.next_meets(
+        lambda: w.load_dead_letters().overwrite(w.load_dead_letters().scan().to_arrow()), w.dead_letter_table
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opened: OpenStream, fault: str) -> None:
+    FAULTS[fault](world)
+    assert discard(opened, NOT_JSON, MARK) == 3
+    world.catalog.land_now()
+    assert discarded(world) == MINE
+    assert world.dead_letters() == sorted([(0, 1), (0, 1), (0, 2), (1, 7), *([(0, 6)] if "batch" in fault else [])])
+
+
+def test_a_catalog_that_stays_away_leaves_everything_as_it_was(world: World, opened: OpenStream) -> None:
+    world.catalog.next_fails_before(ConnectionError("away"), times=10_000)
+    with pytest.raises(CommitUnavailable):
+        discard(opened, NOT_JSON, MARK)
+    world.catalog.faults.clear()
+    assert discarded(world) == []
+    assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (1, 7)]
+
+
+def test_the_stream_goes_on_and_a_letter_that_is_read_again_stays_one(world: World, opened: OpenStream) -> None:
+    discard(opened, NOT_JSON, MARK)
+    world.run(world.begin(), {0: (5, 9)}, rejected={0: [8]})
+    assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (0, 8), (1, 7)]
+    assert discarded(world) == MINE
