@@ -119,6 +119,15 @@ class NoticeGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class TableEvolved:
+    """The table's schema was changed in one commit, because records of a batch asked for it."""
+
+    key: BatchKey
+    changes: tuple[str, ...]
+    """In words, such as `added column gate string`."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutageMet:
     """The catalog or the storage failed, and the writer tries again; the next phase ends the outage."""
 
@@ -142,6 +151,7 @@ Happening = (
     | StallBegan
     | StallEnded
     | NoticeGiven
+    | TableEvolved
     | OutageMet
     | CommitRecordsFolded
 )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from frazil.ingest.sightings import NOTHING_SIGHTED, Sightings
 from frazil.offsets.spans import TopicPartition
 
 Target = Literal["main", "dead-letters"]
@@ -121,6 +122,8 @@ class StageContext:
     """For a backfill: only rows of `[from, to)` are kept, and no dead letters, which have no event time."""
     files: tuple[RecordFile, ...] = ()
     """For a backfill: if there are any, they are read instead of Kafka."""
+    evolution: Literal["off", "additive", "full"] = "off"
+    """What tasks look for in records beyond the table's columns, for the driver to evolve the table."""
     routes: Routes | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
 
@@ -266,6 +269,8 @@ class StageResult:
     notices: tuple[str, ...] = ()
     """What people should know about how the task ran: see `NoticeGiven`."""
     rejects: Rejects = Rejects()
+    sighted: Sightings = NOTHING_SIGHTED
+    """What records have beyond the table's columns; nothing unless the stream's table may evolve."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -274,6 +279,7 @@ class StageResult:
             "windows": None if self.windows is None else dict(self.windows),
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),
+            "sighted": self.sighted.to_json(),
         }
 
     @classmethod
@@ -284,4 +290,5 @@ class StageResult:
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
             tuple(value.get("notices", ())),
             Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
+            Sightings.from_json(value["sighted"]) if "sighted" in value else NOTHING_SIGHTED,
         )

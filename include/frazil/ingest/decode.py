@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.chunk import Chunk
+from frazil.ingest.sightings import NOTHING_SIGHTED, Sightings, joined_sightings
 
 
 class Rejection(NamedTuple):
@@ -28,11 +29,13 @@ class Decoded:
     rows: pa.Table
     kept: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
+    sighted: Sightings = NOTHING_SIGHTED
+    """What records have beyond the schema, where a decoder was asked to look for that."""
 
     def moved(self, places: NDArray[np.int64]) -> Decoded:
         """The same, where record i of this chunk was record `places[i]` of a larger one."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
-        return Decoded(self.rows, places[self.kept], rejections)
+        return Decoded(self.rows, places[self.kept], rejections, self.sighted)
 
     def without(self, taken: NDArray[np.bool_]) -> Decoded:
         """The same, without the records of the chunk that are `taken`."""
@@ -54,4 +57,5 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
         pa.concat_tables([part.rows for part in parts]),
         np.concatenate([part.kept for part in parts]),
         [rejection for part in parts for rejection in part.rejections],
+        joined_sightings(part.sighted for part in parts),
     )

@@ -21,6 +21,7 @@ from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats import Quoter, quoter
 from frazil.ingest.record_files import RowChunk
+from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.ingest.split import column_of
 
 
@@ -39,6 +40,8 @@ class Shaper:
         self._within = context.event_times_us
         self._quote = quoter(context.record_format)
         self._units = context.units
+        self.sighted = Sightings()
+        """What the records so far have beyond the schema."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Rows of the table's schema. A record that a backfill does not want is neither row nor rejection."""
@@ -59,7 +62,10 @@ class Shaper:
     def _decoded(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):
             return Decoded(chunk.rows, np.arange(len(chunk)))
-        return self._beside(self._decode(chunk), chunk)
+        decoded = self._decode(chunk)
+        if decoded.sighted:
+            self.sighted = joined_sightings([self.sighted, decoded.sighted])
+        return self._beside(decoded, chunk)
 
     def _out_of_range(self, chunk: Chunk, shaped: Decoded) -> dict[int, str]:
         found: dict[int, str] = {}

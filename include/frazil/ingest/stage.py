@@ -333,7 +333,9 @@ class _Stage:
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
         files = (*self._main.finish(), *self._dead.finish())
-        return StageResult(files, self.progress.result(), self.progress.windows, notices, self._rejects.result())
+        return StageResult(
+            files, self.progress.result(), self.progress.windows, notices, self._rejects.result(), self._shape.sighted
+        )
 
     def close(self) -> None:
         if isinstance(self._decode, IsolatedDecoder):
@@ -379,7 +381,7 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
 def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-    return partial(decoder, context.record_format, filled, units)
+    return partial(decoder, context.record_format, filled, units, context.evolution)
 
 
 @contextmanager

@@ -205,6 +205,27 @@ class DeadLetters(Model):
         return None if value is None else _identifier(value)
 
 
+class Evolution(Model):
+    """Which changes of records the table follows by itself; a mode alone, or a mapping."""
+
+    mode: Literal["off", "additive", "full"] = Field(
+        default="off",
+        description="`off`: a field of a record that is no column is ignored. `additive`: it becomes an optional "
+        "column. `full`: also int becomes long, float becomes double, a decimal gets more digits, and a required "
+        "column becomes optional, where a record needs it.",
+    )
+    max_columns: int = Field(
+        default=500,
+        gt=0,
+        description="With so many columns, nested fields included, the table gets no more: new fields are ignored.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_alone(cls, value: object) -> object:
+        return {"mode": value} if isinstance(value, str) else value
+
+
 class StreamSpec(Model):
     """One declared stream."""
 
@@ -245,6 +266,9 @@ class StreamSpec(Model):
         default=None,
         description="The first window to signal. If left out: the one that was open when the table was first checked, "
         "so that no history is signalled.",
+    )
+    evolution: Evolution = Field(
+        default=Evolution(), description="Which changes of records the table follows by itself."
     )
     coordinates: bool = Field(
         default=True,
@@ -321,7 +345,8 @@ class StreamSpec(Model):
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
         dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters}
-        return {"maintenance": True, "application": True} | {key: some for key, some in nested.items() if some}
+        unused = {"maintenance", "application"} | ({"evolution"} if self.evolution.mode == "off" else set())
+        return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property
     def units(self) -> dict[str, str]:

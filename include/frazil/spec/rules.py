@@ -58,6 +58,9 @@ JAVA_ONLY = {
 _WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
 """Table properties whose value is a whole number (Iceberg's configuration page)."""
 
+NAMED_FIELDS = frozenset({"json"})
+"""Formats that can say which fields a record has beyond the schema."""
+
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 Columns = Mapping[str, Type | None]
 """Types by column; None for a type that cannot be read."""
@@ -219,6 +222,12 @@ def _csv(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(f"schema.{column.name}", column.type, what)
         elif fields and column.name not in fields:
             yield Problem("source.format.columns", None, f"does not name the column {column.name}")
+
+
+def _evolution(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.evolution.mode != "off" and spec.source.format.type not in NAMED_FIELDS:
+        what = f"needs records whose fields have names, and source.format is {spec.source.format.type}; leave it out"
+        yield Problem("evolution", spec.evolution.mode, what)
 
 
 def _types(spec: StreamSpec) -> Columns:
@@ -410,6 +419,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_beside_value, ("schema", "source.key", "source.headers")),
     (_whole_value, ("schema", "source.format", "source.key", "source.headers")),
     (_csv, ("schema", "source.format", "source.key", "source.headers")),
+    (_evolution, ("evolution", "source.format")),
     (_partitioning, ("schema", "coordinates", "partition-by")),
     (_sorting, ("schema", "coordinates", "sort-by")),
     (_aligned, ("commit.align", "complete", "event-time", "partition-by")),

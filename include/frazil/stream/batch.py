@@ -13,6 +13,8 @@ from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
+from pyiceberg.schema import Schema
+
 from frazil.commit.committer import Committer
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
@@ -30,6 +32,7 @@ from frazil.events import (
     NoticeGiven,
     OutageMet,
     PhaseBegan,
+    TableEvolved,
     ThrottleJudged,
 )
 from frazil.host.exchange import open_exchange
@@ -44,6 +47,7 @@ from frazil.spec.units import format_duration
 from frazil.stream.circuit import check_circuit
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
+from frazil.stream.evolve import evolved, ignored
 from frazil.stream.plan import learned
 from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.position import Position
@@ -51,7 +55,9 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
+from frazil.table.catalogs import catalog_errors
 from frazil.table.expired import has_expired
+from frazil.table.growth import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +66,10 @@ T = TypeVar("T")
 OUTAGE_PATIENCE_S = 600.0
 """How long a batch waits for a catalog or a storage that fails: as long as a commit does."""
 OUTAGE_WAIT_MOST_S = 30.0
+EVOLVED_MOST = 10
+"""So often a batch is staged again at most, because its records let the table evolve."""
+IGNORED_TOLD_MOST = 100
+"""So many fields that become no columns are told in an epoch: records may have endlessly many."""
 EXPIRED_MOST = 3
 """So many times in a row a batch may outlive the credentials that it began with."""
 OUTLIVED = (
@@ -90,6 +100,8 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Those that were given already."""
+    ignored: frozenset[tuple[str, ...]] = frozenset()
+    """Fields of records that become no columns, and of which people know."""
     recent: Recent | None = None
     """What recent batches wrote by table partition; None before a batch of this epoch asks for it."""
     distribution: Distribution | None = None
@@ -239,7 +251,21 @@ class BatchRunner:
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """The tasks' answers and the batch's journal."""
+        """The tasks' answers and the batch's journal. If the batch's records let the table evolve, it is staged again.
+
+        What later rounds would still find is found in the next batch that has it.
+        """
+        context, answers = self._staged_once(stage, key, tasks=tasks)
+        for _ in range(EVOLVED_MOST):
+            if not self._evolved(context, answers):
+                break
+            self._discard(key)
+            self._clear_progress()
+            self.emit(PhaseBegan(Phase.STAGING, key))
+            context, answers = self._staged_once(stage, key, tasks=tasks)
+        return answers, self._journal(context, answers, end)
+
+    def _staged_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, tuple[TaskAnswer, ...]]:
         context = self._context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         routes = self._routes(context, tasks=tasks)
@@ -248,7 +274,28 @@ class BatchRunner:
         except RecordSuspected as error:
             log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
             answers = stage(StageRows(context, progress))
-        return answers, self._journal(context, answers, end)
+        return context, answers
+
+    def _tell_ignored(self, refused: Iterable[Refusal]) -> None:
+        """Each field once in this epoch."""
+        new = [refusal for refusal in refused if refusal.path not in self.ignored]
+        if new and len(self.ignored) < IGNORED_TOLD_MOST:
+            self.emit(NoticeGiven(ignored(new, table=self.tables.main.identifier)))
+            self.ignored |= {refusal.path for refusal in new}
+
+    def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
+        """Whether the table has evolved, by us or by others, to hold more of the batch's records than was staged."""
+        sighted = [a.result.sighted for a in answers if a.result.sighted]
+        if not sighted:
+            return False
+        main = self.tables.main
+        with catalog_errors(self.spec.table.catalog or "default"):
+            found = evolved(main.refresh(), self.spec, sighted)
+            self._tell_ignored(found.refused)
+            if found.changes:
+                self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes))
+            staged_id: int = Schema.model_validate_json(context.main.schema_json).schema_id
+            return main.refresh().schema().schema_id != staged_id
 
     def _routes(self, context: StageContext, *, tasks: int) -> Routes | None:
         """How the batch's rows are shuffled; None if they are not."""
@@ -306,7 +353,11 @@ class BatchRunner:
         held = self.committer.held_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
         return dataclasses.replace(
-            context, dead_letters_held=held, window_us=window_us, rejects_accepted=self.rejects_accepted
+            context,
+            dead_letters_held=held,
+            window_us=window_us,
+            rejects_accepted=self.rejects_accepted,
+            evolution=self.spec.evolution.mode,
         )
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:

@@ -15,6 +15,7 @@ from frazil.events import (
     RecordsSkipped,
     StallBegan,
     StallEnded,
+    TableEvolved,
     ThrottleJudged,
 )
 from frazil.spec.units import counted
@@ -60,6 +61,10 @@ def log_event(event: Event) -> None:
             _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
         case StallEnded():
             _stalls.info("stream %s: the stall (%s) is over after %s", stream, what.kind, ago(what.lasted_ms))
+        case TableEvolved():
+            _batch.info(
+                "batch %s: the table evolves, and the batch is staged again: %s", what.key, "; ".join(what.changes)
+            )
         case NoticeGiven():
             _writer.warning("stream %s: %s", stream, what.sentence)
         case CommitRecordsFolded():

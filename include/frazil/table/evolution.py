@@ -51,6 +51,13 @@ class Promotion:
 
 
 @dataclass(frozen=True, slots=True)
+class Relaxation:
+    """A required column that becomes optional."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Conflict:
     """A difference that no safe evolution resolves; `message` names both sides and what to do."""
 
@@ -58,6 +65,7 @@ class Conflict:
     message: str
 
 
+Change = Addition | Promotion | Relaxation
 Difference = Addition | Promotion | Conflict
 
 
@@ -176,7 +184,7 @@ class _Comparison:
             yield from self._types(wanted.value_field, found.value_field, path=(*path, "value"))
         elif wanted == found or self._became_wider(wanted, existing):
             return
-        elif _widens(found, wanted):
+        elif widens(found, wanted):
             yield Promotion(path, wanted)
         else:
             yield Conflict(
@@ -187,10 +195,10 @@ class _Comparison:
 
     def _became_wider(self, declared: IcebergType, existing: NestedField) -> bool:
         """Whether the column once had the declared type and has only been widened since."""
-        return str(declared) in self.history.types[existing.field_id] and _widens(declared, existing.field_type)
+        return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
 
 
-def _widens(narrow: IcebergType, wide: IcebergType) -> bool:
+def widens(narrow: IcebergType, wide: IcebergType) -> bool:
     """PyIceberg's promotion rules, except those that change a value's meaning (string to binary)."""
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
@@ -203,3 +211,12 @@ def _widens(narrow: IcebergType, wide: IcebergType) -> bool:
             return False
         return True
     return False
+
+
+def relaxed(declared: NestedField, existing: NestedField) -> NestedField:
+    """The declared column, optional wherever the table's is, nested fields included."""
+    kind = declared.field_type
+    if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
+        there = {field.name: field for field in existing.field_type.fields}
+        kind = StructType(*(relaxed(f, there[f.name]) if f.name in there else f for f in kind.fields))
+    return declared.model_copy(update={"field_type": kind, "required": declared.required and existing.required})

@@ -26,7 +26,17 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.rules import COORDINATES
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors, existing_catalog
-from frazil.table.evolution import ACCEPTED_SCHEMA, Addition, Conflict, Promotion, differences
+from frazil.table.evolution import (
+    ACCEPTED_SCHEMA,
+    Addition,
+    Change,
+    Conflict,
+    Promotion,
+    Relaxation,
+    differences,
+    relaxed,
+)
+from frazil.table.growth import Growth, growth
 from frazil.table.remains import STATE, Remains, place_of_new, remains_of
 
 logger = logging.getLogger(__name__)
@@ -61,6 +71,9 @@ class DeclaredTable:
     location: str | None = None
     declarable: frozenset[str] = frozenset()
     """Columns from a person's declaration; all others are frazil's own."""
+    relaxable: frozenset[str] = frozenset()
+    """Declared columns that may be optional in the table though they are declared `not null`, nested fields included:
+    the table evolved."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
@@ -113,7 +126,13 @@ def _declared_table(spec: StreamSpec) -> DeclaredTable:
         properties=MAIN_PROPERTIES | spec.table.properties,
         location=spec.table.location,
         declarable=frozenset(column.name for column in spec.columns),
+        relaxable=_relaxable(spec) if spec.evolution.mode == "full" else frozenset(),
     )
+
+
+def _relaxable(spec: StreamSpec) -> frozenset[str]:
+    """All columns but the event time, which every row must have."""
+    return frozenset(column.name for column in spec.columns) - {spec.event_time.column}
 
 
 def _declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
@@ -253,9 +272,7 @@ def _evolve(table: Table, declared: DeclaredTable, stream: str) -> Table:
         except CommitFailedException:
             logger.info("the schema of %s changed while stream %s evolved it; trying again", _name(table), stream)
         table = table.catalog.load_table(table.name())
-    raise CommitUnavailable(
-        f"stream {stream}: the schema of {_name(table)} changed at each of {EVOLUTION_ATTEMPTS} attempts to evolve it"
-    )
+    raise _never_evolved(table, stream)
 
 
 def _evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
@@ -279,8 +296,11 @@ def _former_schemas(table: Table) -> list[Schema]:
 def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
     """Let frazil's own columns be optional: it always has a value, and tables may have got them later."""
     there = {field.name: field.required for field in existing.fields}
+    found = {field.name: field for field in existing.fields}
     fields = [
-        field
+        relaxed(field, found[field.name])
+        if field.name in declared.relaxable and field.name in found
+        else field
         if field.name in declared.declarable or there.get(field.name, field.name not in COORDINATES)
         else field.model_copy(update={"required": False})
         for field in declared.schema.fields
@@ -295,18 +315,66 @@ def _refuse_unreadable(coming: Schema, table: str) -> None:
             raise SpecError(f"schema.{path}: {coming.find_type(path)} would come into the table {table}: {reason}")
 
 
-def _apply(table: Table, changes: Sequence[Addition | Promotion]) -> None:
+def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
+    """Change a stream's table as its records ask, in one update. Returns the changes that were made, and the refusals.
+
+    Another stream may do the same: each of them looks at what the other has made of the table. Raises
+    CommitUnavailable, AccessDenied.
+    """
+    fixed = frozenset({spec.event_time.column, *COORDINATES})
+    with catalog_errors(table.catalog.name):
+        for _ in range(EVOLUTION_ATTEMPTS):
+            found = growth(
+                table.schema(),
+                _former_schemas(table),
+                asked,
+                max_columns=spec.evolution.max_columns,
+                fixed=fixed,
+            )
+            if not found.changes:
+                return found
+            try:
+                _apply(table, found.changes)
+            except CommitFailedException:
+                logger.info("the schema of %s changed while stream %s evolved it", _name(table), spec.name)
+            else:
+                return found
+            table = table.catalog.load_table(table.name())
+    raise _never_evolved(table, spec.name)
+
+
+def _never_evolved(table: Table, stream: str) -> CommitUnavailable:
+    return CommitUnavailable(
+        f"stream {stream}: the schema of {_name(table)} changed at each of {EVOLUTION_ATTEMPTS} attempts to evolve it"
+    )
+
+
+def _apply(table: Table, changes: Sequence[Change]) -> None:
     for change in changes:
-        _refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), _name(table))
+        if not isinstance(change, Relaxation):
+            _refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), _name(table))
     with table.update_schema() as update:
         for change in changes:
-            if isinstance(change, Addition):
-                update.add_column(change.path, change.type, doc=change.doc, required=False)
-            else:
-                update.update_column(change.path, field_type=change.type)
+            match change:
+                case Addition():
+                    update.add_column(change.path, change.type, doc=change.doc, required=False)
+                case Promotion():
+                    update.update_column(change.path, field_type=change.type)
+                case Relaxation():
+                    update.make_column_optional(change.path)
     for change in changes:
-        verb = "added" if isinstance(change, Addition) else "widened"
-        logger.info("%s: %s column %s %s", _name(table), verb, ".".join(change.path), change.type)
+        logger.info("%s: %s", _name(table), told(change))
+
+
+def told(change: Change) -> str:
+    """A change that was made, in words."""
+    column = f"column {'.'.join(change.path)}"
+    match change:
+        case Addition():
+            return f"added {column} {change.type}"
+        case Promotion():
+            return f"widened {column} to {change.type}"
+    return f"made {column} optional"
 
 
 def _refusal(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,6 +93,8 @@ def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
         _routes=lambda *_, **__: routes,
         _journal=lambda *_: None,
         progress=ProgressFolder("/progress", {}),
+        _evolved=lambda *_: False,
     )
+    runner._staged_once = partial(BatchRunner._staged_once, runner)
     answers, _ = BatchRunner.staged(runner, stage, BatchKey(1, 1), Position({}), tasks=2)
     assert (seen, len(answers)) == ([routes, None], 1)

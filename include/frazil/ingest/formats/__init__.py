@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from pyiceberg.schema import Schema
@@ -15,6 +15,7 @@ from frazil.ingest.formats.csv.lines import Line
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
+from frazil.ingest.sightings import SightingDecoder
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat, format_of
 
 PlainFormat = str | Mapping[str, Any]
@@ -59,15 +60,23 @@ Quoter = Callable[[bytes, Sequence[str]], str | None]
 """From a decoded record and a path of fields: the value there as it was sent, in words, or None."""
 
 
-def decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def decoder(
+    plain: PlainFormat,
+    schema: Schema,
+    units: Mapping[int, str],
+    evolution: Literal["off", "additive", "full"] = "off",
+) -> Decoder:
     """A decoder of chunks to Arrow tables of this Iceberg schema, field ids included.
 
     A format of one column, and one of fields, names them, as `StreamSpec.value_format` does. `units` maps a timestamp
     column's field id to the unit of the number that it arrives as. Raises SpecError for a format or a column type that
-    cannot be decoded.
+    cannot be decoded. Unless `evolution` is off, it also says what records have beyond the schema.
     """
     declared = _parsed(plain)
-    return FORMATS[declared.type](declared, schema, units)
+    made = FORMATS[declared.type](declared, schema, units)
+    if evolution != "off" and isinstance(made, SightingDecoder):
+        made.sight(widening=evolution == "full")
+    return made
 
 
 def quoter(plain: PlainFormat) -> Quoter:

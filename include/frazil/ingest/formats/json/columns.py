@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
 from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.formats.json import new_keys
 from frazil.ingest.formats.json import nodes as kinds
 from frazil.ingest.formats.json.nodes import (
     BASE,
@@ -26,7 +27,7 @@ from frazil.ingest.formats.json.nodes import (
     Numbers,
     nodes,
 )
-from frazil.ingest.formats.json.rows import read_records
+from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
 from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.types import Units, depth
 from frazil.ingest.formats.json.words import ROOM, USED, gathered
@@ -51,7 +52,15 @@ class ChunkReader:
         self._frames = np.zeros((1 + depth(schema), 5), np.int64)
         self._scratch = room()
         self._slots = np.zeros(2 * _MOST_KEYS, np.int64)
+        self._new_keys = new_keys.memory(on=False)
+        self.new, self.samples = 0, np.zeros(0, np.int64)
+        """Of the last call: how many sure records have keys that are no fields of the schema, and where those are that
+        show what is in them."""
         self._allocate()
+
+    def look_for_new_keys(self) -> None:
+        """From now on, or once more from the first."""
+        self._new_keys = new_keys.memory(on=True)
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
         """The rows of the sure records, in order, and for each value whether it is unsure."""
@@ -63,6 +72,9 @@ class ChunkReader:
             part = slice(start, start + step)
             tables.append(self._read(values[part], unsure[part]))
         rows = pa.concat_tables(tables) if tables else self._arrow_schema.empty_table()
+        if self._new_keys[new_keys.ON]:
+            self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
+            unsure &= 1
         return rows, unsure.view(np.bool_)
 
     def _read(self, values: BinaryColumn, unsure: NDArray[np.uint8]) -> pa.Table:
@@ -88,6 +100,7 @@ class ChunkReader:
                 self._frames,
                 self._scratch,
                 self._slots,
+                self._new_keys,
                 unsure,
             )
             if read == len(values):

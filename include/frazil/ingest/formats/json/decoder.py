@@ -15,10 +15,12 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection, joined
+from frazil.ingest.formats.json.beyond import BeyondSchema
 from frazil.ingest.formats.json.columns import ChunkReader
 from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused
 from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.sightings import Sightings, is_open
 
 
 class JsonDecoder:
@@ -31,30 +33,48 @@ class JsonDecoder:
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._record = RecordReader(struct, units)
         self._columns = ChunkReader(struct, self._arrow_schema, units)
+        self._struct, self._units = struct, units
+        self._beyond: BeyondSchema | None = None
+
+    def sight(self, *, widening: bool) -> None:
+        self._beyond = BeyondSchema(self._struct, self._units, widening=widening)
+        self._columns.look_for_new_keys()
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter. Rows that were read singly come last."""
         rows, unsure = self._columns(chunk.values)
-        sure = Decoded(rows, np.flatnonzero(~unsure))
+        sure = Decoded(rows, np.flatnonzero(~unsure), sighted=self._sighted(chunk))
         if len(sure.kept) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
+
+    def _sighted(self, chunk: Chunk) -> Sightings:
+        """What the records that were read by the loop have beyond the schema."""
+        if self._beyond is None or not self._columns.new:
+            return Sightings()
+        new = self._beyond.new(chunk.values.take(self._columns.samples))
+        if any(map(is_open, new.values())):
+            self._columns.look_for_new_keys()
+        return Sightings(new, records=self._columns.new)
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
         """Read messages one by one; `places` are theirs in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
-        for place, found in zip(places, self._record.each(values), strict=True):
+        read = self._record.each(values)
+        for place, found in zip(places, read, strict=True):
             if isinstance(found, Refused):
                 rejections.append(Rejection(place, found.error_class, found.error))
             else:
                 rows.append(found)
                 kept.append(place)
+        sighted = Sightings() if self._beyond is None else self._beyond(values, read)
         columns = zip(*rows, strict=True) if rows else [()] * len(self._arrow_schema)
         arrays = [_array(column, field.type) for column, field in zip(columns, self._arrow_schema, strict=True)]
-        return Decoded(pa.Table.from_arrays(arrays, schema=self._arrow_schema), np.array(kept, np.int64), rejections)
+        table = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
+        return Decoded(table, np.array(kept, np.int64), rejections, sighted)
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:

@@ -7,6 +7,7 @@ import numpy as np
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+from frazil.ingest.sightings import SightingDecoder
 
 FRAME_BYTES = 5
 
@@ -21,6 +22,10 @@ class FramedDecoder:
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
+
+    def sight(self, *, widening: bool) -> None:
+        if isinstance(self._decode, SightingDecoder):
+            self._decode.sight(widening=widening)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values

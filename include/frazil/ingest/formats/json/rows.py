@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from frazil.ingest.compiled import load64
+from frazil.ingest.formats.json.new_keys import FLAGGED, ON, SAMPLED, look
 from frazil.ingest.formats.json.nodes import (
     AFTER,
     BASE,
@@ -51,6 +52,8 @@ from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base
 
 SURE, UNSURE, FULL = 0, 1, 2
 """What became of a record. A FULL one is read again once there is more room."""
+NEW, SAMPLE = 2, 4
+"""Flags of a sure record: it has keys that are no fields of the schema; it is to be looked at for what they have."""
 
 FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
 """The first bytes of a word, by how many."""
@@ -72,9 +75,13 @@ def read_records(
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
+    new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
-    """Read records from the first on. Returns how many were read in all, and the domain that lacked room for more."""
+    """Read records from the first on. Returns how many were read in all, and the domain that lacked room for more.
+
+    Writes 1 for each unsure record, and otherwise 0, or the flags NEW and SAMPLE if `new_keys` are looked for.
+    """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
         unsure[i] = 1
@@ -83,9 +90,12 @@ def read_records(
             continue
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
-        found = _record(b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots)
+        new_keys[FLAGGED] = new_keys[SAMPLED] = 0
+        found = _record(
+            b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, new_keys
+        )
         if found == SURE:
-            unsure[i] = 0
+            unsure[i] = NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED]
             domains[0, USED] += 1
             continue
         for d in range(len(domains)):
@@ -110,6 +120,7 @@ def _record(
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
+    new_keys: Numbers,
 ) -> int:
     """SURE, UNSURE, or FULL + d where domain d lacks room."""
     p = white(b, p, end)
@@ -126,9 +137,11 @@ def _record(
         if not (opened and b[p] == (93 if kind == LIST else 125)):
             opened = False
             at = e
+            key = key_end = p
             if kind == STRUCT:
                 if b[p] != 34:
                     return UNSURE
+                key = p + 1
                 p, node = _field(b, p + 1, k, last, nodes, lists, names, scratch)
                 if p < 0:
                     return UNSURE
@@ -157,11 +170,14 @@ def _record(
                     valid[nodes[node, FLAG] + at] = 1
                     node = k + 2
             if kind != LIST:
+                key_end = p
                 p = white(b, p + 1, end)
                 if b[p] != 58:
                     return UNSURE
                 p = white(b, p + 1, end)
             if node < 0:
+                if new_keys[ON]:
+                    look(b, key, key_end, k, p, end, new_keys)
                 p = value_end(b, p, end, depth + 1, scratch)
                 if p < 0:
                     return UNSURE

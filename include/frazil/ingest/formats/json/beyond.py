@@ -1,0 +1,112 @@
+"""Sights what JSON records have beyond a schema: new fields, and columns that would have to be wider or optional."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.json.record import RecordReader, Row
+from frazil.ingest.formats.json.text import Refused, stripped, without_specials
+from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.json.widening import NOTHING, Widening, demanded, widened
+from frazil.ingest.sightings import Path, Seen, Sightings, joined_sightings, merged, seen_in
+
+_untyped = msgspec.json.Decoder().decode
+_REFUSED_MOST = 1000
+"""So many refused records of a chunk are looked at; the others are refused in the same ways, or are seen later."""
+
+
+class BeyondSchema:
+    """Looks at single records of one schema."""
+
+    def __init__(self, schema: iceberg.StructType, units: Units, *, widening: bool) -> None:
+        self._schema, self._units, self._widening = schema, units, widening
+        self._fields = _Known.of(schema)
+        self._readers: dict[Widening, RecordReader] = {}
+
+    def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> Sightings:
+        """What records have that were read singly, and what became of each."""
+        found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
+        sound = [value for value, row in found if not isinstance(row, Refused)]
+        records = 0
+        new: dict[Path, Seen] = {}
+        for value in sound:
+            here = self.new([value])
+            records += bool(here)
+            _add(new, here.items())
+        refused = [value for value, row in found if isinstance(row, Refused)][:_REFUSED_MOST]
+        parts = [self._wider(value) for value in refused] if self._widening else []
+        return joined_sightings([Sightings(new, records=records), *parts])
+
+    def new(self, values: Iterable[bytes | None]) -> dict[Path, Seen]:
+        """The fields of sound records that are no columns, by path."""
+        found: dict[Path, Seen] = {}
+        for value in values:
+            _add(found, _new(_parsed(value), self._fields, ()))
+        return found
+
+    def _wider(self, value: bytes) -> Sightings:
+        """The columns that would have to change for a refused record to become a row; nothing if that is not enough."""
+        wanted = demanded(_parsed(value), self._schema)
+        if wanted == NOTHING:
+            return Sightings()
+        if (reader := self._readers.get(wanted)) is None:
+            reader = self._readers[wanted] = RecordReader(widened(self._schema, wanted), self._units)
+        if isinstance(reader(value), Refused):
+            return Sightings()
+        return Sightings(wider=dict(wanted.wider), optional=wanted.optional)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The fields of a type that records may have, by name; entries of lists and maps have a name of their own."""
+
+    fields: Mapping[str, _Known]
+    entries: str = ""
+
+    @classmethod
+    def of(cls, kind: iceberg.IcebergType) -> _Known:
+        match kind:
+            case iceberg.StructType():
+                return cls({field.name: cls.of(field.field_type) for field in kind.fields})
+            case iceberg.ListType():
+                return cls({"element": cls.of(kind.element_type)}, "element")
+            case iceberg.MapType():
+                return cls({"value": cls.of(kind.value_type)}, "value")
+        return cls({})
+
+
+def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Seen]]:
+    if known.entries:
+        inside = known.fields[known.entries]
+        parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+        if inside.fields:
+            for part in parts:
+                yield from _new(part, inside, (*path, known.entries))
+    elif isinstance(value, dict) and (known.fields or not path):
+        for name, part in value.items():
+            if (field := known.fields.get(name)) is not None:
+                if field.fields:
+                    yield from _new(part, field, (*path, name))
+            elif part is not None:
+                yield (*path, name), seen_in(part)
+
+
+def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
+    for path, seen in more:
+        found[path] = merged(found.get(path), seen)
+
+
+def _parsed(value: bytes | None) -> object:
+    """The record as the parser takes it without a schema; None if it cannot."""
+    try:
+        text = stripped(value)
+        try:
+            return _untyped(text)
+        except msgspec.DecodeError:
+            return _untyped(without_specials(text))
+    except (Refused, msgspec.DecodeError, RecursionError):
+        return None

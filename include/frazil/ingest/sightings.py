@@ -1,0 +1,260 @@
+"""What records have that a table cannot hold yet: fields that are no columns, and values for wider or optional columns.
+
+Decoders sight it in records, tasks report it, and the driver evolves the table. Types form a lattice, so that the order
+in which records and tasks are seen does not matter: `merged` is associative, commutative and idempotent. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol, runtime_checkable
+
+from pyiceberg import types as iceberg
+
+Path = tuple[str, ...]
+"""Names from the top; `element` and `value` lead into lists and maps, as in Iceberg's schemas."""
+
+MIXED = "mixed"
+"""Values of types that no one type holds."""
+DEEPEST = 20
+"""Values nested deeper than this are MIXED: engines limit how deep a schema may be."""
+_LONGS = range(-(2**63), 2**63)
+_NUMBERS = ("int", "long", "float", "double")
+_PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
+    "boolean": iceberg.BooleanType,
+    "int": iceberg.IntegerType,
+    "long": iceberg.LongType,
+    "float": iceberg.FloatType,
+    "double": iceberg.DoubleType,
+    "string": iceberg.StringType,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    element: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class StructOf:
+    fields: Mapping[str, Seen]
+
+
+Seen = None | str | ListOf | StructOf
+"""A type as values show it; None if they were all null. A string is the name of a primitive type, or MIXED."""
+
+
+@runtime_checkable
+class SightingDecoder(Protocol):
+    """A decoder that can say what records have beyond its schema, in `Decoded.sighted`."""
+
+    def sight(self, *, widening: bool) -> None:
+        """Do so from now on; with `widening`, also say which wider and optional columns would hold refused records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sightings:
+    """What some records have beyond a schema."""
+
+    new: Mapping[Path, Seen] = field(default_factory=dict)
+    """Fields that are no columns, by their path."""
+    wider: Mapping[Path, str] = field(default_factory=dict)
+    """Columns that refused a value, with the type that holds it: `long`, `double`, or a decimal."""
+    optional: frozenset[Path] = frozenset()
+    """Required columns without a value in a record that is sound otherwise."""
+    records: int = 0
+    """Records with a field that is no column, and not null."""
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.wider or self.optional or self.records)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "new": [[path, _plain(seen)] for path, seen in self.new.items()],
+            "wider": [[path, kind] for path, kind in self.wider.items()],
+            "optional": sorted(self.optional),
+            "records": self.records,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Sightings:
+        return cls(
+            {tuple(path): _seen(plain) for path, plain in value["new"]},
+            {tuple(path): kind for path, kind in value["wider"]},
+            frozenset(map(tuple, value["optional"])),
+            value["records"],
+        )
+
+
+NOTHING_SIGHTED = Sightings()
+
+
+def joined_sightings(parts: Iterable[Sightings]) -> Sightings:
+    """All of them as one."""
+    new: dict[Path, Seen] = {}
+    wider: dict[Path, str] = {}
+    optional: set[Path] = set()
+    records = 0
+    for part in parts:
+        for path, seen in part.new.items():
+            new[path] = merged(new.get(path), seen)
+        for path, kind in part.wider.items():
+            wider[path] = wider_of(wider.get(path, kind), kind)
+        optional |= part.optional
+        records += part.records
+    return Sightings(new, wider, frozenset(optional), records)
+
+
+def merged(one: Seen, other: Seen) -> Seen:
+    """The narrowest type that holds the values of both."""
+    if one is None or one == other:
+        return other
+    if other is None:
+        return one
+    match one, other:
+        case ListOf(), ListOf():
+            return ListOf(merged(one.element, other.element))
+        case StructOf(), StructOf():
+            names = one.fields.keys() | other.fields.keys()
+            return StructOf({name: merged(one.fields.get(name), other.fields.get(name)) for name in names})
+        case str(), str() if one in _NUMBERS and other in _NUMBERS:
+            return "long" if {one, other} == {"int", "long"} else "double"
+    return MIXED
+
+
+def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
+    """The type of a parsed JSON value. A whole number is a long, beyond 64 bits a double; text is always a string."""
+    if depth > DEEPEST:
+        return MIXED
+    match value:
+        case None:
+            return None
+        case bool():
+            return "boolean"
+        case int():
+            return "long" if value in _LONGS else "double"
+        case float():
+            return "double"
+        case str():
+            return "string"
+        case list():
+            element: Seen = None
+            for part in value:
+                element = merged(element, seen_in(part, depth + 1))
+            return ListOf(element)
+        case dict():
+            return StructOf({name: seen_in(part, depth + 1) for name, part in value.items()})
+    return MIXED
+
+
+def is_open(seen: Seen) -> bool:
+    """Whether a part of the type is unknown, because its values were all null or there were none."""
+    match seen:
+        case ListOf():
+            return is_open(seen.element)
+        case StructOf():
+            return not seen.fields or any(map(is_open, seen.fields.values()))
+    return seen is None
+
+
+@dataclass(frozen=True, slots=True)
+class NewField:
+    """A field that could become a column: `type` with temporary field ids, or None and why not."""
+
+    path: Path
+    type: iceberg.IcebergType | None
+    problem: str = ""
+
+
+def new_fields(sightings: Sightings) -> Iterator[NewField]:
+    """The fields that are no columns, each with its problems inside; those that were always null are left out."""
+    for path, seen in sorted(sightings.new.items()):
+        yield from _new_field(path, seen)
+
+
+def _new_field(path: Path, seen: Seen) -> Iterator[NewField]:
+    if problem := name_problem(path[-1]):
+        yield NewField(path, None, problem)
+        return
+    inside: list[NewField] = []
+    made = _type(path, seen, inside, count(1))
+    if made is not None:
+        yield NewField(path, made)
+    yield from inside
+
+
+def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) -> iceberg.IcebergType | None:
+    match seen:
+        case None:
+            return None
+        case ListOf():
+            element = _type((*path, "element"), seen.element, problems, ids)
+            return None if element is None else iceberg.ListType(next(ids), element, element_required=False)
+        case StructOf():
+            fields = []
+            taken: dict[str, str] = {}
+            for name, part in sorted(seen.fields.items()):
+                here = (*path, name)
+                problem = name_problem(name)
+                if not problem and (other := taken.get(name.lower())):
+                    problem = f"has the name of {other} in other case, and names are case-insensitive"
+                if problem:
+                    problems.append(NewField(here, None, problem))
+                elif (kind := _type(here, part, problems, ids)) is not None:
+                    taken[name.lower()] = name
+                    fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
+            return iceberg.StructType(*fields) if fields else None
+    if seen == MIXED:
+        problems.append(NewField(path, None, "has values of types that no one type holds"))
+        return None
+    return _PRIMITIVES[seen]()
+
+
+def name_problem(name: str) -> str:
+    """Why a field's name can be no column's; empty if it can."""
+    if not name:
+        return "has an empty name"
+    if "." in name:
+        return "has a dot in its name, which separates the names of a path"
+    if name != name.strip() or not name.isprintable():
+        return "has spaces around its name, or characters that cannot be printed"
+    if len(name) > 255:
+        return "has a name of more than 255 characters"
+    return ""
+
+
+def wider_of(one: str, other: str) -> str:
+    """The wider of two types for one column: decimals of its scale, or twice the same."""
+    return max(one, other, key=lambda kind: _decimal(kind) or (0, 0))
+
+
+def wide_type(kind: str) -> iceberg.IcebergType:
+    """The type of `Sightings.wider`."""
+    decimal = _decimal(kind)
+    return _PRIMITIVES[kind]() if decimal is None else iceberg.DecimalType(*decimal)
+
+
+def _decimal(kind: str) -> tuple[int, int] | None:
+    if not kind.startswith("decimal("):
+        return None
+    precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(", ")
+    return int(precision), int(scale)
+
+
+def _plain(seen: Seen) -> Any:
+    match seen:
+        case ListOf():
+            return {"list": _plain(seen.element)}
+        case StructOf():
+            return {"struct": {name: _plain(part) for name, part in seen.fields.items()}}
+    return seen
+
+
+def _seen(plain: Any) -> Seen:
+    if isinstance(plain, dict):
+        if "list" in plain:
+            return ListOf(_seen(plain["list"]))
+        return StructOf({name: _seen(part) for name, part in plain["struct"].items()})
+    return plain  # type: ignore[no-any-return]  # None or a name

@@ -1,0 +1,58 @@
+"""Evolves a stream's table as the records of a batch ask for it, before any file of the batch is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+
+from frazil.ingest.sightings import Sightings, joined_sightings, new_fields, wide_type
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
+from frazil.table.evolution import Addition, Change, Promotion, Relaxation
+from frazil.table.growth import Refusal
+from frazil.table.tables import evolve, told
+
+NAMED_MOST = 5
+"""So many fields that are ignored are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evolved:
+    """What became of the sightings of a batch."""
+
+    changes: tuple[str, ...]
+    """In words; nothing if the batch's files may be committed as they are."""
+    refused: tuple[Refusal, ...]
+
+
+def ignored(refused: Sequence[Refusal], *, table: str) -> str:
+    """What people should know about fields that become no columns."""
+    named = "; ".join(f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused[:NAMED_MOST])
+    more = len(refused) - NAMED_MOST
+    rest = f"; and {counted(more, 'more field')}" if more > 0 else ""
+    return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}{rest}"
+
+
+def evolved(table: Table, spec: StreamSpec, sighted: Iterable[Sightings]) -> Evolved:
+    """Change the table as far as the stream's `evolution` allows. Raises what `evolve` raises."""
+    asked, refused = asked_for(joined_sightings(sighted))
+    if not asked:
+        return Evolved((), refused)
+    found = evolve(table, spec, asked)
+    return Evolved(tuple(map(told, found.changes)), (*refused, *found.refused))
+
+
+def asked_for(sighted: Sightings) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """The changes that would hold all that was sighted, and the fields that no column can hold."""
+    asked: list[Change] = []
+    refused: list[Refusal] = []
+    for found in new_fields(sighted):
+        if found.type is None:
+            refused.append(Refusal(found.path, found.problem))
+        else:
+            asked.append(Addition(found.path, found.type, None))
+    asked += [Promotion(path, wide_type(kind)) for path, kind in sighted.wider.items()]
+    asked += [Relaxation(path) for path in sighted.optional]
+    return asked, tuple(refused)

@@ -1,0 +1,184 @@
+"""Tables that follow the records: a few changes through a real broker, by writers as users run them, without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyiceberg.types import DoubleType, LongType, StringType
+
+from frazil.table.catalogs import load_catalog
+from tests.polling import eventually
+
+INTERVAL = "commit: {interval: 1s}\n"
+
+
+def record(number: int, **more: object) -> bytes:
+    return json.dumps({"id": number, "at": f"2024-01-01T00:00:{number % 60:02d}Z", **more}).encode()
+
+
+def rows(stream: Any, *columns: str) -> list[tuple[Any, ...]]:
+    found = stream.table().scan().to_arrow().to_pylist()
+    return sorted((row["id"], *(row[name] for name in columns)) for row in found)
+
+
+def letters(stream: Any) -> list[tuple[str, str]]:
+    found = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    return sorted((letter["error_class"], letter["error"]) for letter in found)
+
+
+def schemas(stream: Any) -> int:
+    return len(stream.table().metadata.schemas)
+
+
+@pytest.fixture
+def evolving(stream: Any) -> Callable[[str], Any]:
+    """`evolving("full")`: the test's stream, with that evolution."""
+
+    def make(evolution: str) -> Any:
+        stream.declare(f"evolution: {evolution}\n{INTERVAL}")
+        return stream
+
+    return make
+
+
+def test_a_new_field_becomes_an_optional_column_in_one_commit_before_the_batch(evolving: Callable[[str], Any]):
+    stream = evolving("additive")
+    stream.produce([record(0)])
+    stream.catch_up()
+    assert schemas(stream) == 1
+    stream.produce(
+        [
+            record(1, gate="A1", load={"bags": 3}),
+            record(2, load={"bags": 4, "doors": [True]}),
+            record(3, gate=None, weight=1.5),
+            record(4, weight=2),
+            record(5, never=None),
+        ],
+        partitions=4,
+    )
+    stream.catch_up()
+    assert schemas(stream) == 2
+    assert rows(stream, "gate", "weight", "load") == [
+        (0, None, None, None),
+        (1, "A1", None, {"bags": 3, "doors": None}),
+        (2, None, None, {"bags": 4, "doors": [True]}),
+        (3, None, 1.5, None),
+        (4, None, 2.0, None),
+        (5, None, None, None),
+    ]
+    schema = stream.table().schema()
+    assert "never" not in schema.column_names
+    assert [schema.find_type(name) for name in ("gate", "weight")] == [StringType(), DoubleType()]
+    assert not any(field.required for field in schema.fields if field.name in {"gate", "weight", "load"})
+
+    stream.produce([record(6, gate="B2", load={"bags": 1, "more": {"deep": 1}}), record(7, weight="heavy")])
+    stream.catch_up()  # another process continues with the columns, without a change of the declaration
+    assert schemas(stream) == 3
+    assert rows(stream, "gate", "load")[-1] == (6, "B2", {"bags": 1, "doors": None, "more": {"deep": 1}})
+    assert letters(stream) == [("TypeMismatch", "weight: a number (double) is needed, this is the string 'heavy'")]
+
+
+def test_without_evolution_a_new_field_is_ignored(stream: Any):
+    stream.produce([record(0, gate="A1")])
+    stream.catch_up()
+    assert "gate" not in stream.table().schema().column_names
+    assert rows(stream) == [(0,)]
+
+
+def test_full_evolution_widens_columns_and_makes_them_optional_where_a_sound_record_needs_it(
+    evolving: Callable[[str], Any],
+):
+    stream = evolving("full")
+    yaml = stream.streams / "events.yaml"
+    yaml.write_text(yaml.read_text().replace("note: string", "'count': int, fare: 'decimal(4, 2)', note: string"))
+    stream.produce([record(0, count=1, fare=1.25)])
+    stream.catch_up()
+    stream.produce(
+        [
+            record(1, count=3_000_000_000),
+            record(2, fare=12345.5),
+            record(3, count="many"),
+            json.dumps({"at": "2024-01-01T00:00:04Z", "note": "without id"}).encode(),
+            json.dumps({"id": 5}).encode(),
+        ]
+    )
+    for _ in range(2):  # a restart takes the table as it is
+        stream.catch_up()
+    table = stream.table()
+    assert schemas(stream) == 2
+    assert table.schema().find_type("count") == LongType()
+    assert str(table.schema().find_type("fare")) == "decimal(7, 2)"
+    required = {field.name for field in table.schema().fields if field.required}
+    assert "id" not in required
+    assert "at" in required
+    found = [(row["id"], row["count"], row["fare"]) for row in table.scan().to_arrow().to_pylist()]
+    assert {(i, c, None if f is None else float(f)) for i, c, f in found} == {
+        (0, 1, 1.25),
+        (1, 3_000_000_000, None),
+        (2, None, 12345.5),
+        (None, None, None),
+    }
+    assert letters(stream) == [
+        ("MissingRequired", "at: required, and missing or null"),
+        ("TypeMismatch", "count: a whole number (long) is needed, this is the string 'many'"),
+    ]
+
+
+def test_a_column_that_others_add_is_filled_from_the_next_batch_on(evolving: Callable[[str], Any]):
+    stream = evolving("additive")
+    with stream.writing():
+        stream.produce([record(0)])
+        eventually(lambda: stream.has_rows(1))
+        with stream.table().update_schema() as update:
+            update.add_column("gate", StringType())
+        stream.produce([record(1, gate="A1")])
+        eventually(lambda: stream.has_rows(2))
+    assert rows(stream, "gate") == [(0, None), (1, "A1")]
+    assert schemas(stream) == 2
+
+
+def test_fields_that_can_be_no_columns_are_ignored_and_told_once(
+    evolving: Callable[[str], Any], caplog: pytest.LogCaptureFixture
+):
+    stream = evolving("{mode: additive, max-columns: 9}")
+    odd: dict[str, object] = {"Note": "x", "a.b": 1, "": 2, "mixed": "x", "kafka_topic": "y"}
+    stream.produce([record(0, **odd), record(1, mixed=1), record(2, gate="A1", load=2, more=3)])
+    with stream.writing():
+        eventually(lambda: stream.has_rows(3))
+        stream.produce([record(3, more=4, **odd)])
+        eventually(lambda: stream.has_rows(4))
+    assert stream.ids() == [0, 1, 2, 3]
+    assert [name for name in stream.table().schema().column_names if not name.startswith("kafka_")] == [
+        "id", "at", "note", "gate", "load",
+    ]  # fmt: skip
+    for words in ("'Note' is called note", "'a.b' has a dot", "max-columns is 9", "'mixed' has values of types"):
+        assert caplog.text.count(words) == 1
+
+
+def test_two_streams_that_evolve_one_table_converge(
+    evolving: Callable[[str], Any], declared_stream: Any, topic: Any, tmp_path: Any
+):
+    one = evolving("additive")
+    two = declared_stream(tmp_path, name="others", topic=topic(1), bootstrap=one.bootstrap)
+    two.declare(f"evolution: additive\n{INTERVAL}")
+    yaml = two.streams / "others.yaml"
+    yaml.write_text(yaml.read_text().replace("test.others", "test.events"))
+    one.produce([record(0)])
+    two.produce([record(1)])
+    one.catch_up()
+    two.catch_up()
+    with one.writing(), two.writing():
+        for number in range(5):
+            fields = {f"f{number}": number, f"g{number}": "x"}
+            one.produce([record(10 + number, **fields)])
+            two.produce([record(20 + number, **fields)])
+        eventually(lambda: one.has_rows(12))
+    assert one.ids() == [0, 1, *range(10, 15), *range(20, 25)]
+    table = load_catalog(None).load_table("test.events")
+    assert all(str(table.schema().find_type(f"f{number}")) == "long" for number in range(5))
+    assert schemas(one) <= 11
+    filled = {row["id"]: row["f3"] for row in table.scan().to_arrow().to_pylist()}
+    assert filled[13] == filled[23] == 3
