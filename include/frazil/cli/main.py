@@ -18,6 +18,7 @@ from frazil.table.configuration import check_configuration
 
 COMMANDS = {
     "dev": "frazil.cli.dev:dev",
+    "infer": "frazil.cli.infer:infer",
     "validate": "frazil.cli.validate:validate",
     "run": "frazil.cli.run:run",
     "status": "frazil.cli.status:status",
@@ -38,7 +39,7 @@ COMMANDS = {
     "package": "frazil.cli.package:package",
 }
 
-WITHOUT_CATALOG = frozenset({"dev", "package", "validate"})
+WITHOUT_CATALOG = frozenset({"dev", "infer", "package", "validate"})
 
 
 class LazyGroup(click.Group):

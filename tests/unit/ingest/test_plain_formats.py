@@ -101,7 +101,7 @@ def test_any_line_is_read_as_python_reads_it_or_is_a_dead_letter(lines: list[str
         try:
             (fields,) = csv.reader([line], delimiter=";", quotechar="'", strict=True)
         except csv.Error:
-            assert outcome == "InvalidCsv"
+            assert outcome in {"InvalidCsv", "WrongFieldCount"}
             continue
         # Python's reader does not say which field was quoted: a quoted NULL is text.
         nulls = [None if field == "NULL" and "'NULL'" not in line else field for field in fields]

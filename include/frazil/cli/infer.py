@@ -1,0 +1,67 @@
+"""`frazil infer`: a declaration to begin with, proposed from what a topic holds."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import click
+
+from frazil.cli.options import streams_option
+from frazil.errors import SpecError
+from frazil.spec.load import DEFAULTS_FILE
+from frazil.spec.references import resolve_all
+from frazil.spec.yaml_file import read_mapping
+
+
+@click.command()
+@click.argument("topic")
+@streams_option
+@click.option("--bootstrap-servers", help="The brokers; by default, those of _defaults.yaml in the folder of streams.")
+@click.option("--name", help="The stream's name; by default, the topic's.")
+@click.option("--table", help="namespace.table; by default, default.<name>.")
+@click.option("--records", default=2_000, show_default=True, type=click.IntRange(1, 100_000), help="Records to read.")
+def infer(  # noqa: PLR0913 - one for each option
+    topic: str,
+    streams_folder: Path,
+    *,
+    bootstrap_servers: str | None,
+    name: str | None,
+    table: str | None,
+    records: int,
+) -> None:
+    """Read a sample of TOPIC, and print a declaration for a person to edit.
+
+    The sample is from the beginning and the end of each partition. Columns get types; those that every record has are
+    required, if 100 records or more were read. Comments say what it rests on: how many records do not fit, other
+    columns that may be the event time, how much comes in a day. Security is taken from source.properties of
+    _defaults.yaml.
+
+    \b
+    Example:
+      frazil infer orders --table shop.orders > include/streams/orders.yaml
+    """
+    from frazil.infer.proposal import Named, proposal  # noqa: PLC0415 - as below
+    from frazil.infer.topic import sample_of  # noqa: PLC0415 - Arrow and librdkafka, only where they are asked
+
+    stream = name or _stream_name(topic)
+    named = Named(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
+    properties = _properties(streams_folder, bootstrap_servers)
+    click.echo(proposal(sample_of(properties, topic, records=records), named), nl=False)
+
+
+def _properties(folder: Path, servers: str | None) -> dict[str, str]:
+    """How to reach Kafka: what all streams of the folder have in common, and the option. Raises SpecError."""
+    file = folder / DEFAULTS_FILE
+    source = read_mapping(file).get("source", {}) if file.exists() else {}
+    found = {str(key): str(value) for key, value in (source.get("properties") or {}).items()}
+    servers = servers or source.get("bootstrap-servers")
+    if not servers:
+        raise SpecError(f"no brokers: name them by --bootstrap-servers, or in {file} as source.bootstrap-servers")
+    return resolve_all({**found, "bootstrap.servers": str(servers)}, os.environ)
+
+
+def _stream_name(topic: str) -> str:
+    name = re.sub(r"[^a-z0-9_-]+", "_", topic.lower()).strip("_-")[:60]
+    return name if name[:1].isalpha() else f"t_{name}"

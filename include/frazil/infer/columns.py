@@ -1,0 +1,162 @@
+"""Proposes columns: their types, whether they are required, and which of them may be the event time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+
+from frazil.infer.observed import MOST_DISTINCT, Observed
+from frazil.spec.rules import COORDINATES
+
+REQUIRED_FROM = 100
+"""A column is proposed as required if at least this many records were sampled, and all of them have it."""
+INT_BELOW = 2**30
+"""Greater numbers are proposed as `long`; an `int` that grows can be widened later."""
+MAP_FROM = 20
+"""An object with at least this many names, few of them in each record, is proposed as a map."""
+NEAR_S = 400 * 86_400.0
+"""A number without a name that says so is a time if it is this close to Kafka's timestamps."""
+
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
+_TIME_NAMES = re.compile(
+    r"(^|[_-])(ts|at|time|timestamp|date|datetime|epoch|when|created|updated|occurred|departure|arrival)($|[_-]|(?=ms|us|ns))"
+    r"|(Time|Timestamp|Date|At)$|timestamp$|_?(ms|us|ns)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A proposed column, or a field that cannot be one: it then has no type."""
+
+    name: str
+    type: str | None
+    required: bool = False
+    unit: str | None = None
+    remark: str = ""
+    distinct: int | None = None
+    """How many values were seen; None if too many, or of no interest."""
+    is_time: bool = False
+    near_s: float = float("inf")
+    """How far its times are from Kafka's, in the middle."""
+
+
+def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column, ...]:
+    """The columns of a sample of records, in the order in which they were first seen."""
+    sampled = whole.kinds["object"]
+    middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
+    found: list[Column] = []
+    for name, observed in whole.fields.items():
+        reason = _no_column(name, (column.name for column in found if column.type is not None))
+        found.append(Column(name, None, remark=reason) if reason else _column(name, observed, sampled, middle_s))
+    return tuple(found)
+
+
+def event_times(columns: Sequence[Column]) -> list[Column]:
+    """The columns that may be the event time, the likeliest first."""
+    times = [column for column in columns if column.is_time]
+    return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.near_s))
+
+
+def _no_column(name: str, before: Iterator[str]) -> str:
+    if not name or "." in name or name != name.strip() or not name.isprintable():
+        return "no column can have this name"
+    if name.lower() in COORDINATES:
+        return "frazil adds a column of this name"
+    same = next((other for other in before if other.lower() == name.lower()), None)
+    return f"differs from {same} only by case" if same else ""
+
+
+def _column(name: str, observed: Observed, sampled: int, middle_s: float | None) -> Column:
+    unit = _unit(name, observed, middle_s)
+    kind = "timestamptz" if unit else _type(observed)
+    is_time = kind in {"timestamptz", "timestamp"}
+    remarks = []
+    absent = sampled - observed.present
+    if observed.kind is None:
+        remarks.append("only null was seen")
+    elif absent:
+        remarks.append(f"absent in {absent / sampled:.1%}")
+    if observed.others:
+        remarks.append(f"{observed.others:,} of {observed.present:,} values are of another type: dead letters")
+    if observed.elements is not None and observed.elements.kind is None:
+        remarks.append("only empty lists were seen")
+    return Column(
+        name,
+        kind,
+        required=not absent and not observed.others and sampled >= REQUIRED_FROM,
+        unit=unit,
+        remark="; ".join(remarks),
+        distinct=len(observed.distinct) if 0 < len(observed.distinct) < MOST_DISTINCT and not is_time else None,
+        is_time=is_time,
+        near_s=_distance_s(observed, unit, middle_s) if is_time else float("inf"),
+    )
+
+
+def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
+    """The unit of a number that is a time since 1970: one in this century, by its name or near Kafka's timestamps."""
+    if observed.kind != "int":
+        return None
+    for unit, factor in _UNITS.items():
+        if _FIRST_S * factor <= observed.least and observed.most < _LAST_S * factor:
+            near = _distance_s(observed, unit, middle_s) <= NEAR_S and unit != "s"
+            return unit if near or _TIME_NAMES.search(name) else None
+    return None
+
+
+def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) -> float:
+    if middle_s is None:
+        return float("inf")
+    if unit is not None:
+        return abs((observed.least + observed.most) / 2 / _UNITS[unit] - middle_s)
+    return abs(sum(m.timestamp() for m in observed.moments) / 2 - middle_s) if observed.moments else float("inf")
+
+
+def _type(observed: Observed) -> str:
+    simple = {"boolean": "boolean", "float": "double"}
+    match observed.kind:
+        case "int":
+            return _integer_type(observed)
+        case "object":
+            return _object_type(observed)
+        case "array":
+            return f"list<{_type(observed.elements or Observed())}>"
+        case "text":
+            return _text_type(observed)
+        case kind:
+            return simple.get(kind or "", "string")
+
+
+def _integer_type(observed: Observed) -> str:
+    if observed.least >= -INT_BELOW and observed.most < INT_BELOW:
+        return "int"
+    return "long" if observed.least >= -(2**63) and observed.most < 2**63 else "decimal(38, 0)"
+
+
+def _text_type(observed: Observed) -> str:
+    for shape in ("timestamptz", "timestamp", "date"):
+        if shape in observed.shapes and observed.moments:
+            return shape
+    if "uuid" in observed.shapes:
+        return "uuid"
+    if "decimal" in observed.shapes:
+        whole, fraction = observed.digits
+        return f"decimal({min(38, whole + fraction + 6)}, {fraction})"
+    return "string"
+
+
+def _object_type(observed: Observed) -> str:
+    inner = {name: field for name, field in observed.fields.items() if not _no_column(name, iter(()))}
+    kinds = {_type(field) for field in observed.fields.values() if field.kind is not None}
+    a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])
+    many = len(observed.fields) >= MAP_FROM and a_record <= len(observed.fields) / 4
+    if len(kinds) == 1 and (many or not inner):
+        return f"map<string, {kinds.pop()}>"
+    distinct = {name.lower(): name for name in reversed(inner)}
+    plain = [name for name in inner if name in distinct.values() and re.fullmatch(r"[A-Za-z_]\w*", name)]
+    if not plain:
+        return "map<string, string>"
+    return f"struct<{', '.join(f'{name}: {_type(inner[name])}' for name in plain)}>"

@@ -1,0 +1,103 @@
+"""How the records of a sample are encoded, and the fields that they have by it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frazil.errors import SpecError
+from frazil.infer.sample import Sample
+from frazil.spec.formats import CsvFormat, ValueFormat, format_of
+
+MOST_OF = 0.5
+"""A format is that of at least this share of the records."""
+_DELIMITERS = ",;\t|"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A format, and the fields of the records that can be read by it."""
+
+    format: ValueFormat
+    records: tuple[dict[str, Any], ...]
+
+
+def encoding_of(sample: Sample) -> Encoding:
+    """The format that most of the sample's values have.
+
+    Raises SpecError if there is no value, or if a registry has the schema.
+    """
+    values = [record.value for record in sample.records if record.value]
+    if not values:
+        raise SpecError(
+            f"the topic {sample.topic} has no record with a value to infer from: produce some, or write the file "
+            "by hand"
+        )
+    needed = MOST_OF * len(values)
+    for plain, parts in (
+        ("json", values),
+        ({"type": "json", "framing": "confluent"}, [v[5:] for v in values if v[0] == 0 and len(v) > 5]),
+    ):
+        objects = [found for part in parts if (found := _object(part)) is not None]
+        if len(objects) >= needed:
+            return Encoding(format_of(plain), tuple(objects))
+    framed = [value for value in values if value[0] == 0 and len(value) > 5]
+    ids = Counter(int.from_bytes(value[1:5]) for value in framed)
+    if len(framed) >= needed and len(ids) <= len(framed) / 2:
+        raise SpecError(
+            f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}): their "
+            "schema is in a registry, which infer does not ask. Declare source.format by hand: {type: avro, …}"
+        )
+    texts = [text for value in values if (text := _text(value)) is not None]
+    if len(texts) >= needed:
+        return _lines(texts) or Encoding(format_of("string"), tuple({"value": text} for text in texts))
+    return Encoding(format_of("bytes"), ())
+
+
+def _object(value: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if text.rstrip("\r\n").isprintable() or "\t" in text else None
+
+
+def _lines(texts: Sequence[str]) -> Encoding | None:
+    """Lines of as many fields each, two or more; None if the texts are no such lines."""
+    for delimiter in _DELIMITERS:
+        try:
+            lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]
+        except csv.Error:
+            continue
+        fields, count = Counter(map(len, lines)).most_common(1)[0]
+        if fields > 1 and count > 0.9 * len(texts):
+            names = tuple(f"c{i}" for i in range(1, fields + 1))
+            records = tuple(dict(zip(names, map(_scalar, line), strict=True)) for line in lines if len(line) == fields)
+            return Encoding(CsvFormat(columns=names, delimiter=delimiter), records)
+    return None
+
+
+def _scalar(field: str) -> object:
+    """A field as a value of JSON has a type."""
+    if not field:
+        return None
+    if field.lower() in {"true", "false"}:
+        return field.lower() == "true"
+    for number in (int, float):
+        try:
+            return number(field)
+        except ValueError:
+            continue
+    return field

@@ -1,0 +1,114 @@
+"""What the values of a field have been, record by record."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+MOST_DISTINCT = 5_000
+
+_PATTERNS = {
+    "timestamptz": re.compile(
+        r"\d{4}-\d\d-\d\d[Tt ]\d\d(:?\d\d(:?\d\d([.,]\d+)?)?)?([Zz]|[+-]\d\d(:?\d\d)?)", re.ASCII
+    ),
+    "timestamp": re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?", re.ASCII),
+    "date": re.compile(r"\d{4}-\d\d-\d\d", re.ASCII),
+    "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
+    "decimal": re.compile(r"-?\d{1,28}\.\d{1,9}", re.ASCII),
+}
+
+
+@dataclass(slots=True)
+class Observed:
+    """All values of one field; `kinds` counts them by what they are."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    least: int = 0
+    most: int = 0
+    shapes: set[str] = field(default_factory=lambda: set(_PATTERNS))
+    """What each text so far could also be."""
+    distinct: set[Any] = field(default_factory=set)
+    moments: list[datetime] = field(default_factory=list)
+    """The first and the last of the times that the texts are."""
+    digits: tuple[int, int] = (0, 0)
+    """Of texts that are decimals: at most before and after the point."""
+    fields: dict[str, Observed] = field(default_factory=dict)
+    elements: Observed | None = None
+
+    @property
+    def present(self) -> int:
+        """How many values there were that are not null."""
+        return self.kinds.total() - self.kinds["null"]
+
+    @property
+    def kind(self) -> str | None:
+        """What most values are; None if there was none."""
+        found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
+        if found["int"] and found["float"]:
+            found["float"] += found.pop("int")
+        return found.most_common(1)[0][0] if found else None
+
+    @property
+    def others(self) -> int:
+        """How many values are of another kind than most are."""
+        of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
+        return self.present - of_kind
+
+    def add(self, value: Any) -> None:
+        match value:
+            case None:
+                self.kinds["null"] += 1
+            case bool():
+                self.kinds["boolean"] += 1
+            case int():
+                self._add_number(value)
+            case float():
+                self.kinds["float"] += 1
+            case str():
+                self._add_text(value)
+            case dict():
+                self.kinds["object"] += 1
+                for name, inner in value.items():
+                    self.fields.setdefault(name, Observed()).add(inner)
+            case list():
+                self.kinds["array"] += 1
+                self.elements = self.elements or Observed()
+                for element in value:
+                    self.elements.add(element)
+        if isinstance(value, str | int) and len(self.distinct) < MOST_DISTINCT:
+            self.distinct.add(value)
+
+    def _add_number(self, value: int) -> None:
+        first = not self.kinds["int"]
+        self.kinds["int"] += 1
+        self.least = value if first else min(self.least, value)
+        self.most = value if first else max(self.most, value)
+
+    def _add_text(self, text: str) -> None:
+        self.kinds["text"] += 1
+        self.shapes = {shape for shape in self.shapes if _PATTERNS[shape].fullmatch(text)}
+        if self.shapes & {"timestamptz", "timestamp", "date"} and (moment := _moment(text)) is not None:
+            self.moments = [min([moment, *self.moments]), max([moment, *self.moments])]
+        if "decimal" in self.shapes:
+            whole, _, fraction = text.removeprefix("-").partition(".")
+            self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))
+
+
+def observe(records: Iterable[dict[str, Any]]) -> Observed:
+    """The records as one struct."""
+    whole = Observed()
+    for record in records:
+        whole.add(record)
+    return whole
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,180 @@
+"""Puts a proposal together as YAML, with what it rests on as comments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from frazil.infer.columns import Column, columns_of, event_times
+from frazil.infer.encoding import Encoding, encoding_of
+from frazil.infer.observed import observe
+from frazil.infer.sample import Sample
+from frazil.spec.formats import BytesFormat, plain_format
+from frazil.spec.units import rounded_bytes
+
+HOUR_FROM_BYTES = 24 * 128 * 2**20
+"""From this much Parquet a day on, each hour has files of a good size."""
+MONTH_BELOW_BYTES = 2**20
+SORTED_BY_AT_MOST = 1_000
+"""A column of at most this many values, each often repeated, is worth sorting by."""
+COMMITS_A_DAY = 1440
+TARGET_FILE_BYTES = 512 * 2**20
+KAFKA_TIME = "kafka_timestamp"
+
+_PLAIN = re.compile(r"[A-Za-z_]\w*")
+_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a person says of the stream."""
+
+    name: str
+    table: str
+    bootstrap_servers: str | None = None
+    """Written to the file only if it is given: `_defaults.yaml` may have it."""
+
+
+def proposal(sample: Sample, named: Named) -> str:
+    """The declaration as YAML, which `frazil validate` accepts. Raises SpecError as `encoding_of` does."""
+    encoding = encoding_of(sample)
+    columns = _columns(sample, encoding)
+    times = event_times(columns)
+    event_time = times[0].name if times else KAFKA_TIME
+    lines = [
+        "# yaml-language-server: $schema=stream.schema.json",
+        *_head(sample, encoding),
+        f"name: {named.name}",
+        *_source(sample, encoding, named),
+        f"table: {named.table}",
+        "schema:",
+        *map(_column_line, columns),
+        *_event_time(times),
+        *_layout(sample, columns, event_time),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
+    if isinstance(encoding.format, BytesFormat):
+        return (Column("value", "binary"),)
+    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
+    columns = columns_of(observe(encoding.records), timestamps_ms=stamps)
+    if any(column.type for column in columns):
+        return columns
+    return (*columns, Column("value", "string", remark="no field of the records can be a column"))
+
+
+def _head(sample: Sample, encoding: Encoding) -> Iterator[str]:
+    count, values = len(sample.records), sum(record.value is not None for record in sample.records)
+    yield f"# Proposed by frazil infer from {count:,} of about {sample.in_topic:,} records of {sample.topic}. Edit it."
+    if values < count:
+        yield f"# {count - values:,} of them are tombstones (no value)" + ", which become dead letters."
+    read = len(encoding.records)
+    if read < values and not isinstance(encoding.format, BytesFormat):
+        yield f"# {values - read:,} of them are not {encoding.format.type}, and would be dead letters."
+    yield from _sizes(sample)
+
+
+def _sizes(sample: Sample) -> Iterator[str]:
+    rate = sample.records_a_day
+    if rate is None:
+        yield "# How much comes in a day cannot be told: Kafka's timestamps span less than a minute."
+        return
+    size = rate * _record_bytes(sample)
+    yield (
+        f"# About {rate:,.0f} records a day, {rounded_bytes(size)} as sent. As Parquet, perhaps a quarter: "
+        f"{rounded_bytes(size / 4)} a day,"
+    )
+    committed = min(COMMITS_A_DAY, max(1, round(rate)))
+    compacted = max(1, round(size / 4 / TARGET_FILE_BYTES))
+    yield f"# in up to {committed:,} files a day as committed each minute, and about {compacted:,} after compaction."
+
+
+def _record_bytes(sample: Sample) -> float:
+    return sum(len(record.value or b"") for record in sample.records) / len(sample.records)
+
+
+def _source(sample: Sample, encoding: Encoding, named: Named) -> Iterator[str]:
+    yield "source:"
+    if named.bootstrap_servers:
+        yield f"  bootstrap-servers: {_quoted(named.bootstrap_servers)}"
+    yield f"  topics: [{_quoted(sample.topic)}]"
+    plain = plain_format(encoding.format)
+    if isinstance(plain, dict):
+        columns = plain.pop("columns", None)
+        written = {**plain, **({"columns": columns} if columns else {})}
+        yield f"  format: {json.dumps(written)}"
+    else:
+        yield f"  format: {plain}"
+    keys = sum(record.key is not None for record in sample.records)
+    if keys:
+        share = f"{keys / len(sample.records):.0%} of the records have a key"
+        yield f"  # key: {{column: …}}    # {share}; declare a string column for it"
+    names = Counter(name for record in sample.records for name in set(record.headers))
+    if names:
+        shown = ", ".join(name for name, _ in names.most_common(8))
+        yield f"  # headers: [{{name: …, column: …}}]    # seen: {_quoted(shown)}"
+
+
+def _column_line(column: Column) -> str:
+    name = _as_yaml(column.name)
+    if column.type is None:  # its name may have what YAML does not allow even in a comment
+        return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
+    declared = f"{column.type}{' not null' if column.required else ''}"
+    if column.unit:
+        required = ", required: true" if column.required else ""
+        declared = f"{{type: {column.type}{required}, unit: {column.unit}}}"
+    elif not re.fullmatch(r"[\w ]+", declared):
+        declared = _quoted(declared)
+    return f"  {name}: {declared}" + (f"    # {column.remark}" if column.remark else "")
+
+
+def _event_time(times: Sequence[Column]) -> Iterator[str]:
+    if not times:
+        yield f"event-time: {KAFKA_TIME}    # no field is a time"
+        return
+    others = ", ".join(_as_yaml(column.name) for column in times[1:5])
+    first = _as_yaml(times[0].name)
+    yield f"event-time: {first}" + (f"    # or: {others}" if others else "")
+
+
+def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Iterator[str]:
+    if not _is_plain(event_time):
+        return
+    rate = sample.records_a_day
+    daily = None if rate is None else rate * _record_bytes(sample) / 4
+    if daily is not None and daily >= HOUR_FROM_BYTES:
+        yield f"partition-by: [hour({event_time})]    # an hour has about {rounded_bytes(daily / 24)}"
+    elif daily is not None and daily < MONTH_BELOW_BYTES:
+        yield f"partition-by: [month({event_time})]    # a day has only about {rounded_bytes(daily)}"
+        yield "complete: day"
+    else:
+        told = "" if daily is None else f"    # a day has about {rounded_bytes(daily)}"
+        yield f"partition-by: [day({event_time})]{told}"
+    few = [c for c in columns if c.type in {"string", "int", "long"} and c.distinct and _is_plain(c.name)]
+    often = [c for c in few if 1 < (c.distinct or 0) <= min(SORTED_BY_AT_MOST, len(sample.records) // 4)]
+    texts = sorted((c for c in often if c.type == "string"), key=lambda c: -(c.distinct or 0))
+    by = [column.name for column in (texts or often)[:1]]
+    why = (
+        f"    # {by[0]}: {(texts or often)[0].distinct:,} values; queries that name one skip most row groups"
+        if by
+        else ""
+    )
+    yield f"sort-by: [{', '.join([*by, event_time])}]{why}"
+
+
+def _as_yaml(name: str) -> str:
+    return name if _is_plain(name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """As both YAML and JSON quote it: YAML does not join the halves of a surrogate pair."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_plain(name: str) -> bool:
+    return bool(_PLAIN.fullmatch(name)) and name.lower() not in _WORDS

@@ -1,0 +1,33 @@
+"""What was read of a topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a sample."""
+
+    value: bytes | None
+    key: bytes | None = None
+    timestamp_ms: int = -1
+    headers: tuple[str, ...] = ()
+    """The names of its headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some records of a topic, from the beginnings and the ends of its partitions."""
+
+    topic: str
+    records: tuple[Record, ...]
+    in_topic: int
+    """How many records the topic has, by its offsets."""
+
+    @property
+    def records_a_day(self) -> float | None:
+        """By Kafka's timestamps; None if they do not say."""
+        stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
+        span_ms = max(stamps) - min(stamps) if stamps else 0
+        return self.in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None

@@ -1,0 +1,35 @@
+"""Reads a sample of a topic: some records from the beginning, and some from the end of each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from frazil.infer.sample import Record, Sample
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.headers import unpacked
+from frazil.ingest.kafka_messages import MessageReader
+from frazil.kafka.admin import KafkaOffsets
+
+UNREACHABLE_S = 10.0
+
+
+def sample_of(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
+    """About this many records. Raises TopicMissing, AccessDenied, KafkaUnavailable."""
+    with KafkaOffsets(properties, [topic]) as kafka:
+        partitions = kafka.describe().partitions
+        earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)
+    spans = {place: (earliest[place], ends[place]) for place in partitions if earliest[place] < ends[place]}
+    each = max(1, -(-records // (2 * max(1, len(spans)))))
+    heads = [OffsetRange(*place, start, min(end, start + each)) for place, (start, end) in spans.items()]
+    tails = [OffsetRange(*place, max(end - each, min(end, start + each)), end) for place, (start, end) in spans.items()]
+    read = [record for ranges in (heads, tails) for record in _records(properties, ranges)]
+    return Sample(topic, tuple(read), in_topic=sum(end - start for start, end in spans.values()))
+
+
+def _records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> Iterator[Record]:
+    with MessageReader(properties, ranges, unreachable_limit_s=UNREACHABLE_S) as reader:
+        for chunk in reader:
+            headers = [None] * len(chunk) if chunk.headers is None else chunk.headers
+            rows = zip(chunk.values, chunk.keys, chunk.timestamps_ms.tolist(), headers, strict=True)
+            for value, key, stamp_ms, packed in rows:
+                yield Record(value, key, stamp_ms, tuple(name for name, _ in unpacked(packed)))

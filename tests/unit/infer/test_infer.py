@@ -1,0 +1,252 @@
+"""What is proposed for a topic: sound YAML that takes the records that it was proposed from."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from demo.flights import messages, read_flights
+from frazil.errors import SpecError
+from frazil.infer.encoding import encoding_of
+from frazil.infer.proposal import Named, proposal
+from frazil.infer.sample import Record, Sample
+from frazil.ingest.beside_value import value_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.formats import check_supported, decoder
+from frazil.spec.formats import plain_format
+from frazil.spec.iceberg import schema
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+
+NOW_MS = 1_790_000_000_000
+
+
+def sample(
+    values: Iterable[bytes | None], *, step_ms: int = 1000, in_topic: int | None = None, **record: Any
+) -> Sample:
+    records = tuple(Record(v, timestamp_ms=NOW_MS + i * step_ms, **record) for i, v in enumerate(values))
+    return Sample("t", records, len(records) if in_topic is None else in_topic)
+
+
+def proposed(of: Sample) -> tuple[str, StreamSpec]:
+    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"))
+    return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
+
+
+def rejected(spec: StreamSpec, of: Sample) -> list[str]:
+    """Why the stream does not take some of the sample's records."""
+    whole = schema(spec)
+    check_supported(whole, spec.source.format)
+    filled = value_schema(record_schema(whole, spec.coordinates), spec.beside_value)
+    units = {whole.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    values = [record.value for record in of.records]
+    return [
+        r.error for r in decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values)).rejections
+    ]
+
+
+def types(spec: StreamSpec) -> dict[str, str]:
+    return {c.name: f"{c.type}{' not null' if c.required else ''}" for c in spec.columns}
+
+
+def test_the_flights_are_proposed_as_the_demo_declares_them() -> None:
+    values = [message.value for message in messages(read_flights().slice(0, 1500))]
+    of = sample(values, step_ms=60_000, in_topic=336_776)
+    text, spec = proposed(of)
+    declared = {c.name: (c.type, c.required) for c in spec.columns}
+    assert declared["scheduled_departure"] == ("timestamptz", True)
+    assert declared["carrier"] == ("string", True)
+    assert declared["tailnum"] == ("string", False)
+    assert declared["dep_delay"] == ("int", False)
+    assert declared["cancelled"] == ("boolean", True)
+    assert spec.event_time.column == "scheduled_departure"
+    assert spec.event_time_partitions == ("day",)
+    assert spec.sort_by[-1].startswith("scheduled_departure")
+    assert rejected(spec, of) == []
+    assert "absent in" in text
+
+
+def test_ticks_get_the_unit_of_their_time_and_hours_where_there_is_much() -> None:
+    values = [
+        json.dumps(
+            {"symbol": f"S{i % 50}", "price": i / 7, "size": i, "ts": NOW_MS + 1000 * i, "id": 2**40 + i}
+        ).encode()
+        for i in range(500)
+    ]
+    of = sample(values, in_topic=2_000_000)
+    text, spec = proposed(of)
+    assert types(spec) == {
+        "symbol": "string not null",
+        "price": "double not null",
+        "size": "int not null",
+        "ts": "timestamptz not null",
+        "id": "long not null",
+    }
+    assert spec.units == {"ts": "ms"}
+    assert spec.event_time.column == "ts"
+    assert spec.event_time_partitions == ("hour",)
+    assert [term.split()[0] for term in spec.sort_by] == ["symbol", "ts"]
+    assert rejected(spec, of) == []
+    assert "records a day" in text
+    assert "files a day" in text
+
+
+def test_nested_records_become_structs_lists_and_maps() -> None:
+    values = [
+        json.dumps(
+            {
+                "meta": {"id": i, "at": "2026-01-01T00:00:00Z", "odd.name": 1},
+                "tags": ["a", "b"][: i % 3],
+                "points": [{"x": 1, "y": 1.5}],
+                "by_user": {f"user{i}-{j}": j for j in range(3)},
+                "created": "2026-01-01T00:00:00+01:00",
+                "day": "2026-01-01",
+                "amount": "12.50",
+                "void": None,
+                "a.b": 1,
+                "Tags": 1,
+                "kafka_offset": 1,
+                "on": True,
+                "two words": "x",
+            }
+        ).encode()
+        for i in range(200)
+    ]
+    of = sample(values)
+    text, spec = proposed(of)
+    assert types(spec) == {
+        "meta": "struct<id: int, at: timestamptz> not null",
+        "tags": "list<string> not null",
+        "points": "list<struct<x: int, y: double>> not null",
+        "by_user": "map<string, int> not null",
+        "created": "timestamptz not null",
+        "day": "date not null",
+        "amount": "decimal(10, 2) not null",
+        "void": "string",
+        "on": "boolean not null",
+        "two words": "string not null",
+    }
+    assert rejected(spec, of) == []
+    for remark in (
+        '"a.b": no column can have this name',
+        "Tags: differs from tags only by case",
+        "kafka_offset: frazil adds a column of this name",
+        "only null was seen",
+    ):
+        assert remark in text
+
+
+def test_of_one_record_nothing_is_said_to_be_required() -> None:
+    of = sample([b'{"a": 1, "at": "2026-01-01T00:00:00Z"}'])
+    text, spec = proposed(of)
+    assert types(spec) == {"a": "int", "at": "timestamptz"}
+    assert "cannot be told" in text
+    assert rejected(spec, of) == []
+
+
+@pytest.mark.parametrize("values", [[], [None, None], [b""]])
+def test_a_topic_without_values_is_refused(values: list[bytes | None]) -> None:
+    with pytest.raises(SpecError, match="t has no record with a value to infer from"):
+        proposed(sample(values))
+
+
+def test_garbage_is_kept_as_bytes() -> None:
+    made = random.Random(1)
+    of = sample([b"\xff" + made.randbytes(40) for _ in range(50)])
+    _, spec = proposed(of)
+    assert (spec.source.format.type, types(spec)) == ("bytes", {"value": "binary"})
+    assert spec.event_time.column == "kafka_timestamp"
+    assert rejected(spec, of) == []
+
+
+def test_text_is_a_string_and_lines_of_fields_are_csv() -> None:
+    of = sample([b"GET /index.html", b"POST /orders"] * 10)
+    assert proposed(of)[1].source.format.type == "string"
+    assert rejected(proposed(of)[1], of) == []
+    lines = sample([f"{i};a b;{i / 2};2026-01-01T00:00:{i % 60:02}Z".encode() for i in range(150)])
+    _, spec = proposed(lines)
+    assert types(spec) == {
+        "c1": "int not null",
+        "c2": "string not null",
+        "c3": "double not null",
+        "c4": "timestamptz not null",
+    }
+    assert spec.event_time.column == "c4"
+    assert rejected(spec, lines) == []
+
+
+def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> None:
+    framed = sample([b"\0\0\0\0\7" + b'{"a": 1}'] * 10)
+    assert plain_format(proposed(framed)[1].source.format) == {"type": "json", "framing": "confluent"}
+    assert rejected(proposed(framed)[1], framed) == []
+    with pytest.raises(SpecError, match=r"schema id \(7\).*registry"):
+        proposed(sample([b"\0\0\0\0\7\x02\x06abc"] * 10))
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    values = [b'{"a": 1}'] * 90 + [b'{"a": "x"}'] * 6 + [b"nonsense"] * 3 + [None]
+    text, spec = proposed(sample(values))
+    assert types(spec) == {"a": "int"}
+    assert "6 of 96 values are of another type: dead letters" in text
+    assert "3 of them are not json" in text
+    assert "1 of them are tombstones" in text
+    assert len(rejected(spec, sample(values))) == 10
+
+
+def test_keys_and_headers_are_told() -> None:
+    text, _ = proposed(sample([b'{"a": 1}'] * 4, key=b"k", headers=("trace",)))
+    assert "100% of the records have a key" in text
+    assert 'seen: "trace"' in text
+
+
+def test_a_number_is_a_time_by_its_name_or_near_kafkas_own() -> None:
+    old_ms = int((datetime(2005, 1, 1, tzinfo=UTC) + timedelta(hours=1)).timestamp() * 1000)
+    of = sample(
+        json.dumps({"created_at": old_ms, "number": old_ms, "when_s": old_ms // 1000}).encode() for _ in range(3)
+    )
+    _, spec = proposed(of)
+    assert types(spec) == {"created_at": "timestamptz", "number": "long", "when_s": "timestamptz"}
+    assert spec.units == {"created_at": "ms", "when_s": "s"}
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(["2026-01-01", "2026-01-01T00:00:00Z", "1.50", "9999-99-99T99:99:99Z", "0001-01-01"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.text(max_size=5) | st.sampled_from(["a", "A", "ts", "null", "no", "a b", "a: b", "#", "kafka_offset", "é"])
+
+
+@given(st.lists(st.dictionaries(NAMES, VALUES, max_size=5), min_size=1, max_size=8))
+def test_whatever_objects_a_topic_has_the_proposal_is_sound(records: list[dict[str, Any]]) -> None:
+    _, spec = proposed(sample(json.dumps(record).encode() for record in records))
+    check_supported(schema(spec), spec.source.format)
+
+
+@given(st.lists(st.binary(max_size=20) | st.text(max_size=10).map(str.encode), min_size=1, max_size=8))
+def test_whatever_bytes_a_topic_has_the_proposal_is_sound_or_refused(values: list[bytes]) -> None:
+    of = sample(values)
+    try:
+        encoding_of(of)
+    except SpecError:
+        return
+    _, spec = proposed(of)
+    check_supported(schema(spec), spec.source.format)
