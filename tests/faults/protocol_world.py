@@ -213,7 +213,7 @@ class World:
             targets={"main": TableHandle(catalog, MAIN), "dead-letters": TableHandle(catalog, DEAD)},  # type: ignore[arg-type]
             journals=JournalStore(ProcessStore(faults), state_location(self.catalog.load(MAIN), faults.stream)),
             clock_ms=lambda: self.clock.now_ms + self.skew_ms,
-            patience=Patience(total_s=4, clock=now, sleep=now.wait),
+            patience=Patience(total_s=4, clock=now, wait=now.wait),
         )
 
     def marker(self, stream: str, name: str = MAIN) -> Marker | None:

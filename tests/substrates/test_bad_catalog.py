@@ -196,6 +196,6 @@ def staged_while_away(stream: MadeStream, gateway: TroubledProxy) -> Journal:
 def patient(stream: MadeStream, total_s: float = 600) -> list[float]:
     """Let time pass only by the waits, which are returned."""
     waits: list[float] = []
-    patience = Patience(total_s=total_s, sleep=waits.append, clock=lambda: sum(waits))
+    patience = Patience(total_s=total_s, wait=waits.append, clock=lambda: sum(waits))
     stream.__dict__["tables"] = dataclasses.replace(stream.tables, patience=patience)
     return waits

@@ -85,6 +85,10 @@ class TableHandle:
         handle._loaded = table
         return handle
 
+    @property
+    def catalog_name(self) -> str:
+        return self._catalog.name
+
     def io_properties(self) -> Mapping[str, str]:
         """The FileIO's properties as last loaded; a catalog that vends credentials renews them with every load."""
         return (self._loaded or self.refresh()).io.properties
@@ -101,7 +105,7 @@ class TableHandle:
     def _renew(self) -> None:
         """Load the table for newer credentials."""
         log.info("the credentials for table %s have expired: loading it for newer ones", self.identifier)
-        with catalog_errors(self._catalog.name):
+        with catalog_errors(self.catalog_name):
             self.refresh()
 
     def current(self) -> Table:
@@ -229,7 +233,8 @@ class Patience:
     first_s: float = 0.05
     most_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    wait: Callable[[float], object] = time.sleep
+    """Waits for so many seconds, or until whoever commits is asked to end; then it returns something true."""
     tell: Callable[[str], None] = lambda _: None
     """Receives the sentence of each round that failed, other than by a lost race."""
 
@@ -310,7 +315,8 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
 
     In every round `propose` sees the metadata that its change will replace. It is not called if the table turns out to
     have an attempt whose answer was lost.
-    Raises `CommitUnavailable` if no round is decided within `patience.total_s`, `CommitRefused` if the catalog refuses
+    Raises `CommitUnavailable` if no round is decided within `patience.total_s`, or before the caller is asked to end,
+    `CommitRefused` if the catalog refuses
     the change, and `AccessDenied` if it refuses our credentials.
     """
     deadline = patience.clock() + patience.total_s
@@ -347,5 +353,9 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
         else:
             return proposed.result
         handle.forget()
-        patience.sleep(wait_s)
+        if patience.wait(wait_s):
+            raise CommitUnavailable(
+                f"{setback.now}. That was not done, because the writer was asked to end; the next start decides what "
+                "became of the commit"
+            )
         attempt += 1

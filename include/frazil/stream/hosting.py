@@ -33,6 +33,8 @@ class Turns:
     def __init__(self, count: int) -> None:
         self._free = count
         self._waiting: deque[threading.Event] = deque()
+        self._holders: set[int] = set()
+        """The threads that have a turn."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -44,10 +46,33 @@ class Turns:
         if not self._take(unless, waits):
             yield False
             return
+        mine = threading.get_ident()
+        self._holders.add(mine)
         try:
             yield True
         finally:
+            if mine in self._holders:
+                self._holders.remove(mine)
+                self._give()
+
+    def lend(self, wait: Callable[[], object], *, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
+        """Call `wait` while others may use this thread's turn, then queue for a turn again; whether `unless` holds.
+
+        A thread that has no turn only waits. After True the turn is over.
+        """
+        mine = threading.get_ident()
+        lent = mine in self._holders
+        if lent:
+            self._holders.remove(mine)
             self._give()
+        wait()
+        if unless():
+            return True
+        if lent:
+            if not self._take(unless, waits):
+                return True
+            self._holders.add(mine)
+        return False
 
     def _take(self, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
         mine = threading.Event()

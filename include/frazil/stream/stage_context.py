@@ -30,7 +30,7 @@ def stage_context(
     `catalog_errors` raises.
     """
     # Refreshed, so that what others have changed since the last commit applies to the next one.
-    with catalog_errors(spec.table.catalog or "default"):
+    with catalog_errors(tables.main.catalog_name):
         now = {target: handle.refresh() for target, handle in tables.targets.items()}
     check_stageable(now["main"], now["dead-letters"], spec)
     return StageContext(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from frazil import clock, errors
@@ -24,7 +25,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
-from frazil.errors import KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch
+from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch
 from frazil.events import EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
@@ -79,7 +80,8 @@ class Writer:
     def run(self) -> Marker | None:
         """Write until stopped, or until everything that was in Kafka at the start is committed.
 
-        Returns the last marker; None if it was stopped while Kafka or a cluster did not answer. Raises an error that
+        Returns the last marker; None if it was stopped while Kafka, the catalog, the storage or a cluster did not
+        answer. Raises an error that
         another epoch does not fix.
         """
         folder = run_folder(self.spec.name)
@@ -94,10 +96,10 @@ class Writer:
                 events.add(sink)
             try:
                 return self._run(folder, events, reporter, afterwards)
-            except KafkaUnavailable as error:
+            except (KafkaUnavailable, CommitUnavailable) as error:
                 if not self.stopping.is_set():
                     raise
-                log.info("the writer was asked to end, and waits for Kafka no longer: %s", error)
+                log.info("the writer was asked to end, and waits no longer: %s", error)
                 return None
 
     def _run(self, folder: Path, events: Events, reporter: Reporter, afterwards: ExitStack) -> Marker | None:
@@ -115,7 +117,17 @@ class Writer:
                 tables, progress = self._open(reporter, events.emit)
             planned = reporter.planned
             parts = EpochParts(
-                self.spec, self.engine, kafka, tables, progress, folder, events.emit, planned, hosting, afterwards
+                self.spec,
+                self.engine,
+                kafka,
+                tables,
+                progress,
+                folder,
+                events.emit,
+                planned,
+                hosting,
+                afterwards,
+                partial(self._wait_outside_turn, events.emit),
             )
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
@@ -146,7 +158,9 @@ class Writer:
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
-            patience=Patience(tell=lambda sentence: emit(OutageMet(sentence))),
+            patience=Patience(
+                wait=partial(self._wait_outside_turn, emit), tell=lambda sentence: emit(OutageMet(sentence))
+            ),
             align=Alignment.of(self.spec),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
@@ -156,6 +170,13 @@ class Writer:
         progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties, period_s)
         reporter.table(main.location(), progress)
         return tables, progress
+
+    def _wait_outside_turn(self, emit: Callable[[Happening], None], seconds: float) -> bool:
+        """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""
+        again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
+        return self.hosting.turns.lend(
+            lambda: self.stopping.wait(seconds), unless=self.stopping.is_set, waits=lambda: emit(again)
+        )
 
 
 def _still_starting(events: Events) -> None:
@@ -179,6 +200,8 @@ class EpochParts:
     hosting: Hosting
     afterwards: ExitStack
     """What it calls once the engine has ended."""
+    wait: Callable[[float], object]
+    """Waits during an outage; true if the writer is asked to end."""
 
 
 @dataclass(slots=True)
@@ -201,7 +224,7 @@ class Epoch:
         """Returns the last marker; None if it was stopped before it took over."""
         p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
         turn = p.hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: p.emit(wait))
-        with catalog_errors(p.spec.table.catalog or "default"), turn as admitted:
+        with catalog_errors(p.tables.main.catalog_name), turn as admitted:
             if not admitted:
                 return None
             runner = self._begin()
@@ -258,7 +281,7 @@ class Epoch:
             emit=p.emit,
             run_folder=p.folder,
             progress=p.progress,
-            wait=self.stopping.wait,
+            wait=p.wait,
             rejects_accepted=accepted_offsets(p.tables, marker.source),
         )
 

@@ -84,7 +84,7 @@ def test_expired_credentials_are_renewed_by_loading_the_table_again(world):
 
 def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     longest = []
-    patience = Patience(total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, sleep=world.time.sleep)
+    patience = Patience(total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep)
 
     def decide(table):  # noqa: ARG001
         longest.append(min(5, 0.05 * 2 ** len(longest)))
@@ -96,3 +96,15 @@ def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     assert all(0 <= wait <= most for wait, most in zip(world.time.waits, longest, strict=False))
     assert 30 <= world.time.now_s < 36
     assert len(set(world.time.waits)) > 3
+
+
+def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(world):
+    waits = []
+    patience = Patience(wait=lambda seconds: waits.append(seconds) or len(waits) == 2)
+
+    def decide(table):  # noqa: ARG001
+        raise ConnectionError("refused")
+
+    with pytest.raises(CommitUnavailable, match="because the writer was asked to end; the next start decides"):
+        swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience)
+    assert len(waits) == 2

@@ -91,3 +91,38 @@ def test_one_thread_beats_for_all_and_one_that_cannot_write_stops_no_other() -> 
         eventually(lambda: changed.beats == 2)
         heartbeats.remove(changed)
         assert sound.beats == 1
+
+
+def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> None:
+    turns, waited, others_are_done = Turns(1), [], threading.Event()
+
+    def other() -> None:
+        with turns.turn(unless=lambda: False, waits=lambda: None):
+            others_turn.set()
+            others_are_done.wait(20)
+
+    def outage() -> None:
+        thread.start()
+        assert others_turn.wait(20), "the turn is another's meanwhile"
+
+    def waits() -> None:
+        waited.append(1)
+        others_are_done.set()
+
+    others_turn, thread = threading.Event(), threading.Thread(target=other)
+    with turns.turn(unless=lambda: False, waits=lambda: None):
+        assert not turns.lend(outage, unless=lambda: False, waits=waits)
+        assert waited
+        thread.join(20)
+        assert not turns._free, "it is this thread's again"
+    assert turns._free == 1
+
+
+def test_who_is_asked_to_end_during_an_outage_does_not_queue_for_its_turn_again() -> None:
+    turns = Turns(1)
+    with turns.turn(unless=lambda: False, waits=lambda: None):
+        assert turns.lend(lambda: None, unless=lambda: True, waits=lambda: None)
+        assert turns._free == 1
+    assert turns._free == 1
+    assert not turns.lend(lambda: None, unless=lambda: False, waits=lambda: None), "without a turn, it only waits"
+    assert turns._free == 1

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.errors import KafkaUnavailable, PythonStartTimeout, TopicMissing
 from frazil.kafka.admin import KafkaOffsets, Topics
+from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
 from frazil.stream import writer as writer_module
 from frazil.stream.writer import START_ATTEMPTS, Epoch, Writer
 from frazil.supervise.decide import RESTARTABLE
@@ -92,6 +95,15 @@ def test_a_host_that_stays_too_busy_is_left_to_the_supervisor_which_never_gives_
     assert raised.value.exit_code in RESTARTABLE
 
 
+def declared(frazil_home: Path) -> StreamSpec:
+    file = frazil_home.parent / "s.yaml"
+    file.write_text(
+        "name: s\nsource: {topics: [t], format: json, bootstrap-servers: 'localhost:1'}\ntable: test.s\n"
+        "schema: {at: timestamptz not null}\nevent-time: at\n"
+    )
+    return load_stream(file)
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_silent_brokers_are_no_failure_of_a_writer_that_was_asked_to_end(
     asked: bool, frazil_home: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,12 +114,7 @@ def test_silent_brokers_are_no_failure_of_a_writer_that_was_asked_to_end(
         raise KafkaUnavailable("no answer within 10 s")
 
     monkeypatch.setattr(KafkaOffsets, "describe", silent)
-    file = frazil_home.parent / "s.yaml"
-    file.write_text(
-        "name: s\nsource: {topics: [t], format: json, bootstrap-servers: 'localhost:1'}\ntable: test.s\n"
-        "schema: {at: timestamptz not null}\nevent-time: at\n"
-    )
-    writer = Writer(load_stream(file), engine=StartedEngine())
+    writer = Writer(declared(frazil_home), engine=StartedEngine())
     if asked:
         assert writer.run() is None
     else:
@@ -135,12 +142,24 @@ def test_an_engine_that_was_started_ends_although_the_topic_is_missing(
         raise TopicMissing("no topic t")
 
     monkeypatch.setattr(KafkaOffsets, "describe", missing)
-    file = frazil_home.parent / "s.yaml"
-    file.write_text(
-        "name: s\nsource: {topics: [t], format: json, bootstrap-servers: 'localhost:1'}\ntable: test.s\n"
-        "schema: {at: timestamptz not null}\nevent-time: at\n"
-    )
     engine = StartedEngine()
     with pytest.raises(TopicMissing):
-        Writer(load_stream(file), engine=engine).run()
+        Writer(declared(frazil_home), engine=engine).run()
     assert engine.ended_by is TopicMissing
+
+
+def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_soon(
+    frazil_home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The catalog fails for good once the table is there: without the stop it would be waited for."""
+
+    def away(*_: object, **__: object) -> None:
+        writer.stop()
+        raise ConnectionError("refused")
+
+    writer = Writer(declared(frazil_home), engine=StartedEngine(), stopping=Stopping())
+    monkeypatch.setattr(KafkaOffsets, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
+    monkeypatch.setattr(KafkaOffsets, "starts", lambda *_: {("t", 0): 0})
+    monkeypatch.setattr(SqlCatalog, "commit_table", away)
+    assert writer.run() is None
+    assert len(writer.stopping.waits) <= 1  # type: ignore[attr-defined]
