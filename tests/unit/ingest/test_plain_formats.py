@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +26,13 @@ from pyiceberg.types import (
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder, quoter
 from frazil.ingest.formats.csv import decoder as csv_decoder
+from frazil.spec import iceberg
+from frazil.spec.formats import plain_format
+from frazil.spec.load import validate_stream
 
 
 def schema(*kinds: IcebergType, required: bool = False) -> Schema:
@@ -195,3 +201,30 @@ def test_a_column_that_a_field_cannot_fill_is_refused_at_start() -> None:
 
     with pytest.raises(SpecError, match=r"schema\.c1"):
         decoder(csv_format(1), schema(TimestampNanoType()), {})
+
+
+PAGE = Path("docs/reference/plain-formats.md").read_text().split("## `csv`")[1]
+ROWS = re.findall(r"^\| `([a-z][^`]*)` \| `([^`]*)` \| (.+) \|$", PAGE, re.MULTILINE)
+
+
+def test_every_row_of_the_page_is_tried() -> None:
+    assert len(ROWS) == len([line for line in PAGE.splitlines() if line.startswith("| ") and "`c1`" not in line]) > 20
+
+
+@pytest.mark.parametrize(("declared", "value", "said"), ROWS)
+def test_a_line_becomes_what_the_page_says(declared: str, value: str, said: str) -> None:
+    stream = {
+        "name": "s",
+        "source": {"topics": ["t"], "bootstrap-servers": "b:1", "format": "csv"},
+        "table": "a.b",
+        "schema": {"c1": declared, "c2": "string"},
+        "event-time": "kafka_timestamp",
+    }
+    spec = validate_stream(stream, Path("s.yaml"))
+    decode = decoder(plain_format(spec.value_format), record_schema(iceberg.schema(spec), True), {})
+    (outcome,) = outcomes(decode(Chunk.of_values([value.encode()])), 1)
+    if said.startswith("dead letter"):
+        assert said == f"dead letter `{outcome}`"
+    else:
+        assert outcome[0] == {"null": None, "an empty text": ""}.get(said, outcome[0])
+        assert said in {"null", "an empty text", f"`{outcome[0]}`"}

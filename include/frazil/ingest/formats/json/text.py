@@ -26,6 +26,7 @@ _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4
 _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
 """How a JSON object in UTF-16 begins, with a byte order mark and without one; one in UTF-32 may begin the same way."""
+_TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
 """What follows a backslash, whole; the group is half of a surrogate pair without the other half."""
 
@@ -73,7 +74,7 @@ def _instead_of_an_object(text: bytes) -> str:
     if text.startswith(b"\x00") and len(text) > 5:
         return (
             f"the value begins with a 0 byte, as in Confluent's wire format (schema id {int.from_bytes(text[1:5])}): "
-            "write plain JSON, with a serializer that uses no schema registry"
+            "declare source.format: {type: json, framing: confluent}, or write JSON without a schema registry"
         )
     return "a JSON object is needed: the value does not start with {"
 
@@ -96,6 +97,8 @@ def malformed(text: bytes, message: str) -> str:
                 return f"JSON is malformed: {half} is half of a surrogate pair (byte {escape.start()})"
     if message == "Input data was truncated" or message.endswith(f"(byte {len(text)})"):
         return "the record is cut off: an object, array or string in it does not end"
+    if (more := _TRAILING.fullmatch(message)) and text[int(more[1]) - 1 :].lstrip(WHITE_SPACE).startswith(b"{"):
+        return f"the value has several objects (another begins at byte {more[1]}): write a record for each"
     return message
 
 
