@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyiceberg.types import DoubleType, LongType, StringType
 
+from frazil.stream.batch import BatchRunner
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
 
@@ -182,3 +187,62 @@ def test_two_streams_that_evolve_one_table_converge(
     assert schemas(one) <= 11
     filled = {row["id"]: row["f3"] for row in table.scan().to_arrow().to_pylist()}
     assert filled[13] == filled[23] == 3
+
+
+def test_a_writer_that_ends_between_the_tables_change_and_the_batch_continues_with_the_columns(
+    evolving: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+):
+    stream = evolving("additive")
+    stream.produce([record(0, gate="A1"), record(1, gate="A2")], partitions=2)
+
+    def ends(self: BatchRunner, *of_batch: Any) -> bool:
+        assert evolve(self, *of_batch)
+        raise SystemExit
+
+    evolve = BatchRunner._evolved
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchRunner, "_evolved", ends)
+        with pytest.raises(SystemExit):
+            stream.catch_up()
+    assert schemas(stream) == 2
+    assert not stream.has_rows(1)
+    stream.catch_up()
+    assert rows(stream, "gate") == [(0, "A1"), (1, "A2")]
+    assert schemas(stream) == 2
+
+
+@pytest.mark.soak
+def test_twenty_changes_in_a_minute_while_the_writer_is_killed_lose_and_repeat_nothing(evolving: Callable[[str], Any]):
+    stream, sent, changes = evolving("full"), 0, 20
+    chance, writer, kills = random.Random(14), None, 0
+    stream.produce([record(0)])
+    stream.catch_up()
+    for change in range(changes):
+        fields = {f"f{change}": change} if change % 2 else {f"f{change}": {"x": "y"}, "grows": {f"g{change}": 1.5}}
+        until = time.monotonic() + 3
+        killed = chance.random() < 0.6
+        while time.monotonic() < until:
+            stream.produce([record(sent + n + 1, **fields) for n in range(500)], partitions=4)
+            sent += 500
+            if writer is None or writer.poll() is not None:
+                command = stream.command(without_jvm=True)
+                writer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if killed and time.monotonic() > until - chance.uniform(0, 2):
+                writer.send_signal(signal.SIGKILL)
+                kills, killed = kills + 1, False
+                writer.wait()
+            time.sleep(0.2)  # the load, not a wait
+    assert writer is not None
+    writer.kill()
+    writer.wait()
+    stream.catch_up()
+    assert kills
+    assert stream.ids() == [*range(sent + 1)]
+    found = stream.table().scan().to_arrow().to_pylist()
+    for row in found:
+        filled = [change for change in range(changes) if row[f"f{change}"] is not None]
+        assert len(filled) == (row["id"] > 0)
+        if filled and filled[0] % 2 == 0:
+            assert row["grows"][f"g{filled[0]}"] == 1.5
+    assert schemas(stream) <= changes + 1
+    assert letters(stream) == []

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from pyiceberg.exceptions import ResolveError
-from pyiceberg.schema import Schema, promote
+from pyiceberg.schema import Schema
 from pyiceberg.types import (
     DecimalType,
     DoubleType,
@@ -199,17 +198,16 @@ class _Comparison:
 
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
-    """PyIceberg's promotion rules, except those that change a value's meaning (string to binary)."""
+    """Whether Iceberg promotes one type to the other (specification, "Schema Evolution", format version 2).
+
+    PyIceberg's own rule also takes decimals of another scale.
+    """
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
     if isinstance(narrow, FloatType):
         return isinstance(wide, DoubleType)
     if isinstance(narrow, DecimalType) and isinstance(wide, DecimalType):
-        try:
-            promote(narrow, wide)
-        except ResolveError:
-            return False
-        return True
+        return narrow.scale == wide.scale and narrow.precision < wide.precision
     return False
 
 

@@ -71,12 +71,12 @@ def _why_not(table: Schema, former: Sequence[Schema], changes: Sequence[Change],
     siblings = [other[-1] for other in added if other[:-1] == path[:-1] and other != path]
     if alike := next((name for name in siblings if name.lower() == path[-1].lower()), None):
         return f"has the name of the new column {alike} in other case, and names are case-insensitive"
-    wanted = Schema(*_grown(table.as_struct(), (), {path: added[path]}).fields)
+    wanted = Schema(*grown(table.as_struct(), (), {path: added[path]}).fields)
     conflicts = [d for d in differences(wanted, table, former) if isinstance(d, Conflict) and d.path == path]
     return conflicts[0].message if conflicts else None
 
 
-def _grown(kind: StructType, path: Path, added: Mapping[Path, Addition]) -> StructType:
+def grown(kind: StructType, path: Path, added: Mapping[Path, Addition]) -> StructType:
     """A struct with the new fields in it, at every level."""
     new = [
         NestedField(-1, where[-1], addition.type, required=False)
@@ -98,7 +98,7 @@ def _inside(kind: IcebergType, path: Path, added: Mapping[Path, Addition]) -> Ic
             value = _inside(kind.value_type, (*path, VALUE), added)
             return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=kind.value_required)
         case StructType():
-            return _grown(kind, path, added)
+            return grown(kind, path, added)
     return kind
 
 

@@ -1,0 +1,166 @@
+"""Laws of what is sighted in records: no order of records or tasks matters, and a table that grew so holds them all."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.types import LongType, NestedField, StructType
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import decoder
+from frazil.ingest.formats.json.new_keys import SAMPLES
+from frazil.ingest.sightings import (
+    MIXED,
+    ListOf,
+    Seen,
+    Sightings,
+    StructOf,
+    joined_sightings,
+    merged,
+    new_fields,
+    seen_in,
+)
+from frazil.table.evolution import Addition
+from frazil.table.growth import grown, growth
+
+NAMES = st.sampled_from(["a", "b", "A", "long name", "é", "x.y", ""])
+LEAVES = st.sampled_from([None, "boolean", "int", "long", "float", "double", "string", MIXED])
+TYPES: st.SearchStrategy[Seen] = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.builds(ListOf, inner), st.builds(StructOf, st.dictionaries(NAMES, inner, max_size=3))),
+    max_leaves=6,
+)
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map(tuple)
+SIGHTED = st.builds(
+    Sightings,
+    st.dictionaries(PATHS, TYPES, max_size=3),
+    st.dictionaries(PATHS, st.sampled_from(["decimal(9, 2)", "decimal(11, 2)"]), max_size=2),
+    st.frozensets(PATHS, max_size=2),
+    st.integers(0, 9),
+)
+FIELDS = st.sampled_from(["a", "b", "c", "wide"])
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**70), 2**70),
+        st.floats(allow_nan=False, allow_infinity=False, width=32),
+        st.text(max_size=3),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(FIELDS, inner, max_size=3)),
+    max_leaves=6,
+)
+BASE = Schema(
+    NestedField(1, "id", LongType(), required=True), NestedField(2, "s", StructType(NestedField(3, "a", LongType())))
+)
+
+
+@given(TYPES, TYPES, TYPES)
+def test_merging_types_forgets_their_order(one: Seen, two: Seen, three: Seen):
+    assert merged(one, two) == merged(two, one)
+    assert merged(one, merged(two, three)) == merged(merged(one, two), three)
+    assert merged(one, one) == one
+    assert merged(one, None) == one
+
+
+@given(SIGHTED, SIGHTED, SIGHTED)
+def test_so_does_joining_sightings_and_they_survive_a_journey(one: Sightings, two: Sightings, three: Sightings):
+    assert joined_sightings([one, two]) == joined_sightings([two, one])
+    assert joined_sightings([joined_sightings([one, two]), three]) == joined_sightings([one, two, three])
+    assert Sightings.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@given(st.lists(VALUES, max_size=4))
+def test_the_type_of_a_list_is_that_of_all_its_values(values: list[Any]):
+    element: Seen = None
+    for value in values:
+        element = merged(element, seen_in(value, 1))
+    assert seen_in(values) == ListOf(element)
+
+
+@given(st.lists(st.dictionaries(FIELDS, VALUES, max_size=3), max_size=8))
+def test_a_table_that_grew_by_what_was_sighted_has_every_value_or_says_of_which_field_not(
+    records: list[dict[str, Any]],
+):
+    values = [json.dumps({"id": n, "s": {"a": 1, **_but_a(r)}, **r}).encode() for n, r in enumerate(records)]
+    schema, refused = BASE, set()
+    for _ in range(8):  # a struct may show more fields once it is a column
+        decode = decoder("json", schema, {}, "additive")
+        decoded = decode(Chunk.of_values(values))
+        found = list(new_fields(decoded.sighted))
+        refused |= {new.path for new in found if new.type is None}
+        changes = growth(schema, (), [Addition(n.path, n.type, None) for n in found if n.type], max_columns=500)
+        refused |= {refusal.path for refusal in changes.refused}
+        if not changes.changes:
+            break
+        schema = _grown(schema, [c for c in changes.changes if isinstance(c, Addition)])
+    assert not decoded.rejections
+    order = {int(place): row for place, row in zip(decoded.kept, decoded.rows.to_pylist(), strict=True)}
+    for number, value in enumerate(values):
+        for path, leaf in _leaves(json.loads(value), ()):
+            if not _empty(leaf) and not any(path[: len(r)] == r[: len(path)] for r in refused):
+                assert _same(_at(order[number], path), leaf)
+
+
+def test_a_field_is_found_wherever_it_first_has_a_value():
+    quiet = [b'{"id":1,"n":null,"e":{},"l":[]}'] * (SAMPLES * 3)
+    decode = decoder("json", BASE, {}, "additive")
+    first = decode(Chunk.of_values(quiet)).sighted
+    assert not first.new
+    last = decode(Chunk.of_values([*quiet, b'{"id":1,"n":1,"e":{"x":true},"l":["y"]}'])).sighted
+    assert last.new == {("n",): "long", ("e",): StructOf({"x": "boolean"}), ("l",): ListOf("string")}
+    assert last.records == 1
+
+
+def test_no_more_records_are_looked_at_than_its_samples():
+    decode = decoder("json", BASE, {}, "additive")
+    many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).sighted
+    assert many.new == {("n",): "long"}
+    assert many.records == SAMPLES + 2
+
+
+def _but_a(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "a"}
+
+
+def _grown(schema: Schema, additions: list[Addition]) -> Schema:
+    """As a table makes of it, apart from the ids."""
+    struct = grown(schema.as_struct(), (), {addition.path: addition for addition in additions})
+    return assign_fresh_schema_ids(Schema(*struct.fields))
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, (*path, name))
+    elif value is not None:
+        yield path, value
+
+
+def _at(row: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        row = row[name]
+    return row
+
+
+def _empty(value: Any) -> bool:
+    """Whether it shows no type: of null, and of what has nothing else in it, there is no column."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return value is None or (isinstance(value, (dict, list)) and all(map(_empty, parts)))
+
+
+def _same(found: Any, sent: Any) -> bool:
+    if _empty(sent):
+        return True
+    if isinstance(sent, list):
+        return len(found) == len(sent) and all(_same(f, s) for f, s in zip(found, sent, strict=True))
+    if isinstance(sent, dict):
+        return all(_empty(value) or _same(found[name], value) for name, value in sent.items())
+    if isinstance(sent, (int, float)) and not isinstance(sent, bool) and isinstance(found, float):
+        return math.isclose(found, sent, rel_tol=1e-12, abs_tol=0) or found == sent
+    return bool(found == sent)

@@ -1,0 +1,81 @@
+"""Which wider or optional columns would hold a refused record: those, and only if they are enough."""
+
+from __future__ import annotations
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    FloatType,
+    IntegerType,
+    ListType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import decoder
+from frazil.ingest.sightings import Sightings
+
+SCHEMA = Schema(
+    NestedField(1, "i", IntegerType()),
+    NestedField(2, "f", FloatType()),
+    NestedField(3, "d", DecimalType(4, 2)),
+    NestedField(4, "s", StringType(), required=True),
+    NestedField(
+        5, "in", StructType(NestedField(6, "i", IntegerType()), NestedField(7, "r", StringType(), required=True))
+    ),
+    NestedField(8, "l", ListType(9, IntegerType(), element_required=False)),
+    NestedField(10, "m", MapType(11, StringType(), 12, DecimalType(3, 0), value_required=False)),
+    NestedField(13, "t", TimestamptzType()),
+)
+
+
+def sighted(*values: bytes) -> Sightings:
+    return decoder("json", SCHEMA, {}, "full")(Chunk.of_values(values)).sighted
+
+
+@pytest.mark.parametrize(
+    ("value", "wider", "optional"),
+    [
+        (b'{"s":"","i":2147483648}', {("i",): "long"}, set()),
+        (b'{"s":"","f":1e39}', {("f",): "double"}, set()),
+        (b'{"s":"","d":123.4}', {("d",): "decimal(5, 2)"}, set()),
+        (b'{"s":"","in":{"i":-9e0,"r":""}}', {}, set()),
+        (b'{"s":"","in":{"i":-2147483649,"r":""}}', {("in", "i"): "long"}, set()),
+        (b'{"s":"","l":[1,null,3000000000]}', {("l", "element"): "long"}, set()),
+        (b'{"s":"","m":{"a":1000,"b":100000,"c":null}}', {("m", "value"): "decimal(6, 0)"}, set()),
+        (b'{"i":1}', {}, {("s",)}),
+        (b'{"s":null,"in":{"i":3000000000}}', {("in", "i"): "long"}, {("s",), ("in", "r")}),
+    ],
+)
+def test_what_would_hold_a_record(value: bytes, wider: dict[tuple[str, ...], str], optional: set[tuple[str, ...]]):
+    found = sighted(b'{"s":"sound"}', value)
+    assert (found.wider, found.optional) == (wider, optional)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"s":"","i":9223372036854775808}',
+        b'{"s":"","i":1.5}',
+        b'{"s":"","i":"3000000000"}',
+        b'{"s":1,"i":3000000000}',
+        b'{"i":1,"t":"never"}',
+        b'{"s":"","d":1.234}',
+        b'{"s":"","d":1' + b"0" * 36 + b"}",
+        b'{"s":"","i":3000000000,"i":1}',
+        b"[]",
+        b"{",
+    ],
+)
+def test_a_record_that_would_stay_refused_changes_nothing(value: bytes):
+    assert not sighted(value)
+
+
+def test_the_widest_of_several_records_is_asked_for():
+    found = sighted(b'{"s":"","d":123.4}', b'{"s":"","d":12345}', b'{"s":"","d":1234}')
+    assert found.wider == {("d",): "decimal(7, 2)"}

@@ -1,0 +1,88 @@
+"""What a table takes of the changes that records ask for."""
+
+from __future__ import annotations
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+)
+
+from frazil.table.evolution import Addition, Change, Promotion, Relaxation
+from frazil.table.growth import growth
+
+INNER = StructType(NestedField(10, "a", StringType()))
+TABLE = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "at", LongType(), required=True),
+    NestedField(3, "note", StringType()),
+    NestedField(4, "count", IntegerType()),
+    NestedField(5, "fare", DecimalType(9, 2)),
+    NestedField(6, "place", INNER),
+    NestedField(7, "stops", ListType(11, StructType(NestedField(12, "a", FloatType())), element_required=False)),
+    NestedField(
+        8, "tags", MapType(13, StringType(), 14, StructType(NestedField(15, "a", StringType())), value_required=False)
+    ),
+)
+
+
+def asked(*changes: Change, former: tuple[Schema, ...] = (), most: int = 500) -> tuple[list[Change], list[str]]:
+    found = growth(TABLE, former, changes, max_columns=most, fixed={"at"})
+    return [*found.changes], [f"{'.'.join(refusal.path)} {refusal.reason}" for refusal in found.refused]
+
+
+def new(*path: str, kind: IcebergType | None = None) -> Addition:
+    return Addition(path, kind or StringType(), None)
+
+
+@pytest.mark.parametrize("path", [("gate",), ("place", "b"), ("stops", "element", "b"), ("tags", "value", "b")])
+def test_a_new_field_is_added_at_every_level(path: tuple[str, ...]):
+    assert asked(new(*path)) == ([new(*path)], [])
+
+
+@pytest.mark.parametrize("path", [("note",), ("place", "a"), ("gone", "b"), ("note", "b"), ("stops", "b")])
+def test_what_the_table_has_meanwhile_or_no_longer_can_have_is_passed_over(path: tuple[str, ...]):
+    assert asked(new(*path)) == ([], [])
+
+
+def test_names_in_another_case_are_refused_at_every_level():
+    changes, refused = asked(new("Note"), new("place", "A"), new("Gate"), new("gate"))
+    assert changes == [new("Gate")]
+    assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
+
+
+def test_a_column_that_was_dropped_or_renamed_does_not_come_back():
+    before = Schema(NestedField(1, "key", LongType()), NestedField(20, "gone", StringType()))
+    changes, refused = asked(new("gone"), new("key"), new("other"), former=(before,))
+    assert changes == [new("other")]
+    assert refused[0].startswith("gone was dropped from the table")
+    assert refused[1].startswith("key was renamed to id in the table")
+
+
+def test_columns_are_counted_with_what_is_in_them():
+    two = StructType(NestedField(1, "x", LongType()), NestedField(2, "y", LongType()))
+    changes, refused = asked(new("a"), new("b", kind=two), new("c"), most=16)
+    assert changes == [new("a"), new("c")]
+    assert refused == ["b would be column 18 of the table, and evolution.max-columns is 16"]
+
+
+def test_types_become_wider_and_never_narrower_or_others():
+    wider = Promotion(("count",), LongType()), Promotion(("fare",), DecimalType(11, 2))
+    nested = Promotion(("stops", "element", "a"), DoubleType())
+    no = Promotion(("fare",), DecimalType(8, 2)), Promotion(("fare",), DecimalType(11, 3))
+    other = Promotion(("note",), LongType()), Promotion(("id",), LongType()), Promotion(("gone",), LongType())
+    assert asked(*wider, nested, *no, *other) == ([*wider, nested], [])
+
+
+def test_columns_become_optional_but_for_those_that_are_fixed():
+    assert asked(Relaxation(("id",)), Relaxation(("at",)), Relaxation(("note",))) == ([Relaxation(("id",))], [])
