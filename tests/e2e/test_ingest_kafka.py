@@ -252,6 +252,7 @@ def test_keys_and_headers_are_columns_and_stay_with_dead_letters(
         (b"\xff", event(2), [("trace", b"three")]),
         (b"k3", b"{", [("trace", b"\xff"), ("none", None)]),
         (b"k4", event(4), [("trace", None), ("raw", b"x" * 2**17)]),
+        (b"k5", b"{", []),
     ]
     for key, value, headers in sent:
         producer.produce(name, value, key=key, headers=headers, partition=0)
@@ -263,16 +264,21 @@ def test_keys_and_headers_are_columns_and_stay_with_dead_letters(
         targets={**context.targets, "main": target(tmp_path / "main", Schema(*SCHEMA.fields, *beside), BY_DAY)},
         beside_value={"user": None, "trace": "trace", "raw": "raw"},
     )
-    result = run(wider, OffsetRange(name, 0, 0, 5))
+    result = run(wider, OffsetRange(name, 0, 0, 6))
     assert [(r["id"], r["user"], r["trace"], r["raw"]) for r in landed(result)] == [
         (0, "k0", "two", b"\xff"),
         (1, None, None, None),
         (4, "k4", None, b"x" * 2**17),
     ]
     letters = landed(result, "dead-letters")
-    assert [(r["kafka_offset"], r["error_class"]) for r in letters] == [(2, "InvalidUtf8"), (3, "InvalidJson")]
+    assert [(r["kafka_offset"], r["error_class"]) for r in letters] == [
+        (2, "InvalidUtf8"),
+        (3, "InvalidJson"),
+        (5, "InvalidJson"),
+    ]
     assert letters[0]["error"].startswith("user: the key is not UTF-8 (byte 0)")
     assert letters[0]["headers"] == [{"name": "trace", "value": b"three"}]
+    assert letters[2]["headers"] is None
     assert letters[1]["headers"] == [{"name": "trace", "value": b"\xff"}, {"name": "none", "value": None}]
 
 

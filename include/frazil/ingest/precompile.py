@@ -9,8 +9,10 @@ from __future__ import annotations
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
+from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import PlainFormat, decoder
+from frazil.ingest.headers import header_column
 from frazil.ingest.kafka_columns import compile_now
 
 COMPILED: tuple[PlainFormat, ...] = (
@@ -24,6 +26,7 @@ COMPILED: tuple[PlainFormat, ...] = (
 def main() -> None:
     compile_now()
     schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
+    header_column(BinaryColumn.nulls(1), "h", 1)
     for plain in COMPILED:
         decoder(plain, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
 

@@ -472,6 +472,37 @@ def test_a_row_of_a_parquet_file_that_cannot_be_told_is_named(make_world: MakeWo
         stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
 
 
+def test_files_of_a_backfill_have_keys_as_columns_and_lines_of_json_whatever_the_topic_has(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world({"x": "long", "user": "string"})
+    columns = {
+        "kafka_topic": ["t"],
+        "kafka_partition": pa.array([0], pa.int32()),
+        "kafka_offset": [RANGE_START],
+        "ts": pa.array([0], pa.timestamp("us", "UTC")),
+        "x": [5],
+        "user": ["ann"],
+    }
+    rows, lines = world.folder / "in.parquet", world.folder / "in.jsonl"
+    pq.write_table(pa.table(columns), rows)
+    coordinates = {"kafka_topic": "t", "kafka_partition": 0, "kafka_offset": RANGE_START + 1}
+    lines.write_text(json.dumps({**coordinates, "ts": "1970-01-01T00:00:00Z", "x": 6, "user": "bob"}) + "\n")
+    of = OffsetRange("t", 0, RANGE_START, RANGE_START + 2)
+    context = replace(
+        world.context(),
+        format={"type": "csv", "columns": ["ts", "x"]},
+        beside_value={"user": None},
+        files=tuple(RecordFile(str(path), path.stat().st_size, 0, (of,)) for path in (rows, lines)),
+    )
+    result = stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    landed = [row for file in result.files for row in pq.read_table(file.path).to_pylist()]
+    assert sorted((row["kafka_offset"], row["x"], row["user"]) for row in landed) == [
+        (RANGE_START, 5, "ann"),
+        (RANGE_START + 1, 6, "bob"),
+    ]
+
+
 # The dead letter itself
 
 

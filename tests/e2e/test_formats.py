@@ -1,0 +1,73 @@
+"""Streams of other formats than JSON, with keys and headers, by writers as users run them, without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from confluent_kafka import Producer
+
+Frazil = Callable[..., Any]
+
+
+def produce(stream: Any, *records: tuple[bytes | None, bytes | None, dict[str, bytes]]) -> None:
+    producer = Producer({"bootstrap.servers": stream.bootstrap})
+    for number, (key, value, headers) in enumerate(records):
+        producer.produce(stream.topic, value, key=key, headers=dict(headers), partition=number % 4)
+    assert producer.flush(30) == 0
+
+
+def declare(stream: Any, source: str, rest: str) -> None:
+    (stream.streams / f"{stream.name}.yaml").write_text(
+        f"name: {stream.name}\n"
+        f"source: {{topics: [{stream.topic}], bootstrap-servers: '{stream.bootstrap}', {source}}}\n"
+        f"table: test.{stream.name}\ncommit: {{interval: 1s}}\n{rest}"
+    )
+
+
+def test_lines_of_fields_land_with_key_and_headers_and_the_audit_counts_each_once(stream: Any, frazil: Frazil) -> None:
+    declare(
+        stream,
+        "format: {type: csv, columns: [at, _, price, seen], delimiter: ';'}, "
+        "key: {column: symbol}, headers: [{name: trace, column: trace}]",
+        "schema:\n"
+        "  symbol: string not null\n"
+        "  at: timestamptz not null\n"
+        "  price: decimal(9, 2)\n"
+        "  seen: {type: timestamptz, unit: ms}\n"
+        "  trace: binary\n"
+        "event-time: at\npartition-by: [hour(at), symbol]\n",
+    )
+    produce(
+        stream,
+        (b"A", b"2026-01-01T00:00:00Z;x;1.50;1000", {"trace": b"\xff"}),
+        (b"B", b"2026-01-01T01:00:00Z;;;", {}),
+        (None, b"2026-01-01T00:00:00Z;x;1.50;1000", {"trace": b"t"}),
+        (b"C", b"2026-01-01T00:00:00Z;1", {}),
+    )
+    stream.catch_up()
+    rows = sorted(stream.table().scan().to_arrow().to_pylist(), key=lambda row: row["symbol"])
+    assert [(r["symbol"], r["price"] and str(r["price"]), r["seen"], r["trace"]) for r in rows] == [
+        ("A", "1.50", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), b"\xff"),
+        ("B", None, None, None),
+    ]
+    letters = sorted(stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda r: r["kafka_partition"])
+    assert [(r["error_class"], r["headers"] or None) for r in letters] == [
+        ("MissingRequired", [{"name": "trace", "value": b"t"}]),
+        ("WrongFieldCount", None),
+    ]
+    audited = frazil("audit", stream.name, "--source")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
+def test_whole_values_land_with_kafkas_time_as_their_event_time(stream: Any, frazil: Frazil) -> None:
+    rest = "schema: {line: string}\nevent-time: kafka_timestamp\npartition-by: [day(kafka_timestamp)]\n"
+    declare(stream, "format: string", rest)
+    produce(stream, (None, b"one", {}), (None, b"", {}), (None, None, {}), (None, b"\xff", {}))
+    stream.catch_up()
+    rows = stream.table().scan().to_arrow().to_pylist()
+    assert sorted((row["line"] is not None, row["line"]) for row in rows) == [(False, None), (True, ""), (True, "one")]
+    assert stream.table("_dead_letters").scan().to_arrow()["error_class"].to_pylist() == ["InvalidUtf8"]
+    assert frazil("audit", stream.name, "--source").returncode == 0
+    assert "watermark" in frazil("status", stream.name).stdout
