@@ -101,3 +101,24 @@ def test_what_the_image_copies_is_sent_to_the_engine() -> None:
             for source in sources:
                 assert (CHECKOUT / source).exists()
                 assert f"!{Path(source).parts[0]}" in sent, source
+
+
+def test_triggerers_have_the_service_account_whose_role_may_make_and_delete_executors(values: dict[str, Any]) -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes-rbac.yaml").read_text()))
+    found = {document["kind"]: document for document in documents}
+    assert set(found) == {"ServiceAccount", "Role", "RoleBinding"}
+    assert {document["metadata"]["namespace"] for document in documents} == {"frazil"}
+    binding, account = found["RoleBinding"], found["ServiceAccount"]["metadata"]
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "frazil-writers"}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": "frazil"}]
+    rights = {resource: set(rule["verbs"]) for rule in found["Role"]["rules"] for resource in rule["resources"]}
+    assert rights["pods"] >= {"create", "get", "list", "watch", "delete", "deletecollection"}
+    assert "get" in rights["pods/log"]
+
+    overlay = yaml.safe_load((DEPLOY / "helm-values-executors.yaml").read_text())
+    assert set(overlay) <= set(values)
+    assert overlay["triggerer"]["serviceAccount"] == {"create": False, "name": account["name"]}
+    page = (CHECKOUT / "docs" / "how-to" / "run-on-a-cluster.md").read_text()
+    assert {f"${{env:{each['name']}}}" for each in overlay["triggerer"]["env"]} == set(
+        re.findall(r"\$\{env:POD_\w+}", page)
+    )

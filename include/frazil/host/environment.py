@@ -11,6 +11,7 @@ PREFIXES = (
     "PYICEBERG_",
     "PYSPARK_",
     "SPARK_",
+    "YARN_",
     "AWS_",
     "AZURE_",
     "GOOGLE_",

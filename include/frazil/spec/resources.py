@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -10,26 +11,44 @@ from pydantic import AfterValidator, Field
 from frazil.spec.values import Bytes, Model, Properties, YamlForm
 
 LOCAL = "local[*]"
+YARN = "yarn"
+KUBERNETES = "k8s://"
+IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
+"""Properties of which one names the image of executors on Kubernetes."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
+_KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
+_MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
+
+
+class ClusterManager(StrEnum):
+    """What gives a writer its executors."""
+
+    STANDALONE = "a standalone cluster"
+    YARN = "YARN"
+    KUBERNETES = "Kubernetes"
 
 
 def _master(value: str) -> str:
-    if value == LOCAL or _STANDALONE.fullmatch(value):
+    if value in {LOCAL, YARN} or _STANDALONE.fullmatch(value) or _KUBERNETES.fullmatch(value):
         return value
     if value.startswith("local"):
         raise ValueError(f"is not {LOCAL}; resources.cores says how many tasks run at once on this host")
-    if value.startswith(("yarn", "k8s:")):
-        raise ValueError(f"is not supported for writers; write {LOCAL}, or spark://host:port of a standalone cluster")
-    raise ValueError(f"is no master; write {LOCAL} for this host, or spark://host:port of a standalone cluster")
+    if value.startswith("yarn"):
+        raise ValueError(f"is not {YARN}; HADOOP_CONF_DIR says where the ResourceManager is")
+    raise ValueError(f"is no master; write {_MASTERS}")
 
 
 class Resources(Model):
     """What the writer may use: of this host, or of a Spark cluster."""
 
-    master: Annotated[str, AfterValidator(_master), YamlForm("`local[*]` or `spark://host:port`")] = Field(
+    master: Annotated[
+        str, AfterValidator(_master), YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`")
+    ] = Field(
         default=LOCAL,
         description="Where tasks run. `local[*]`: in the writer's process on this host, `cores` at once. "
-        "`spark://host:port[,host:port]`: on a standalone cluster; the driver stays on this host.",
+        "`spark://host:port[,host:port]`: on a standalone cluster. `yarn`: on the YARN cluster that `HADOOP_CONF_DIR` "
+        "names. `k8s://https://host:port`: in pods, by that Kubernetes API server. On each of these clusters, the "
+        "driver stays on this host.",
     )
     cores: int = Field(default=2, gt=0, description="Tasks that run at once: on a cluster, of all executors together.")
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
@@ -44,7 +63,7 @@ class Resources(Model):
         default=None,
         min_length=1,
         description="On a cluster: a path or URL of the archive that `frazil package` made, which executors unpack. "
-        "If left out, frazil is installed on the workers' hosts, at the path of the driver's Python.",
+        "If left out, frazil is installed on the workers' hosts or in the image, at the path of the driver's Python.",
     )
     spark: Properties = Field(default_factory=dict, description="Further Spark properties.")
 
@@ -52,3 +71,12 @@ class Resources(Model):
     def on_cluster(self) -> bool:
         """Whether executors are processes of their own, perhaps on other hosts."""
         return self.master != LOCAL
+
+    @property
+    def manager(self) -> ClusterManager | None:
+        """What gives the writer its executors; None on this host alone."""
+        if self.master == LOCAL:
+            return None
+        if self.master == YARN:
+            return ClusterManager.YARN
+        return ClusterManager.KUBERNETES if self.master.startswith(KUBERNETES) else ClusterManager.STANDALONE

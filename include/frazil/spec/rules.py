@@ -12,6 +12,7 @@ from frazil.spec.addresses import location_problem, servers_problem
 from frazil.spec.formats import BytesFormat, CsvFormat, Registry, StringFormat
 from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.references import problem_in
+from frazil.spec.resources import IMAGES, ClusterManager
 from frazil.spec.types import UNREADABLE, Primitive, Struct, Type, parse_type, places_of
 from frazil.spec.units import format_duration
 
@@ -374,6 +375,13 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem("resources.executor-cores", r.executor_cores, what)
         if "spark.master" in r.spark:
             yield Problem("resources.spark.spark.master", r.spark["spark.master"], "is set by resources.master")
+        deploy = r.spark.get("spark.submit.deployMode", "client")
+        if deploy != "client" and not deploy.startswith("${"):
+            what = "is not supported: a writer's driver is a process of the host that supervises it; leave it out"
+            yield Problem("resources.spark.spark.submit.deployMode", deploy, what)
+        if r.manager is ClusterManager.KUBERNETES and not IMAGES & set(r.spark):
+            what = "needs an image for its executors: let resources.spark.spark.kubernetes.container.image name one"
+            yield Problem("resources.master", r.master, what)
     elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
         what = "names a cluster, of which only resources.master tells frazil"
         yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)

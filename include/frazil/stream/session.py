@@ -12,14 +12,19 @@ from ipaddress import ip_address
 
 from pyspark import SparkConf, SparkContext
 
+from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import LEAN, java_options
 from frazil.spark.java import java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
-from frazil.spec.resources import Resources
+from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
 
+HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+"""Environment variables of which one names the folder of the Hadoop cluster's configuration."""
 TASK_ATTEMPTS = 4
+PYTHON_BYTES = 2**30
+"""Memory of one Python worker, and of the records that it stages."""
 PACKAGE_FOLDER = "frazil-package"
 """Where an executor has the unpacked archive of `frazil package`, in its working folder."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
@@ -49,7 +54,12 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. Raises `EnvironmentUnusable` where it does not start."""
+    """Start the JVM. Raises `EnvironmentUnusable` where it does not start, or does not know its cluster."""
+    if spec.resources.manager is ClusterManager.YARN and not any(map(os.environ.get, HADOOP_FOLDERS)):
+        raise EnvironmentUnusable(
+            f"stream {spec.name!r} has resources.master: yarn, but HADOOP_CONF_DIR is not set: let it name, for the "
+            "process that starts the writer, the folder that has the cluster's yarn-site.xml and core-site.xml"
+        )
     properties = writer_properties(spec)
     os.environ["PYSPARK_PYTHON"] = executors_python(spec, properties)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -74,10 +84,19 @@ def _of_this_host(resources: Resources) -> dict[str, str]:
 
 
 def _of_cluster(resources: Resources) -> dict[str, str]:
+    executors = (
+        {"spark.cores.max": str(resources.cores)}
+        if resources.manager is ClusterManager.STANDALONE
+        else {
+            "spark.executor.instances": str(resources.cores // resources.executor_cores),
+            # These end an executor whose processes exceed its container's memory, and records are beside the heap.
+            "spark.executor.memoryOverhead": _megabytes(resources.executor_cores * PYTHON_BYTES),
+        }
+    )
     archive = {"spark.archives": f"{resources.package}#{PACKAGE_FOLDER}"} if resources.package else {}
     return {
         "spark.master": resources.master,
-        "spark.cores.max": str(resources.cores),
+        **executors,
         "spark.executor.cores": str(resources.executor_cores),
         "spark.executor.memory": _megabytes(resources.executor_memory),
         # An executor, too, only schedules and moves no records, except those of a shuffle.
@@ -90,7 +109,9 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
 
 
 def _on_loopback(master: str) -> bool:
-    """Whether all of the cluster's masters listen on this host's loopback, so that its workers are here as well."""
+    """Whether all of a standalone cluster's masters listen on this host's loopback, so that its workers do as well."""
+    if not master.startswith("spark://"):
+        return False
     hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]
     return all(host == "localhost" or _is_loopback(host) for host in hosts)
 

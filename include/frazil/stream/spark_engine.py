@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, suppress
@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
+from frazil.spec.resources import ClusterManager
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 UNTIL_CHECK_S = 0.2
 WARN_S = 30.0
 """Between two warnings that a cluster gives no executors."""
+WHERE_TO_LOOK: Mapping[ClusterManager | None, str] = {
+    ClusterManager.STANDALONE: "The master's web page shows who uses them",
+    ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
+    ClusterManager.KUBERNETES: "`kubectl describe pod` says of each executor's pod why it waits",
+}
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
@@ -106,12 +112,13 @@ class SparkEngine:
             if time.monotonic() - asked >= WARN_S:
                 asked = time.monotonic()
                 log.warning(
-                    "stream %r waits for executors of %s: are its master and workers up, and have they %d free cores, "
-                    "with %d MiB for each executor? The master's web page shows who uses them",
+                    "stream %r waits for executors of %s: is the cluster up, and has it %d free cores, with %d MiB of "
+                    "heap for each executor? %s",
                     self._spec.name,
                     self._spec.resources.master,
                     self._spec.resources.cores,
                     self._spec.resources.executor_memory // 2**20,
+                    WHERE_TO_LOOK.get(self._spec.resources.manager, ""),
                 )
         started.result()
         return True

@@ -102,7 +102,21 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("zero interval", {"commit": {"interval": "0"}}, ["commit.interval: '0' is zero"]),
     ("size", {"commit": {"size": "1XB"}}, ["commit.size: '1XB' is not a size", "128MiB"]),
     ("count", {"commit": {"max-records": 0}}, ["commit.max-records: 0 is not above 0"]),
-    ("master", {"resources": {"master": "yarn"}}, ["resources.master: 'yarn' is not supported", "spark://host:port"]),
+    (
+        "master",
+        {"resources": {"master": "yarn-client"}},
+        ["resources.master: 'yarn-client' is not yarn; HADOOP_CONF_DIR"],
+    ),
+    (
+        "no image",
+        {"resources": {"master": "k8s://https://h:6443", "package": "x.tar.gz"}},
+        ["resources.master: 'k8s://https://h:6443' needs an image", "spark.kubernetes.container.image"],
+    ),
+    (
+        "cluster mode",
+        {"resources": {"master": "yarn", "spark": {"spark.submit.deployMode": "cluster"}}},
+        ["resources.spark.spark.submit.deployMode: 'cluster' is not supported"],
+    ),
     ("no master", {"resources": {"master": "here:7077"}}, ["'here:7077' is no master; write local[*] for this host"]),
     ("cores of a host", {"resources": {"master": "local[4]"}}, ["is not local[*]; resources.cores says"]),
     (

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from frazil.errors import EnvironmentUnusable
 from frazil.spec.model import StreamSpec
-from frazil.stream.session import executors_python, writer_properties
+from frazil.stream.session import HADOOP_FOLDERS, executors_python, start_context, writer_properties
 
 
 def spec(**resources: Any) -> StreamSpec:
@@ -42,6 +43,23 @@ def test_on_a_cluster_executors_are_as_declared_and_lean() -> None:
     assert found["spark.python.daemon.module"] == "frazil.stream.worker_daemon"
 
 
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://h:6443"])
+def test_containers_have_room_for_the_python_beside_the_heap(master: str) -> None:
+    image = {"spark.kubernetes.container.image": "i"}
+    found = writer_properties(spec(master=master, cores=6, spark=image, **{"executor-cores": 3}))
+    assert found["spark.master"] == master
+    assert (found["spark.executor.instances"], found["spark.executor.cores"]) == ("2", "3")
+    assert (found["spark.executor.memory"], found["spark.executor.memoryOverhead"]) == ("512m", "3072m")
+    assert "spark.cores.max" not in found
+
+
+def test_a_writer_on_yarn_says_that_it_does_not_know_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in HADOOP_FOLDERS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EnvironmentUnusable, match="HADOOP_CONF_DIR is not set: let it name"):
+        start_context(spec(master="yarn"))
+
+
 @pytest.mark.parametrize(
     ("master", "is_here"),
     [
@@ -49,6 +67,7 @@ def test_on_a_cluster_executors_are_as_declared_and_lean() -> None:
         ("spark://localhost:1,127.0.0.2:1", True),
         ("spark://127.0.0.1:1,h:1", False),
         ("spark://10.0.0.1:1", False),
+        ("yarn", False),
     ],
 )
 def test_a_driver_listens_on_loopback_only_where_its_executors_are(master: str, is_here: bool) -> None:
