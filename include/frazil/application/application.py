@@ -11,11 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from frazil import clock
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.application.declared import DeclaredStreams, HostedDeclaration
 from frazil.application.engine import SharedEngine
 from frazil.application.launcher import HostedLauncher
@@ -43,8 +45,8 @@ STEPS_A_SECOND = 20
 """A look at one stream costs a millisecond or more, and with tables in an object store two requests."""
 STEP_S = 2.0
 """How often a stream is looked at, unless there are too many."""
-STEPPERS = 4
-"""A catalog that does not answer holds up the looks at its streams, and should not hold up all others."""
+STEPPERS = 2
+"""For each catalog: one that does not answer holds up the looks at its streams alone."""
 HANGS_S = 120.0
 """How long a writer may outlive being killed; a thread can only be ended with its process."""
 LOG_CHECK_S = 60.0
@@ -56,6 +58,8 @@ class Hosted:
 
     launcher: HostedLauncher
     supervisor: Supervisor
+    catalog: str | None = None
+    """Its table's, as last declared."""
     step_at_s: float = 0.0
     stepping: Future[Step | None] | None = None
     said: tuple[object, ...] = ()
@@ -97,6 +101,8 @@ class WriterApplication:
     stopping: threading.Event = field(default_factory=threading.Event)
     hosted: dict[str, Hosted] = field(default_factory=dict)
     _streams: DeclaredStreams = field(init=False)
+    _steppers: dict[str | None, DaemonThreads] = field(default_factory=dict)
+    """The threads that look at streams, by catalog."""
     _log_checked_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -108,16 +114,15 @@ class WriterApplication:
 
     def run(self) -> None:
         """Supervise the writers until stopped. Raises what ends them all, such as a JVM that died."""
-        steppers = ThreadPoolExecutor(STEPPERS, "supervisor")
         try:
             while not self.stopping.is_set():
-                self.look(steppers)
+                self.look()
                 self._beat(Phase.WAITING)
                 self._check()
                 self.stopping.wait(LOOK_S)
         finally:
-            # A look may wait for a catalog that does not answer: nobody else should.
-            steppers.shutdown(wait=False, cancel_futures=True)
+            for steppers in self._steppers.values():
+                steppers.close()
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
@@ -139,12 +144,14 @@ class WriterApplication:
         self._beat(Phase.ENDED)
         return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
 
-    def look(self, steppers: ThreadPoolExecutor) -> None:
+    def look(self) -> None:
         """Host what is declared, and look at each stream whose turn it is."""
         self._streams.refresh()
-        for name in self._streams.found:
+        for name, found in self._streams.found.items():
             if name not in self.hosted:
                 self._host(name)
+            if found.spec is not None:
+                self.hosted[name].catalog = found.spec.table.catalog
         now_s, every_s = time.monotonic(), max(STEP_S, len(self.hosted) / STEPS_A_SECOND)
         for name, one in list(self.hosted.items()):
             if one.stepping is not None and one.stepping.done():
@@ -152,7 +159,12 @@ class WriterApplication:
                 one.stepping = None
             if one.stepping is None and now_s >= one.step_at_s and name in self.hosted:
                 one.step_at_s = now_s + every_s
-                one.stepping = steppers.submit(self._step, name, one)
+                one.stepping = self._steppers_of(one.catalog).submit(partial(self._step, name, one))
+
+    def _steppers_of(self, catalog: str | None) -> DaemonThreads:
+        if catalog not in self._steppers:
+            self._steppers[catalog] = DaemonThreads(STEPPERS, f"supervisor-{catalog or 'default'}")
+        return self._steppers[catalog]
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> Hosted:
         def make() -> Writer:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, Self
 
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.stream.engine import Engine, TaskAnswer
 from frazil.stream.stage_rows import StageRows
 
@@ -26,7 +26,7 @@ class SharedEngine:
 
     def __init__(self, engine: CancellingEngine, *, batches: int) -> None:
         self._engine = engine
-        self._jobs = ThreadPoolExecutor(batches, "batch")
+        self._jobs = DaemonThreads(batches, "batch")
         self._ready, self._over = threading.Event(), threading.Event()
         self._watch = threading.Thread(target=self._check, name="engine", daemon=True)
         self.failed: Exception | None = None
@@ -40,7 +40,7 @@ class SharedEngine:
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        self._jobs.shutdown(wait=False, cancel_futures=True)
+        self._jobs.close()
         self._engine.__exit__(None, None, None)
 
     def of_stream(self) -> Engine:
@@ -50,7 +50,7 @@ class SharedEngine:
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         if not plans:
             return ()
-        return self._jobs.submit(self._engine.run, plans, work).result()
+        return self._jobs.submit(lambda: self._engine.run(plans, work)).result()
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._engine.ready(until)

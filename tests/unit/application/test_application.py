@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 from frazil.application import application as module
 from frazil.application.application import WriterApplication
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.application.engine import SharedEngine
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, WorkerDied, WriterBusy
@@ -38,7 +40,7 @@ STREAM = """
 name: {name}
 application: {application}
 source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
-table: demo.{name}
+table: {table}
 schema: {{ts: timestamptz not null}}
 event-time: ts
 {extra}
@@ -99,14 +101,15 @@ class Shared:
         self.streams, self.engine = streams, FakeEngine()
         self.whole = SharedEngine(self.engine, batches=2)
         self.application = WriterApplication("small", streams, self.whole, "f", Hosting())
-        self.steppers = ThreadPoolExecutor(2)
 
-    def declare(self, name: str, *, application: str = "small", extra: str = "") -> None:
-        (self.streams / f"{name}.yaml").write_text(STREAM.format(name=name, application=application, extra=extra))
+    def declare(self, name: str, *, application: str = "small", extra: str = "", table: str = "") -> None:
+        table = table or f"demo.{name}"
+        text = STREAM.format(name=name, application=application, extra=extra, table=table)
+        (self.streams / f"{name}.yaml").write_text(text)
 
     def until(self, look: Callable[[], Any]) -> Any:
         def looked() -> Any:
-            self.application.look(self.steppers)
+            self.application.look()
             return look()
 
         return eventually(looked, within_s=60)
@@ -132,7 +135,6 @@ def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -
         made.declare(name)
     with made.whole:
         yield made
-        made.steppers.shutdown()
         made.application._end_all()
 
 
@@ -264,9 +266,13 @@ def test_a_look_that_waits_for_a_catalog_keeps_no_writer_from_ending_and_starts_
 def test_a_stream_that_two_files_declare_goes_on_as_it_was_and_does_not_start(shared: Shared) -> None:
     """`cp a.yaml b.yaml`, and an edit of the copy's table: its records must not go there."""
     shared.until(lambda: shared.runs("a", "b", "c"))
-    (shared.streams / "z.yaml").write_text(STREAM.format(name="a", application="small", extra="lateness: 1h"))
-    (shared.streams / "y.yaml").write_text(STREAM.format(name="d", application="small", extra=""))
-    (shared.streams / "x.yaml").write_text(STREAM.format(name="d", application="small", extra="lateness: 1h"))
+    (shared.streams / "z.yaml").write_text(
+        STREAM.format(name="a", application="small", table="demo.a", extra="lateness: 1h")
+    )
+    (shared.streams / "y.yaml").write_text(STREAM.format(name="d", application="small", table="demo.d", extra=""))
+    (shared.streams / "x.yaml").write_text(
+        STREAM.format(name="d", application="small", table="demo.d", extra="lateness: 1h")
+    )
     shared.until(lambda: len(shared.application.hosted) == 4 and shared.application.hosted["d"].said)
     found = shared.application._streams.found["a"]
     assert f"declared twice: {shared.streams / 'a.yaml'} and {shared.streams / 'z.yaml'}" in (found.problem or "")
@@ -342,3 +348,54 @@ def test_streams_that_need_another_process_than_the_others_are_refused(shared: S
         load_streams(shared.streams)
     assert "b.yaml: resources.spark.spark.x: '2', and the stream in" in str(refused.value)
     assert "a.yaml: application: 'small' is the name of the stream in" in str(refused.value)
+
+
+def test_a_catalog_that_does_not_answer_holds_up_the_looks_at_its_own_streams_alone(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = [f"d{number}" for number in range(6)]
+    for name in dead:
+        shared.declare(name, table="{catalog: dead, name: demo.d}")
+    answers = threading.Event()
+    step = Supervisor.step
+
+    def silent(self: Supervisor) -> Any:
+        if self._subject.name in dead:
+            answers.wait(60)
+        return step(self)
+
+    monkeypatch.setattr(Supervisor, "step", silent)
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    assert not any(shared.starts(name) for name in dead)
+    FakeWriter.orders["b"] = OffsetGap("Kafka's retention deleted offsets 5 to 9")
+    shared.until(lambda: shared.application.hosted["b"].said[:1] == ("hold",))
+    answers.set()
+
+
+HANGING = """
+import threading
+from frazil.application.daemon_threads import DaemonThreads
+threads, hangs = DaemonThreads(2, "hangs"), threading.Event()
+began = threading.Event()
+threads.submit(lambda: (began.set(), hangs.wait()))
+assert began.wait(20)
+print(threads.submit(lambda: 7).result(20))
+"""
+
+
+def test_a_call_that_hangs_does_not_delay_the_end_of_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "7\n"
+
+
+def test_calls_that_wait_when_the_threads_are_closed_are_cancelled() -> None:
+    threads, answers = DaemonThreads(1, "one"), threading.Event()
+    first, second = threads.submit(lambda: answers.wait(20)), threads.submit(lambda: True)
+    eventually(first.running)
+    threads.close()
+    assert second.cancelled()
+    answers.set()
+    assert first.result(20)
+    third = DaemonThreads(1, "another").submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        third.result(20)

@@ -1,0 +1,54 @@
+"""Threads for calls that may hang: unlike those of a ThreadPoolExecutor, they do not delay the end of the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DaemonThreads:
+    """Runs calls in at most `count` daemon threads, in the order in which they were submitted."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """The result of `call`, which a thread makes."""
+        answer: Future[T] = Future()
+        self._calls.put((answer, call))
+        with self._lock:
+            if len(self._threads) < self._count:
+                number = len(self._threads)
+                self._threads.append(threading.Thread(target=self._run, name=f"{self._name}_{number}", daemon=True))
+                self._threads[-1].start()
+        return answer
+
+    def close(self) -> None:
+        """Cancel the calls that wait; a thread ends after its current call. Waits for none, and is called once."""
+        while True:
+            try:
+                waiting = self._calls.get_nowait()
+            except Empty:
+                break
+            if waiting is not None:
+                waiting[0].cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (waiting := self._calls.get()) is not None:
+            answer, call = waiting
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
