@@ -197,13 +197,11 @@ class KafkaOffsets:
         while not wait([answer], POLL_S).done:
             if time.monotonic() > deadline:
                 raise TimeoutError
-            self._admin.poll(0)
-            for trouble in self._admin.troubles.copy():
+            for trouble in self._admin.troubles():
                 if refused := self._refusal(trouble, f"access to topics {', '.join(self._topics)}"):
                     raise refused
-        self._admin.poll(0)
         found = answer.result()
-        self._admin.troubles.clear()  # an answer came: what was wrong before is over
+        self._admin.answered()
         return found
 
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
@@ -219,7 +217,7 @@ class KafkaOffsets:
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         is_late = is_silence(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
-        troubles = self._admin.troubles.copy()
+        troubles = self._admin.troubles()
         last = f"; the last error was: {troubles[-1].str()}" if is_late and troubles else ""
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +33,9 @@ _TOKEN_REFUSED = re.compile(
 )
 """Error codes of RFC 6749, and librdkafka's words. The server that issues tokens may also be away for a moment."""
 
+TROUBLE_STANDS_S = 30.0
+"""How long a trouble counts as the cause of silence. librdkafka does not repeat the same one within this time."""
+
 _left: deque[AdminClient] = deque()
 
 
@@ -58,6 +62,25 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
     return AccessDenied(f"{place}: {said}. Check {check}.")
 
 
+class _Troubles:
+    """What `poll` delivers, each with the time of the poll before: it may have happened at any time since.
+
+    An object of its own, because a client that librdkafka's callback refers to would only end with the next garbage
+    collection.
+    """
+
+    def __init__(self) -> None:
+        self.errors: deque[tuple[float, KafkaError]] = deque(maxlen=20)
+        self._polled_s = time.monotonic()
+
+    def met(self, error: KafkaError) -> None:
+        self.errors.append((self._polled_s, error))
+
+    def polled(self) -> list[KafkaError]:
+        self._polled_s = now_s = time.monotonic()
+        return [error for at_s, error in self.errors.copy() if now_s - at_s < TROUBLE_STANDS_S]
+
+
 class AdminClient(confluent_admin.AdminClient):
     """An admin client that may be left to the garbage collector while it waits for answers.
 
@@ -66,14 +89,21 @@ class AdminClient(confluent_admin.AdminClient):
     kept until a Python thread makes another one.
     """
 
-    troubles: deque[KafkaError]
-    """What `poll` found wrong with the connections, the newest last."""
-
     def __init__(self, properties: Mapping[str, str | int]) -> None:
         _destroy_left()
-        self.troubles = deque(maxlen=20)
-        settings: dict[str, Any] = {**properties, "error_cb": self.troubles.append}
+        self._troubles = _Troubles()
+        settings: dict[str, Any] = {**properties, "error_cb": self._troubles.met}
         super().__init__(settings)
+
+    def troubles(self) -> list[KafkaError]:
+        """What is wrong with the connections now, the newest last: no answer has come since, and none is old."""
+        self.poll(0)
+        return self._troubles.polled()
+
+    def answered(self) -> None:
+        """Forget what was wrong: an answer came."""
+        self.troubles()
+        self._troubles.errors.clear()
 
     def __del__(self) -> None:
         if _is_foreign_thread():

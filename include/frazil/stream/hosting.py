@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from frazil.kafka.client import AdminClient
 
@@ -193,18 +194,22 @@ class Foldings:
 
 
 class KafkaClients:
-    """One admin client for all writers with the same brokers and credentials: each has threads and connections."""
+    """One admin client for all writers with the same brokers and credentials: each has threads and connections.
+
+    It is destroyed when none of them uses it any more.
+    """
 
     def __init__(self) -> None:
-        self._clients: dict[frozenset[tuple[str, str]], AdminClient] = {}
+        self._clients: WeakValueDictionary[frozenset[tuple[str, str]], AdminClient] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def open(self, properties: Mapping[str, str]) -> AdminClient:
         with self._lock:
             key = frozenset(properties.items())
-            if key not in self._clients:
-                self._clients[key] = AdminClient(properties)
-            return self._clients[key]
+            client = self._clients.get(key)
+            if client is None:
+                client = self._clients[key] = AdminClient(properties)
+            return client
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import pyiceberg.catalog
 import requests
@@ -49,8 +50,8 @@ SQLITE_BUSY_SECONDS = 30
 
 OPEN_ATTEMPTS = 3
 
-_engines: dict[str, SqlEngine] | None = None
-"""By URI, where SQL catalogs share them: see `share_connections`."""
+_engines: WeakValueDictionary[str, SqlEngine] | None = None
+"""By URI, where SQL catalogs share them: see `share_connections`. One that no catalog uses any more is closed."""
 SAID_MOST = 300
 """Characters of a server's error in a sentence: a gateway answers with pages."""
 
@@ -253,7 +254,7 @@ def share_connections() -> None:
     Each catalog has a pool of its own otherwise: a hundred writers would use up what a database admits.
     """
     global _engines  # noqa: PLW0603 - of the process, and never taken back
-    _engines = {} if _engines is None else _engines
+    _engines = WeakValueDictionary() if _engines is None else _engines
 
 
 def _share_connections(catalog: Catalog, uri: str) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError
 
-from frazil.kafka.client import refusal
+from frazil.kafka import client as client_module
+from frazil.kafka.client import AdminClient, refusal
+from tests.polling import eventually
 
 # A process of its own, for librdkafka would abort this one. The server accepts connections and answers nothing.
 PROGRAM = """
@@ -62,3 +66,17 @@ def test_a_refusal_is_told_from_trouble_that_may_pass(code: int, text: str, chec
         said = str(found)
         assert said.startswith("stream flights, brokers kafka:9092: ")
         assert (text in said, f" Check {check}" in said) == (True, True)
+
+
+def test_a_trouble_of_long_ago_explains_no_later_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers share clients, and one that did not ask for an hour finds what was wrong then."""
+    now_s = time.monotonic()
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    client = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    assert eventually(client.troubles)
+    assert client.troubles(), "librdkafka does not repeat it, and no answer has come since"
+    now_s += 31
+    assert not client.troubles()
+    client.answered()
+    now_s -= 31
+    assert not client.troubles()

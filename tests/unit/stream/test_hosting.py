@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import pytest
 
-from frazil.stream.hosting import Heartbeats, Turns
+from frazil.stream.hosting import Heartbeats, KafkaClients, Turns
 from tests.polling import eventually
 
 
@@ -126,3 +127,15 @@ def test_who_is_asked_to_end_during_an_outage_does_not_queue_for_its_turn_again(
     assert turns._free == 1
     assert not turns.lend(lambda: None, unless=lambda: False, waits=lambda: None), "without a turn, it only waits"
     assert turns._free == 1
+
+
+def test_a_kafka_client_is_shared_and_ends_with_the_last_writer_that_uses_it() -> None:
+    clients = KafkaClients()
+    first = clients.open({"bootstrap.servers": "127.0.0.1:1", "log_level": "0"})
+    second = clients.open({"log_level": "0", "bootstrap.servers": "127.0.0.1:1"})
+    assert second is first
+    ended = weakref.ref(first)
+    del first
+    assert ended() is second
+    del second
+    assert ended() is None

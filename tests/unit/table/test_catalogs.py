@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sqlite3
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import pytest
 from botocore.exceptions import (
@@ -30,6 +32,7 @@ from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
 from frazil.spark import jars
+from frazil.table import catalogs
 from frazil.table.catalogs import (
     CatalogConfig,
     _open,
@@ -310,3 +313,16 @@ def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:
         spark_catalog("d", {"type": "dynamodb"})
     with pytest.raises(SpecError, match="mysql"):
         spark_catalog("m", {"type": "sql", "uri": "mysql://h/d"})
+
+
+def test_a_database_that_no_catalog_uses_any_more_keeps_no_connections(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalogs, "_engines", WeakValueDictionary())
+    first, second = load_catalog(None), load_catalog(None)
+    assert first.engine is second.engine  # type: ignore[attr-defined]
+    assert len(catalogs._engines or ()) == 1
+    del first, second
+    gc.collect()
+    assert not catalogs._engines
