@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from pyiceberg.table.metadata import TableMetadata
+from pyroaring import BitMap64
 
 from frazil.audit.compare import CommittedRange
 from frazil.commit.history import ancestors, commit_records, skipped_ranges
@@ -34,6 +35,8 @@ class Claims:
     """Paths of records that snapshots name and that are missing or unreadable."""
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, according to the period's snapshots."""
+    replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    """Dead letters that became rows: they are in ranges that their own batches claim."""
 
     def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """The ranges of these claims except those of `mine`; a range that is claimed twice is removed once."""
@@ -49,7 +52,8 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
     Journals that wait or were never committed claim nothing.
     """
     live = (record for record in journals.records() if _committed(record.key, marker))
-    return _summed(live, _of_backfills(journals, published(journals, metadata, marker.stream)))
+    backfills = list(published(journals, metadata, marker.stream))
+    return dataclasses.replace(_summed(live, _of_backfills(journals, backfills)), replayed=_replayed(backfills))
 
 
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
@@ -75,8 +79,9 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     if _history_begins_ms(metadata) > window.from_ms:
         found += _before_history(journals, marker, oldest, window)
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
-    backfills = _of_backfills(journals, published(journals, metadata, marker.stream, window=window))
-    return dataclasses.replace(_summed(found, backfills), gone=tuple(gone), lost=tuple(lost))
+    backfills = list(published(journals, metadata, marker.stream, window=window))
+    summed = _summed(found, _of_backfills(journals, backfills))
+    return dataclasses.replace(summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(backfills))
 
 
 def _before_history(
@@ -104,7 +109,16 @@ def _committed(key: BatchKey, marker: Marker) -> bool:
 
 
 def _of_backfills(journals: JournalStore, backfills: Iterable[Record]) -> Iterator[tuple[Journal, bool]]:
-    return ((chunk, record.selects) for record in backfills for chunk in chunks(journals, record.lane))
+    whole = (record for record in backfills if not record.lane.replays)
+    return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.lane))
+
+
+def _replayed(backfills: Iterable[Record]) -> dict[TopicPartition, BitMap64]:
+    found: dict[TopicPartition, BitMap64] = {}
+    for record in backfills:
+        for tp, offsets in record.replayed.items():
+            found[tp] = found.get(tp, BitMap64()) | offsets
+    return found
 
 
 def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) -> Claims:

@@ -70,6 +70,8 @@ class Evidence:
     """Offsets `[start, end)` that Kafka gave to a second record; known and accepted, so they may be there twice."""
     given_up: tuple[tuple[int, int], ...] = ()
     """Committed offsets `[start, end)` whose loss somebody accepted after a rollback."""
+    replayed: BitMap64 = field(default_factory=BitMap64)
+    """Records that were dead letters when they were committed, and have become rows."""
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
@@ -216,7 +218,8 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
         fewer = more = 0
         first: CommittedRange | None = None
         for r in _read_once(e):
-            said = r.records if tally is e.rows else r.rejected
+            moved = e.replayed.range_cardinality(r.start, r.end)
+            said = r.records + moved if tally is e.rows else r.rejected - moved
             there = tally.seen.range_cardinality(r.start, r.end)
             off = there + lost_here.range_cardinality(r.start, r.end) - said
             fewer, more = fewer - min(off, 0), more + max(off, 0)

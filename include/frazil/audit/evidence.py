@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pyroaring import BitMap64
+
 from frazil.audit.claims import Claims
-from frazil.audit.compare import CommittedRange, Evidence, InKafka
+from frazil.audit.compare import Evidence, InKafka
 from frazil.commit.marker import Marker
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
@@ -36,13 +38,17 @@ def gather(  # noqa: PLR0913 - what is known, and of what
             whole=whole,
             rewritten=marker.rewritten.get(tp, ()),
             given_up=marker.given_up.get(tp, ()),
+            replayed=claimed.replayed.get(tp) or BitMap64(),
         )
         for tp in sorted(known)
     )
 
 
-def explained(
-    evidence: tuple[Evidence, ...], elsewhere: Mapping[TopicPartition, tuple[CommittedRange, ...]]
-) -> tuple[Evidence, ...]:
-    """The evidence of a period, with what was committed outside of it."""
-    return tuple(replace(e, elsewhere=elsewhere.get((e.topic, e.partition), ())) for e in evidence)
+def explained(evidence: tuple[Evidence, ...], every: Claims, mine: Claims) -> tuple[Evidence, ...]:
+    """The evidence of a period, whose claims are `mine`, with what was committed and replayed at any time."""
+    elsewhere, replayed = every.without(mine), every.replayed
+    return tuple(
+        replace(e, elsewhere=elsewhere.get(tp, ()), replayed=replayed.get(tp) or BitMap64())
+        for e in evidence
+        for tp in [(e.topic, e.partition)]
+    )

@@ -23,12 +23,14 @@ from frazil.audit.compare import (
 from frazil.audit.evidence import explained, gather
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
+from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
@@ -101,11 +103,22 @@ class _Run:
                 Wanted(topics, within),
                 Wanted(topics, within, branch=open_branch(self.marker.stream)),
             ),
-            dead_letters=tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids, self.marker.stream)),
+            dead_letters=self._without_settled(
+                claimed, tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids, self.marker.stream))
+            ),
             kafka=kafka,
             whole=self.window is None,
         )
         return found, notes
+
+    def _without_settled(self, claimed: Claims, letters: Tallies) -> Tallies:
+        """The dead letters, without those of a published replay that have not left their table yet."""
+        lane = read_lane(self.table.properties, self.marker.stream)
+        own = read_lane(self.tables.dead_letters.current().properties, self.marker.stream)
+        if not (lane and lane.state is LaneState.PUBLISHED and lane.replays and own and own.is_open):
+            return letters
+        settled = {tp: claimed.replayed[tp] for tp in letters.keys() & claimed.replayed.keys()}
+        return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}
 
 
 def audit_stream(
@@ -128,8 +141,19 @@ def audit_stream(
     if not (coordinates and has_coordinates(table)):
         return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
     evidence, notes = run.evidence(claimed)
+    if _replayed_meanwhile(run):
+        return audit_stream(tables, coordinates=coordinates, window=window, ask_kafka=ask_kafka)
     evidence = _looked_at_twice(run, claimed, evidence)
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
+
+
+def _replayed_meanwhile(run: _Run) -> bool:
+    """Whether dead letters have left their table for rows that the main table, which was read before, did not have."""
+    own = read_lane(run.tables.dead_letters.current().properties, run.marker.stream)
+    if own is None or not own.replays or own.state is not LaneState.PUBLISHED:
+        return False
+    lane = read_lane(run.table.properties, run.marker.stream)
+    return lane is None or lane.epoch < own.epoch or (lane.id == own.id and lane.state is not LaneState.PUBLISHED)
 
 
 def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
@@ -137,7 +161,7 @@ def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...])
     was made again, a reset). A clean period never reads the records of other times."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compare(e)):
         return evidence
-    return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata).without(claimed))
+    return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:

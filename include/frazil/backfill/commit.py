@@ -27,12 +27,14 @@ from frazil.commit.lane import Lane, LaneState, branch_name, property_name, read
 from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.marker import BatchKey, read_marker
+from frazil.commit.replayed_letters import failed_again, settled_letters
+from frazil.commit.row_changes import RowChangeWriter
 from frazil.commit.rules import check_same_source, files_fit
 from frazil.commit.settle import batch_folders, discard_batch, sweep_batch
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
-from frazil.errors import Fenced, StaleBatch, WriterBusy
+from frazil.errors import Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import merged, overlap
 from frazil.table.branches import head_of
@@ -98,7 +100,8 @@ class LaneCommitter:
         files = tuple(f for j in journals for f in j.staged_for("main"))
         check = self._check_publishable(journals, audited_at)
         summary = _summary(record, path)
-        self.lane = _publish(self.tables, self.tables.main, self.lane, files=files, summary=summary, check=check)
+        writer = SnapshotWriter(files)
+        self.lane = _publish(self.tables, self.tables.main, self.lane, written=writer, summary=summary, check=check)
         clear_ended(self.tables)
         return self.lane
 
@@ -177,12 +180,12 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     handle: TableHandle,
     lane: Lane,
     *,
-    files: tuple[StagedFile, ...],
+    written: SnapshotWriter | RowChangeWriter,
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> Lane:
-    """In one update: put the lane's files on main, remove the branch with its snapshots, mark the lane published."""
-    writer, end = SnapshotWriter(files), BranchEnd(branch_name(tables.stream))
+    """In one update: change main, remove the branch with its snapshots, mark the lane published."""
+    end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
         found = read_lane(table.metadata.properties, tables.stream)
@@ -190,7 +193,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
             return Done(found)
         published = dataclasses.replace(_check_mine(found, lane), state=LaneState.PUBLISHED)
         check(table)
-        prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
+        prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
             (*prepared.requirements, _branch_stands(table, end.branch)),
             (*prepared.updates, *end.updates(table), _property(published)),
@@ -198,7 +201,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         )
 
     handle.forget()
-    return commit_snapshot(handle, propose, (writer, end), patience=tables.patience)
+    return commit_snapshot(handle, propose, (written, end), patience=tables.patience)
 
 
 def _summary(record: Record, path: str) -> dict[str, str]:
@@ -227,7 +230,10 @@ def clear_ended(tables: StreamTables) -> None:
         return
     own = _own(tables, lane.id)
     if lane.state is LaneState.PUBLISHED:
-        _publish_letters(tables, lane)
+        if lane.replays:
+            settle_letters(tables, lane)
+        else:
+            _publish_letters(tables, lane)
         _sweep(own, lane)
         return
     _drop(tables, tables.dead_letters, lane)
@@ -237,13 +243,38 @@ def clear_ended(tables: StreamTables) -> None:
     tables.store.delete([record_path(tables.journals, lane.id), *(f.path for f in tables.store.list_files(folder))])
 
 
+def settle_letters(tables: StreamTables, lane: Lane) -> None:
+    """Take the letters that a published replay made rows out of their table, and note on the others that it tried.
+
+    In one commit, which also removes the branch and ends the lane in that table: so it happens once. Then delete the
+    copies that the replay read, and what it staged of those that failed.
+    """
+    own_chunks = chunks(tables.journals, lane)
+    failed = [f for journal in own_chunks for f in journal.staged_for("dead-letters")]
+    found = _lane_of(tables.dead_letters, tables.stream)
+    if found is not None and found.id == lane.id and found.is_open:
+        data = tables.store.get(record_path(tables.journals, lane.id))
+        if data is None:
+            raise FrazilError(
+                f"the record of replay {lane.id} of stream {lane.stream!r} is missing: nothing tells which dead "
+                f"letters it made rows. Put {record_path(tables.journals, lane.id)} back"
+            )
+        table = tables.dead_letters.current()
+        topic_ids = {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
+        change = settled_letters(lane.stream, Record.from_bytes(data).replayed, topic_ids, failed_again(table, failed))
+        summary = {"frazil.operation": "replay", "frazil.backfill": lane.id, "frazil.backfill-stream": lane.stream}
+        _publish(tables, tables.dead_letters, found, written=RowChangeWriter(change), summary=summary)
+    tables.store_of("dead-letters").delete([f.path for f in failed])
+    tables.store.delete([f.path for f in tables.store.list_files(lane.request["files"])])
+
+
 def _publish_letters(tables: StreamTables, lane: Lane) -> None:
     found = _lane_of(tables.dead_letters, tables.stream)
     if found is None or found.id != lane.id or not found.is_open:
         return
     files = tuple(f for journal in chunks(tables.journals, lane) for f in journal.staged_for("dead-letters"))
     summary = {"frazil.operation": "backfill", "frazil.backfill": lane.id, "frazil.backfill-stream": lane.stream}
-    _publish(tables, tables.dead_letters, found, files=files, summary=summary)
+    _publish(tables, tables.dead_letters, found, written=SnapshotWriter(files), summary=summary)
 
 
 def _sweep(own: StreamTables, lane: Lane) -> None:

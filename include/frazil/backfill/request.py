@@ -37,6 +37,9 @@ class BackfillRequest(Model):
     to_event_time: UtcMoment | None = None
     files: str | None = None
     """A folder or file, by absolute path or URI, to read instead of Kafka; its records carry Kafka's coordinates."""
+    dead_letters: str | None = None
+    """Which dead letters are decoded again, in words: the files are a copy of them. Once their rows are published, they
+    leave the dead-letter table. None for any other backfill."""
     listing: str | None = None
     """The fingerprint of the files, their sizes and times; found when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"

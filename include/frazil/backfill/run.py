@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyiceberg.table import Table
+from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit
@@ -37,7 +38,7 @@ from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
 from frazil.ingest.contract import StageContext
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Spans, between
+from frazil.offsets.spans import Spans, TopicPartition, between
 from frazil.offsets.tally import Tallies
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
@@ -137,7 +138,7 @@ class Backfill:
                 audited_at = self._audit(committer)
                 if self.request.target == "branch":
                     return committer.lane
-                return committer.publish(Record(committer.lane, self._late()), audited_at=audited_at)
+                return committer.publish(Record(committer.lane, self._late(), self._replayed()), audited_at=audited_at)
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == ATTEMPTS - 1:
@@ -174,13 +175,16 @@ class Backfill:
                 )
 
     def _tallies(self, table: Table, spans: Spans, source: SourceIdentity) -> tuple[Tallies, Tallies, Tallies]:
-        """What the tables hold: rows on main, rows of windows that are still open, dead letters."""
+        """What the tables hold: rows on main, rows of windows that are still open, dead letters.
+
+        A replay reads records for the very reason that they are dead letters.
+        """
         wanted = Wanted({topic for topic, _ in spans}, spans)
         letters = dataclasses.replace(wanted, topic_ids=source.topic_ids, stream=self.spec.name)
         return (
             tally(table, wanted),
             tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
-            tally(self.opened.tables.dead_letters.refresh(), letters),
+            {} if self.request.dead_letters else tally(self.opened.tables.dead_letters.refresh(), letters),
         )
 
     def _audit(self, committer: LaneCommitter) -> int:
@@ -208,6 +212,13 @@ class Backfill:
             )
         head = head_of(table.metadata)
         return head.snapshot_id if head else -1
+
+    def _replayed(self) -> dict[TopicPartition, BitMap64]:
+        """The offsets on the branch, if they are of a replay."""
+        if not self.request.dead_letters:
+            return {}
+        branch = Wanted(self.spec.source.topics, branch=branch_name(self.spec.name))
+        return {tp: found.seen for tp, found in tally(self.opened.tables.main.refresh(), branch).items()}
 
     def _late(self) -> dict[int, int]:
         """Rows on the branch by the window of their event time. Complete windows reopen, once each."""

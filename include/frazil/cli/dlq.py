@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from frazil import clock
+from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import ask, echo_json, echo_table
 from frazil.cli.positions import MomentText
@@ -136,6 +137,35 @@ def discard_(  # noqa: PLR0913 - a command's options
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(getpass.getuser(), because, clock.now_ms()))
     _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
+
+
+@dlq.command("replay")
+@_selecting
+@click.option("--dry-run", is_flag=True, help="Say how many letters that would be, and change nothing.")
+def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, **which: Any) -> None:
+    """Decode dead letters of STREAM with today's declaration.
+
+    What it accepts becomes rows, in one commit, and leaves the dead letters; the rest stays, with today's reason before
+    the earlier one. Interrupted and run again, it goes on. A writer may run meanwhile.
+
+    \b
+    Example:
+      frazil dlq replay flights --reason MissingField --dry-run
+      frazil dlq replay flights --from 2013-12-30T00:00:00Z
+    """
+    opened, selection = _open(stream, streams_folder), _selection(**which)
+    if dry_run:
+        meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
+        said = f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again."
+        _tell(as_json, said, landed=0, failed=0, meant=meant)
+        return
+    allow_pandas()
+    from frazil.dead_letters.replay import replay  # noqa: PLC0415 - the decoders, which only a replay needs
+
+    done = replay(opened, selection)
+    landed, failed = sum(d.landed for d in done), sum(d.failed for d in done)
+    said = f"Stream {stream}: {counted(landed, 'dead letter', 'is a row|are rows')} now; {failed:,} failed again."
+    _tell(as_json, said, landed=landed, failed=failed)
 
 
 def _printable(text: str) -> str:

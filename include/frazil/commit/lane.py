@@ -57,6 +57,11 @@ class Lane:
     def chunks(self) -> int:
         return sum(self.batches.values())
 
+    @property
+    def replays(self) -> bool:
+        """Whether it decodes dead letters again."""
+        return "dead-letters" in self.request
+
     def has(self, key: BatchKey) -> bool:
         """Whether a chunk is committed: an epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)

@@ -5,17 +5,21 @@ They play the part of commit records for a backfill's rows: the audit reads them
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
+from pyroaring import BitMap64
 
 from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.period import Period
+from frazil.offsets.spans import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Record:
     lane: Lane
     late: Mapping[int, int]
     """Rows by window start, in microseconds since 1970."""
+    replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    """Of a replay of dead letters: the offsets that became rows."""
 
     @property
     def selects(self) -> bool:
@@ -32,12 +38,22 @@ class Record:
         return any(self.lane.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"lane": self.lane.to_json(), "late": self.late}, separators=(",", ":")).encode()
+        raw: dict[str, Any] = {"lane": self.lane.to_json(), "late": self.late}
+        if self.replayed:
+            raw["replayed"] = [
+                (topic, partition, base64.b64encode(offsets.serialize()).decode())
+                for (topic, partition), offsets in sorted(self.replayed.items(), key=itemgetter(0))
+            ]
+        return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
         raw: dict[str, Any] = json.loads(data)
-        return cls(Lane.from_json(raw["lane"]), {int(begin): rows for begin, rows in raw["late"].items()})
+        replayed = {
+            (topic, partition): BitMap64.deserialize(base64.b64decode(offsets))
+            for topic, partition, offsets in raw.get("replayed", ())
+        }
+        return cls(Lane.from_json(raw["lane"]), {int(begin): rows for begin, rows in raw["late"].items()}, replayed)
 
 
 def folder(journals: JournalStore) -> str:

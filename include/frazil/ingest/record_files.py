@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
@@ -27,12 +29,17 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, RecordFile
 from frazil.ingest.coordinates import NAMES
 from frazil.ingest.formats import decoder
+from frazil.ingest.headers import packed
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
 from frazil.ingest.parquet_columns import cast_columns, check_columns
 
 PARQUET = frozenset({".parquet"})
 JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
+LETTERS = ".letters"
+"""Copies of dead letters, as Parquet: their bytes are decoded as Kafka's would be."""
+LETTER_COLUMNS = (*NAMES, "key", "value", "headers")
 IDENTITY = NAMES[:3]
+LETTER_ROWS = 10_000
 
 _COORDINATES = Schema(
     NestedField(1, "kafka_topic", StringType(), required=True),
@@ -57,10 +64,12 @@ class FileRecords:
     """`kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
+    letters: pa.Table | None = None
+    """`key`, `value` and `headers` of records as they came."""
 
 
 def is_record_file(path: str) -> bool:
-    return PurePosixPath(path).suffix in PARQUET | JSON_LINES
+    return PurePosixPath(path).suffix in {*PARQUET, *JSON_LINES, LETTERS}
 
 
 def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
@@ -69,7 +78,9 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
     Raises SpecError for a file, column or line that cannot be used: a file that passes can be staged.
     """
     with _named(path):
-        if PurePosixPath(path).suffix in PARQUET:
+        if PurePosixPath(path).suffix == LETTERS:
+            pieces = _letters(path, io)
+        elif PurePosixPath(path).suffix in PARQUET:
             needed = [f.name for f in schema.fields if f.required]
             pieces = _parquet(path, io, schema, wanted=needed)
         else:
@@ -109,6 +120,8 @@ class FileReader:
                         yield _chunk(records, kept, found[kept])
 
     def _read(self, path: str) -> Iterator[FileRecords]:
+        if PurePosixPath(path).suffix == LETTERS:
+            return _letters(path, self._io)
         if PurePosixPath(path).suffix not in PARQUET:
             return _json_lines(path, self._io)
         offset = ds.field("kafka_offset")
@@ -139,6 +152,11 @@ def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[n
     table = records.coordinates.take(kept)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
+    if records.letters is not None:
+        letters = records.letters.take(kept)
+        key, value = (BinaryColumn.of(letters[name].to_pylist()) for name in ("key", "value"))
+        headers = BinaryColumn.of([_packed(found) for found in letters["headers"].to_pylist()])
+        return Chunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
     columns = (values, nothing, range_index, table["kafka_offset"].to_numpy(), stamps)
@@ -158,6 +176,17 @@ def _parquet(
             rows = pa.Table.from_batches([batch])
             table = cast_columns(path, rows, _COORDINATES)
             yield FileRecords(table, rows=cast_columns(path, rows, schema.select(*names)))
+
+
+def _letters(path: str, io: FileIO) -> Iterator[FileRecords]:
+    with io.new_input(path).open() as source:
+        for batch in pq.ParquetFile(source).iter_batches(LETTER_ROWS):
+            rows = pa.Table.from_batches([batch])
+            yield FileRecords(rows.select(NAMES), letters=rows.select(LETTER_COLUMNS[len(NAMES) :]))
+
+
+def _packed(headers: list[dict[str, Any]] | None) -> bytes | None:
+    return packed((header["name"], header["value"]) for header in headers or ())
 
 
 def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:

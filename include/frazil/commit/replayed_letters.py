@@ -1,0 +1,86 @@
+"""What becomes of dead letters that were decoded again: those that are rows leave, the others keep their history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.commit.row_changes import Letters, LetterSource, RowChange, chosen, within
+from frazil.ingest.contract import StagedFile
+from frazil.offsets.spans import TopicPartition
+from frazil.table.file_bounds import COORDINATES
+
+ERROR_MOST = 1000
+Place = tuple[str, int, int]
+"""Topic, partition and offset."""
+Reason = tuple[str, str]
+"""Error class and text."""
+
+
+def failed_again(table: Table, files: Iterable[StagedFile]) -> dict[Place, Reason]:
+    """Why letters failed again, from the files that the replay staged for them."""
+    columns = [*COORDINATES, "error_class", "error"]
+    found: dict[Place, Reason] = {}
+    for file in files:
+        with table.io.new_input(file.path).open() as source:
+            for batch in pq.ParquetFile(source).iter_batches(columns=columns):
+                for topic, partition, offset, error_class, error in zip(
+                    *(column.to_pylist() for column in batch.columns), strict=True
+                ):
+                    found[topic, partition, offset] = error_class, error
+    return found
+
+
+def settled_letters(
+    stream: str,
+    replayed: Mapping[TopicPartition, BitMap64],
+    topic_ids: Mapping[str, str],
+    failed: Mapping[Place, Reason],
+) -> RowChange:
+    """The change of a stream's dead letters after a replay. `topic_ids` are those of the topics that were replayed."""
+    letters = _letters(replayed, failed, topic_ids)
+
+    def replace(rows: pa.Table) -> pa.Table:
+        again = [failed.get(place) for place in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
+        stays = rows.filter(pa.array([reason is not None for reason in again], pa.bool_()))
+        return _tried(stays, [reason for reason in again if reason is not None])
+
+    return RowChange(within(letters), chosen(stream, letters), replace)
+
+
+def _letters(
+    replayed: Mapping[TopicPartition, BitMap64], failed: Iterable[Place], topic_ids: Mapping[str, str]
+) -> Letters:
+    """Letters of earlier versions have no topic's id."""
+    offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
+    for topic, partition, offset in failed:
+        offsets.setdefault((topic, partition), BitMap64()).add(offset)
+    found: dict[LetterSource, BitMap64] = {}
+    for (topic, partition), of in offsets.items():
+        if of:
+            found |= {(topic, partition, topic_id): of for topic_id in {topic_ids.get(topic), None}}
+    return found
+
+
+def _tried(rows: pa.Table, again: list[Reason]) -> pa.Table:
+    """The letters with one more replay, and today's reason before the earlier ones."""
+    before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
+    columns = {
+        "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],
+        "error_class": [error_class for error_class, _ in again],
+        "error": [_history(now, then) for now, then in zip(again, before, strict=True)],
+    }
+    for name, values in columns.items():
+        field = rows.schema.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))
+    return rows
+
+
+def _history(now: Reason, then: Reason) -> str:
+    if now == then or then[1].startswith(f"{now[1]}; before, "):
+        return then[1]
+    return f"{now[1]}; before, {then[0]}: {then[1]}"[:ERROR_MOST]

@@ -1,0 +1,168 @@
+"""Decodes dead letters with today's declaration: a backfill whose source is a copy of them.
+
+The copy fixes what is replayed, whatever becomes of the dead-letter table meanwhile. What a replay lands, and when its
+letters leave their table, is the lane's matter: see `frazil.backfill.commit`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from frazil.backfill.commit import clear_ended
+from frazil.backfill.files import FileSource
+from frazil.backfill.request import BackfillRequest, parse_request
+from frazil.backfill.run import Backfill
+from frazil.backfill.stage import run
+from frazil.commit.lane import Lane, read_lane
+from frazil.commit.marker import Marker
+from frazil.commit.opened import OpenStream
+from frazil.dead_letters.letters import Selection, read
+from frazil.errors import AdoptionRequired, WriterBusy
+from frazil.ingest.contract import StageTask
+from frazil.ingest.record_files import LETTER_COLUMNS, LETTERS
+from frazil.ingest.stage import stage
+from frazil.stream.engine import TaskAnswer
+from frazil.stream.stage_rows import StageRows
+
+FILE_ROWS = 100_000
+COPY_KEPT_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay came to."""
+
+    lane: str
+    landed: int
+    """Letters that are rows by now."""
+    failed: int
+    """Letters that today's declaration rejects as well."""
+
+
+def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
+    """Replay the selected letters, after one that was interrupted; each that was done.
+
+    Raises WriterBusy while a backfill of the stream is under way, and what a backfill raises.
+    """
+    done = []
+    if (lane := _lane(opened)) and lane.is_open:
+        if not lane.replays:
+            raise WriterBusy(
+                f"backfill {lane.id} of stream {lane.stream!r} is {lane.state}: finish it, or end it with `frazil "
+                f"backfill {lane.stream} --abandon`, before dead letters are replayed"
+            )
+        done.append(_run(opened, parse_request(lane.request)))
+    clear_ended(opened.tables)
+    _delete_old_copies(opened)
+    folder = f"{_folder(opened)}/{uuid.uuid4().hex}"
+    if _copy(opened, selection, folder):
+        done.append(_run(opened, BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))))
+    return tuple(filter(None, done))
+
+
+def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
+    files = FileSource.open(request.files or "", opened.tables.main.refresh())
+    lane = run(Backfill(files.pinned(request), opened, files), ThisProcess())
+    if lane is None:  # all of them are rows already
+        opened.tables.store.delete([f.path for f in files.files])
+        return None
+    return Replayed(lane.id, lane.records, lane.rejected)
+
+
+def _lane(opened: OpenStream) -> Lane | None:
+    return read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+
+
+def _folder(opened: OpenStream) -> str:
+    return f"{opened.tables.state}/replays"
+
+
+def _delete_old_copies(opened: OpenStream) -> None:
+    """Those of replays that were ended, or were killed before they began: a replay that begins now has a newer one."""
+    store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_KEPT_MS
+    store.delete([f.path for f in store.list_files(_folder(opened)) if f.modified_ms < before_ms])
+
+
+def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
+    """Write the selected letters that can be replayed; returns how many."""
+    marker = opened.tables.marker()
+    if marker is None:
+        raise AdoptionRequired(f"stream {opened.spec.name!r} has no marker: nothing tells which letters are its own")
+    table = opened.tables.dead_letters.refresh()
+    columns = (*LETTER_COLUMNS, "topic_id")
+    letters = (
+        rows.filter(pa.array(_replayable(rows, marker), pa.bool_())).select(LETTER_COLUMNS)
+        for rows in read(table, selection.row_filter(opened.spec), columns)
+    )
+    io = opened.tables.main.current().io
+    count = 0
+    for number, part in enumerate(_parts(letters)):
+        with io.new_output(f"{folder}/{number:05d}{LETTERS}").create() as sink:
+            pq.write_table(part, sink, compression="zstd")
+        count += part.num_rows
+    return count
+
+
+def _parts(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    gathered: list[pa.Table] = []
+    for piece in itertools.chain.from_iterable(_slices(p) for p in pieces if p.num_rows):
+        gathered.append(piece)
+        if sum(p.num_rows for p in gathered) >= FILE_ROWS:
+            yield pa.concat_tables(gathered)
+            gathered = []
+    if gathered:
+        yield pa.concat_tables(gathered)
+
+
+def _slices(piece: pa.Table) -> Iterator[pa.Table]:
+    return (piece.slice(start, FILE_ROWS) for start in range(0, piece.num_rows, FILE_ROWS))
+
+
+def _replayable(rows: pa.Table, marker: Marker) -> list[bool]:
+    """Not those of a topic that was made again, nor where the stream reads (again), nor offsets of two records."""
+    names = ("kafka_topic", "kafka_partition", "kafka_offset", "topic_id")
+    return [
+        topic_id in {None, marker.source.topic_ids.get(topic)}
+        and offset < marker.offsets.get((topic, partition), 0)
+        and not any(start <= offset < end for start, end in marker.rewritten.get((topic, partition), ()))
+        for topic, partition, offset, topic_id in zip(*(rows[name].to_pylist() for name in names), strict=True)
+    ]
+
+
+class ThisProcess:
+    """Runs a replay's tasks here: letters are few. A child decodes them, in case one of them ends its process."""
+
+    parallelism = 1
+
+    def ready(self, until: Callable[[], bool]) -> bool:  # noqa: ARG002
+        return True
+
+    def warm_up(self) -> None:
+        """Nothing to prepare."""
+
+    def check(self) -> None:
+        """It has not ended."""
+
+    def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
+        return tuple(self._answer(StageTask.from_json(json.loads(plan)), work) for plan in plans)
+
+    @staticmethod
+    def _answer(task: StageTask, work: StageRows) -> TaskAnswer:
+        began = time.monotonic()
+        result = stage(work.context, task, attempt=1, on_progress=lambda _: None)
+        return TaskAnswer(result, time.monotonic() - began)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""

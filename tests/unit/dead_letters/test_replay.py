@@ -1,0 +1,220 @@
+"""Letters that today's declaration accepts become rows, once, wherever a replay is killed; the others stay letters."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from frazil.audit.run import audit_stream
+from frazil.backfill.commit import abandon
+from frazil.commit.committer import Committer
+from frazil.commit.journal import Journal
+from frazil.commit.lane import LaneState, branch_name, read_lane
+from frazil.commit.late_rows import WINDOWS
+from frazil.commit.marker import BatchKey
+from frazil.commit.opened import open_stream
+from frazil.commit.settle import batch_folder
+from frazil.commit.target import target_table
+from frazil.dead_letters import replay as replaying
+from frazil.dead_letters.letters import Selection
+from frazil.dead_letters.replay import replay
+from frazil.ingest.contract import RangeProgress
+from frazil.ingest.stage import stage
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.kafka.identity import SourceIdentity
+from frazil.table.catalogs import load_catalog
+from frazil.table.local_storage import LocalStore
+from frazil.table.tables import ensure_table
+
+END, LETTERS = 20, 10
+GOOD, BAD = range(0, LETTERS, 2), range(1, LETTERS, 2)
+SOURCE = SourceIdentity("cluster", {"events": "topic"})
+WHEN = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing of ours catches it."""
+
+
+@pytest.fixture
+def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path, event: Any) -> Any:  # noqa: ARG001
+    """A stream that stands at offset 20: ten letters, of which it would accept the even ones today, and ten rows."""
+    stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
+    main = ensure_table(load_catalog(None), stream.spec)
+    tables = open_stream(stream.spec).tables
+    committer = Committer.take_over(tables, source=SOURCE, initial=lambda: {("events", 0): 0})
+    key = BatchKey(committer.epoch, 1)
+    place = {"kafka_topic": "events", "kafka_partition": 0, "kafka_timestamp": WHEN}
+    letter = {**place, "topic_id": "topic", "stream": "events", "rejected_at": WHEN}
+    letters = [
+        {
+            **letter,
+            "kafka_offset": n,
+            "value": event(n) if n in GOOD else b"no event %d" % n,
+            "error_class": "MissingField" if n in GOOD else "NotAnObject",
+            "error": "it was so then",
+        }
+        for n in range(LETTERS)
+    ]
+    rows = [{**place, "kafka_offset": n, "id": n, "at": WHEN, "note": "x"} for n in range(LETTERS, END)]
+    files = []
+    for target, table, values in (("main", main, rows), ("dead-letters", tables.dead_letters.current(), letters)):
+        folder = batch_folder(table, "events", key)
+        writer = TableWriter(target_table(table, folder=folder), target, io=table.io, file_name=file_namer(0, 0))  # type: ignore[arg-type]
+        writer.add(pa.Table.from_pylist(values, schema=writer.layout.arrow_schema))
+        files += writer.finish()
+    batch = Journal(
+        stream="events",
+        key=key,
+        table_uuid=str(main.metadata.table_uuid),
+        created_at_ms=tables.clock_ms(),
+        source=SOURCE,
+        progress=(RangeProgress("events", 0, 0, END, END - LETTERS, LETTERS, None),),
+        files=tuple(files),
+        letters_seen=committer.letters_seen(),
+        idle=frozenset(),
+        offsets_after={("events", 0): END},
+    )
+    assert tables.journals.put(batch)
+    committer.commit(batch)
+    return stream
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode without a child process, which is another test's matter."""
+    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
+
+
+def letters(live: Any) -> dict[int, tuple[str, int | None]]:
+    found = live.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert len({r["kafka_offset"] for r in found}) == len(found)
+    return {r["kafka_offset"]: (r["error_class"], r["replays"]) for r in found}
+
+
+def check_settled(live: Any, replays: int | None = 1) -> None:
+    """Each record is in one table, and nothing is left of the replay."""
+    assert live.ids() == sorted([*GOOD, *range(LETTERS, END)])
+    assert letters(live) == dict.fromkeys(BAD, ("NotAnObject", replays))
+    tables = open_stream(live.spec).tables
+    for handle in (tables.main, tables.dead_letters):
+        table = handle.refresh()
+        assert branch_name("events") not in table.metadata.refs
+        lane = read_lane(table.properties, "events")
+        assert lane is not None
+        assert lane.state is LaneState.PUBLISHED
+    # The copy of a replay that never began is deleted a day later.
+    assert replays is None or tables.store.list_files(f"{tables.state}/replays") == []
+    check_audit(live)
+
+
+def check_audit(live: Any) -> None:
+    audit = audit_stream(open_stream(live.spec).tables)
+    assert audit.wrong == ()
+
+
+def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(live: Any) -> None:
+    opened = open_stream(live.spec)
+    (done,) = replay(opened, Selection())
+    assert (done.landed, done.failed) == (len(GOOD), len(BAD))
+    check_settled(live)
+    head = live.table().current_snapshot()
+    assert head.summary[WINDOWS] == '{"1704067200000000":5}', "complete windows reopen"
+    (again,) = replay(opened, Selection())
+    assert (again.landed, again.failed) == (0, len(BAD))
+    check_settled(live, replays=2)
+    row = live.table("_dead_letters").scan("kafka_offset = 1").to_arrow().to_pylist()[0]
+    assert row["value"] == b"no event 1"
+    assert row["rejected_at"] == WHEN
+    assert row["error"].count("; before, NotAnObject: it was so then") == 1
+
+
+def test_only_what_is_selected_is_replayed_and_nothing_is_no_replay(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+    opened = open_stream(live.spec)
+    for nothing in (Selection(reasons=("OutOfRange",)), Selection(end=WHEN)):
+        assert replay(opened, nothing) == ()
+    (done,) = replay(opened, Selection(reasons=("NotAnObject",)))
+    assert (done.landed, done.failed) == (0, len(BAD))
+    assert letters(live) == {**dict.fromkeys(BAD, ("NotAnObject", 1)), **dict.fromkeys(GOOD, ("MissingField", None))}
+    check_audit(live)
+
+
+def test_an_abandoned_replay_leaves_the_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+    before = letters(live)
+    opened = open_stream(live.spec)
+    with killed_at(5), pytest.raises(Killed):
+        replay(opened, Selection())
+    lane = read_lane(live.table().properties, "events")
+    assert lane is not None
+    assert lane.is_open
+    abandon(opened.tables, lane)
+    assert (letters(live), live.ids()) == (before, [*range(LETTERS, END)])
+    check_audit(live)
+    replay(open_stream(live.spec), Selection())
+    assert live.ids() == sorted([*GOOD, *range(LETTERS, END)])
+
+
+STEPS: tuple[tuple[type, str], ...] = (
+    (SqlCatalog, "commit_table"),
+    (LocalStore, "put"),
+    (LocalStore, "put_if_absent"),
+    (LocalStore, "delete_each"),
+)
+"""What changes anything that outlives the process."""
+STEPS_MADE = 22
+"""So many times a replay does any of that."""
+
+
+@contextmanager
+def killed_at(step: int, *, after: bool = False) -> Iterator[Counter[str]]:
+    """Die before or after the n-th change, from 0 on; counts those that were made."""
+    made: Counter[str] = Counter()
+    number = itertools.count()
+
+    def dying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **more: Any) -> Any:
+            mine = next(number) == step
+            if mine and not after:
+                raise Killed(name)
+            answer = original(*args, **more)
+            made[name] += 1
+            if mine:
+                raise Killed(name)
+            return answer
+
+        return change
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in STEPS:
+            patch.setattr(owner, name, dying(name, getattr(owner, name)))
+        yield made
+
+
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", range(STEPS_MADE + 1))
+def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
+    live: Any,
+    in_this_process: None,  # noqa: ARG001
+    step: int,
+    after: bool,
+) -> None:
+    killed = False
+    with killed_at(step, after=after):
+        try:
+            replay(open_stream(live.spec), Selection())
+        except Killed:
+            killed = True
+    assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
+    check_audit(live)
+    assert set(live.ids()) | letters(live).keys() == set(range(END)), "no record is ever in no table"
+    replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
+    check_settled(live, letters(live)[1][1])
