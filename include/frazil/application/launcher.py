@@ -132,7 +132,8 @@ class HostedLauncher(Launcher):
             writer.run()
         except FrazilError as failure:
             code, error = failure.exit_code, f"{type(failure).__name__}: {failure}"
-            log.error("stream %s ends: %s", self._stream, error)  # noqa: TRY400
+            again = " The stream is started again after a wait." if failure.restartable else ""
+            log.error("stream %s ends: %s.%s", self._stream, error.removesuffix("."), again)  # noqa: TRY400
         except BaseException as failure:
             code, error = 1, f"{type(failure).__name__}: {failure}"
             log.exception("stream %s crashed", self._stream)

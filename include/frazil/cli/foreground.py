@@ -199,7 +199,7 @@ class Totals:
         self.records += batch.records
         self.rejected += batch.rejected
         if not batch.records and not batch.rejected:
-            return f"batch {batch.key}: no records, the watermark was looked at"
+            return f"batch {batch.key}: no new records, only the watermark was updated"
         files = counted(batch.files, "file")
         took_s = batch.stage_s + batch.commit_s
         return f"batch {batch.key}: {self._words(batch.records, batch.rejected)} in {files}, {took_s:.1f} s"
@@ -208,7 +208,7 @@ class Totals:
         """The last line of a run that ended well."""
         how = "stopped" if stopped else "caught up"
         if not self.records and not self.rejected:
-            return f"{how}: nothing new for {self._table}"
+            return f"{how}: nothing was written to {self._table}"
         rows = f"{counted(self.records, 'row')} in {self._table}"
         if not self.rejected:
             return f"{how}: {rows}"

@@ -139,8 +139,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
     def _wanted_ports(self) -> str:
+        s3_port, catalog_port = self._ports()
         fits = all(asked in (None, used) for asked, used in zip(self._asked, self._ports(), strict=True))
-        return "" if fits else "other ports"
+        return "" if fits else f"other ports than asked for ({s3_port} for S3, {catalog_port} for the catalog)"
 
     def _missing(self) -> str | None:
         with suppress(requests.RequestException):

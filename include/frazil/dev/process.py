@@ -106,7 +106,9 @@ class EmbeddedServer(Embedded):
         if self.server() is None:
             self._launch()
         elif wanted := self._wanted_ports():
-            raise EnvironmentUnusable(f"{self.TITLE} of {self.folder} runs on {wanted}; stop it first.")
+            raise EnvironmentUnusable(
+                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or do not ask for ports."
+            )
         try:
             self._wait_until_ready()
         except BaseException:

@@ -6,6 +6,7 @@ It does not import PyIceberg, because Airflow's DAG processor runs it often.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,19 @@ def find_file(folder: Path, name: str) -> Path:
         known[str(declared)] = path
     if name in known:
         return known[name]
+    if shared := sorted(stream for stream, path in known.items() if _application(path) == name):
+        raise SpecError(f"{name!r} is an application that streams share; name one of its streams: {', '.join(shared)}")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(known)) or 'none'}"
     raise SpecError("\n".join([message, *failures]))
+
+
+def _application(path: Path) -> str | None:
+    """That of the stream which a file declares; None if it has none, or the file is broken."""
+    with suppress(SpecError):
+        return load_stream(path).application
+    return None
 
 
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:

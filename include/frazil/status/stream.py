@@ -49,6 +49,8 @@ class WriterStatus:
     exit_name: str | None = None
     ended_at_ms: int | None = None
     error: str | None = None
+    application: str | None = None
+    """That ran it with others, if it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +143,23 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         snapshot_id=at.snapshot_id,
         table_exists=view.exists,
         rows=view.rows,
-        problems=(*problems, *view.problems),
+        problems=_each_once((*problems, *view.problems)),
         stall=stall,
         throttle=throttle,
         distribution=beat_now.distribution if beat_now else None,
         notices=_notices(spec, observation),
     )
+
+
+def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
+    """Without what the writer's last words say already: the table may still have what it ended for."""
+    said = problems[0] if problems else ""
+
+    def is_said(problem: str) -> bool:
+        words = _cut(problem.partition(": ")[2])
+        return bool(words) and words in said
+
+    return (*problems[:1], *(one for one in problems[1:] if not is_said(one)))
 
 
 def _notices(spec: StreamSpec, observation: Observation | None) -> tuple[str, ...]:
@@ -244,6 +257,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             exit_code=0 if ended_well else None,
             ended_at_ms=beat.written_at_ms if beat else None,
             error=beat.error if beat else None,
+            application=launch.application,
         )
     return WriterStatus(
         state=observation.process,
@@ -251,6 +265,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
         exit_name=error_name(end.code) or None if end.code else None,
         ended_at_ms=end.ended_at_ms,
         error=end.error,
+        application=launch.application,
     )
 
 
@@ -316,13 +331,20 @@ def _words(error: Exception) -> str:
 def _last_words(writer: WriterStatus) -> str:
     """Why it ended, in one line; of a writer that could not say it, the end of its log, which may be long."""
     words = " ".join((writer.error or "").split()).removeprefix(f"{writer.exit_name}: ")
+    return _cut(words)
+
+
+def _cut(words: str) -> str:
     return words if len(words) <= WORDS_MOST else f"{words[:WORDS_MOST]} ..."
 
 
 def exit_words(writer: WriterStatus) -> str:
     """How the writer ended."""
+    if writer.exit_code is None and writer.error:
+        return "an error"
     if writer.exit_code is None:
-        return "an error" if writer.error else "an exit code that nobody saw"
+        with_it = f", with the application {writer.application}" if writer.application else ""
+        return f"no exit code: it was killed{with_it}, or its host went down"
     if writer.exit_code > 128:
         return f"{writer.exit_code} (signal {writer.exit_code - 128})"
     return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)

@@ -18,7 +18,7 @@ from frazil.application.application import WriterApplication
 from frazil.application.daemon_threads import DaemonThreads
 from frazil.application.engine import SharedEngine
 from frazil.cli.main import frazil
-from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, WorkerDied, WriterBusy
+from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing, WorkerDied, WriterBusy
 from frazil.home import run_folder
 from frazil.host.endings import WITH_APPLICATION
 from frazil.host.exchange import open_exchange
@@ -168,6 +168,19 @@ def test_a_stream_whose_brokers_are_away_or_that_crashes_is_started_again_after_
     assert [e.code for e in read_exits(run_folder("a"))] == [KafkaUnavailable.exit_code]
     assert [(e.code, e.error) for e in read_exits(run_folder("b"))] == [(1, "ZeroDivisionError: a bug")]
     assert shared.starts("c") == 1
+
+
+def test_the_log_says_of_a_stream_that_ends_whether_it_is_started_again(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared.until(lambda: shared.runs("a", "b", "c"))
+    FakeWriter.orders |= {"a": TopicMissing("Kafka has no topic a. Create it."), "b": OffsetGap("5 to 9 are lost")}
+    shared.until(lambda: shared.starts("a") == 2 and not shared.runs("b"))
+    said = [record.getMessage() for record in caplog.records if " ends: " in record.getMessage()]
+    assert sorted(said) == [
+        "stream a ends: TopicMissing: Kafka has no topic a. Create it. The stream is started again after a wait.",
+        "stream b ends: OffsetGap: 5 to 9 are lost.",
+    ]
 
 
 def test_streams_are_added_changed_paused_and_broken_without_touching_the_others(shared: Shared) -> None:

@@ -41,7 +41,7 @@ def landed(records: int, rejected: int = 0, files: int = 1) -> BatchCommitted:
     [
         (landed(2, 1, files=2), "batch 3-7: 2 rows, 1 dead letter in 2 files, 1.2 s"),
         (landed(1_234_567), "batch 3-7: 1,234,567 rows in 1 file, 1.2 s"),
-        (landed(0, files=0), "batch 3-7: no records, the watermark was looked at"),
+        (landed(0, files=0), "batch 3-7: no new records, only the watermark was updated"),
     ],
 )
 def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
@@ -51,8 +51,8 @@ def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
 @pytest.mark.parametrize(
     ("batches", "stopped", "line"),
     [
-        ([], False, "caught up: nothing new for city.rides"),
-        ([landed(0)], True, "stopped: nothing new for city.rides"),
+        ([], False, "caught up: nothing was written to city.rides"),
+        ([landed(0)], True, "stopped: nothing was written to city.rides"),
         ([landed(1), landed(1)], False, "caught up: 2 rows in city.rides"),
         (
             [landed(2, 1)],

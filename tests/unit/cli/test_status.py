@@ -242,6 +242,28 @@ def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
     assert found["problems"] == ["the last writer ended with 11 (OffsetGap): records lost"]
 
 
+def test_what_the_writer_ended_for_and_the_table_still_has_is_said_once(streams: Path):
+    table = ensure_table(load_catalog(None), load_stream(streams / "ticks.yaml"))
+    with table.update_schema() as change:
+        change.rename_column("ts", "at")
+    ((problem,),) = (one["problems"] for one in status(streams)["streams"])
+    gone = Launch("launch-1", LaunchKind.SUPERVISED, NOW_MS - 60_000)
+    replace_json(run_folder("ticks") / "lock", gone.to_json())
+    end = ExitRecord("launch-1", 15, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, error=problem)
+    append_exit(run_folder("ticks"), end)
+    (found,) = status(streams)["streams"]
+    words = problem.removeprefix("SchemaIncompatible: ")
+    assert found["problems"] == [f"the last writer ended with 15 (SchemaIncompatible): {words}"]
+
+
+def test_a_writer_that_was_killed_with_its_application_is_said_to_be(streams: Path):
+    hosted = Launch("launch-1", LaunchKind.HOSTED, NOW_MS - 60_000, application="small")
+    replace_json(run_folder("ticks") / "lock", hosted.to_json())
+    append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
+    done = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)])
+    assert "ago with no exit code: it was killed, with the application small, or its host went down" in done.output
+
+
 def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
     spec = load_stream(streams / "ticks.yaml")
     open_desired(spec).pause(by="ana", reason="")

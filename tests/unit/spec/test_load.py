@@ -493,6 +493,16 @@ def test_a_stream_is_found_though_its_neighbour_is_broken(declare: Declare, tmp_
         find_stream(tmp_path, "flight")
 
 
+def test_the_name_of_an_application_for_that_of_a_stream_is_answered_with_its_streams(
+    declare: Declare, tmp_path: Path
+) -> None:
+    declare(application="small")
+    declare("b.yaml", name="b", application="small")
+    declare("broken.yaml", name="broken", lateness="x")
+    with pytest.raises(SpecError, match="'small' is an application that streams share; .* streams: b, flights$"):
+        find_stream(tmp_path, "small")
+
+
 def test_the_fingerprint_changes_with_what_is_declared_not_with_how(declare: Declare) -> None:
     first = load_stream(declare(commit={"interval": "60s"})).fingerprint()
     assert load_stream(declare(commit={"interval": "1m"}, event_time={"column": "departed"})).fingerprint() == first
