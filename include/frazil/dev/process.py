@@ -107,7 +107,8 @@ class EmbeddedServer(Embedded):
             self._launch()
         elif wanted := self._wanted_ports():
             raise EnvironmentUnusable(
-                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or do not ask for ports."
+                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first "
+                "(`frazil dev down`), or do not ask for ports."
             )
         try:
             self._wait_until_ready()

@@ -62,9 +62,11 @@ class BatchLoop:
                 if end is None or until():
                     return
                 if end != position:
+                    due = time.monotonic()
                     with self.hosting.turns.turn(unless=until, waits=self._wait_for_turn) as admitted:
                         if not admitted:
                             return
+                        planner.queued(time.monotonic() - due)
                         plans = planner.plans(position, end)
                         with observed(planner):
                             self._run_batch(plans, end)

@@ -499,7 +499,7 @@ def test_the_name_of_an_application_for_that_of_a_stream_is_answered_with_its_st
     declare(application="small")
     declare("b.yaml", name="b", application="small")
     declare("broken.yaml", name="broken", lateness="x")
-    with pytest.raises(SpecError, match="'small' is an application that streams share; .* streams: b, flights$"):
+    with pytest.raises(SpecError, match=r"'small' is an application that streams share; .* streams: b, flights$"):
         find_stream(tmp_path, "small")
 
 

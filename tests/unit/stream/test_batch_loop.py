@@ -35,6 +35,9 @@ class Answers:
             raise answer
         return answer
 
+    def queued(self, seconds: float) -> None:
+        assert seconds >= 0
+
     def plans(self, start: Position, end: Position) -> list[str]:
         return [json.dumps([start.offsets[TP], end.offsets[TP]])]
 
