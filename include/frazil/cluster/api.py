@@ -1,0 +1,50 @@
+"""Calls of a cluster's HTTP API: bounded in time, with one sentence for each way in which they fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import requests
+
+TIMEOUT_S = (2.0, 5.0)
+"""To connect, and between two parts of an answer."""
+
+
+class Silent(Exception):
+    """No usable answer. Nothing is known of the driver; the message says why."""
+
+
+def call(session: requests.Session, method: str, url: str, *, who: str, **how: Any) -> requests.Response:
+    """Any answer of the API itself, whatever its status; `who` names the API in messages.
+
+    Raises Silent: no connection, no answer in time, redirects in a circle, an error of the server (5xx, 429).
+    """
+    try:
+        answer = session.request(method, url, timeout=TIMEOUT_S, **how)
+    except requests.exceptions.SSLError as error:
+        raise Silent(f"the certificate of {who} is not trusted: {_cause(error)}") from error
+    except requests.Timeout as error:
+        raise Silent(f"{who} did not answer in time") from error
+    except (requests.RequestException, OSError) as error:
+        raise Silent(f"{who} cannot be reached: {_cause(error)}") from error
+    if answer.status_code >= 500 or answer.status_code == 429:
+        raise Silent(f"{who} answered {answer.status_code} {answer.reason}")
+    return answer
+
+
+def body(answer: requests.Response, *, who: str) -> dict[str, Any]:
+    """The object that an answer holds. Raises Silent for anything else, as a proxy's page that asks for a login."""
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
+        raise Silent(f"{who} answered {answer.status_code} with {kind}, and not with JSON: is there a proxy before it?")
+    return found
+
+
+def _cause(error: BaseException) -> str:
+    while (inner := error.__context__) is not None:
+        error = inner
+    return str(error) or type(error).__name__

@@ -1,0 +1,131 @@
+"""How to reach the API of Kubernetes: by a pod's own service account, or by a kubeconfig."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+import yaml
+from requests.adapters import HTTPAdapter
+
+from frazil.errors import EnvironmentUnusable
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where every pod has its service account's token, the API's certificate authority and the namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesAccess:
+    address: str
+    """Such as `https://10.0.0.1:443`, without a slash at its end."""
+    namespace: str = "default"
+    token: str | None = None
+    token_file: Path | None = None
+    """Read at each call: Kubernetes replaces it about every hour."""
+    authority: Path | str | None = None
+    """The certificate authority: a file, or PEM text; None for those that this host trusts."""
+    certificate: tuple[Path, Path] | None = None
+    """The client's certificate and key."""
+
+    def session(self) -> requests.Session:
+        """A session that has the right to ask. Raises EnvironmentUnusable if the token cannot be read."""
+        session = requests.Session()
+        session.trust_env = self.authority is None  # else a bundle of the environment would replace the authority
+        session.mount("https://", _Adapter(self.authority))
+        token = self.token
+        if self.token_file:
+            try:
+                token = self.token_file.read_text().strip()
+            except OSError as error:
+                raise EnvironmentUnusable(f"the token of Kubernetes cannot be read: {error}") from error
+        if token:
+            session.headers["Authorization"] = f"Bearer {token}"
+        if self.certificate:
+            session.cert = (str(self.certificate[0]), str(self.certificate[1]))
+        return session
+
+
+class _Adapter(HTTPAdapter):
+    """TLS whose authority is a file or PEM text."""
+
+    def __init__(self, authority: Path | str | None) -> None:
+        self._authority = authority
+        super().__init__()
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self._authority, Path):
+            kwargs["ssl_context"] = ssl.create_default_context(cafile=self._authority)
+        elif self._authority is not None:
+            kwargs["ssl_context"] = ssl.create_default_context(cadata=self._authority)
+        super().init_poolmanager(*args, **kwargs)
+
+    def cert_verify(self, conn: Any, url: str, verify: bool | str, cert: Any) -> None:
+        super().cert_verify(conn, url, verify, cert)
+        if self._authority is not None:
+            conn.ca_certs = conn.ca_cert_dir = None  # the context's alone
+
+
+def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:
+    """The access of the pod that this process runs in. Raises EnvironmentUnusable outside of one."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (folder / "token").is_file():
+        raise EnvironmentUnusable(
+            f"this is no pod with a service account ({folder} or KUBERNETES_SERVICE_HOST is missing): name a kubeconfig"
+        )
+    namespace = folder / "namespace"
+    return KubernetesAccess(
+        f"https://{f'[{host}]' if ':' in host else host}:{port}",
+        namespace=namespace.read_text().strip() if namespace.is_file() else "default",
+        token_file=folder / "token",
+        authority=folder / "ca.crt",
+    )
+
+
+def by_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
+    """The access of a kubeconfig's context, by default its current one.
+
+    Raises EnvironmentUnusable for a file that cannot be read, and for what frazil does not do: plugins that make
+    tokens, a client's key in the file itself, a certificate that is not checked.
+    """
+    try:
+        found = yaml.safe_load(file.read_text())
+        name = context or found["current-context"]
+        chosen = _named(found, "contexts", name)["context"]
+        cluster = _named(found, "clusters", chosen["cluster"])["cluster"]
+        user = _named(found, "users", chosen["user"])["user"] if chosen.get("user") else {}
+        address = cluster["server"].rstrip("/")
+        data = cluster.get("certificate-authority-data")
+        authority = base64.b64decode(data, validate=True).decode() if data else None
+    except (OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise EnvironmentUnusable(f"the kubeconfig {file} cannot be used: {type(error).__name__} {error}") from error
+    for key in ("exec", "auth-provider", "client-key-data", "username"):
+        if key in user:
+            what = "give the service account of this host a token, and name its file as the user's tokenFile"
+            raise EnvironmentUnusable(f"the user of {name} in {file} has {key}, which frazil does not use: {what}")
+    if cluster.get("insecure-skip-tls-verify"):
+        raise EnvironmentUnusable(f"the cluster of {name} in {file} has insecure-skip-tls-verify: name its authority")
+
+    def path(value: str | None) -> Path | None:
+        return file.parent / value if value else None
+
+    certificate, key_file = path(user.get("client-certificate")), path(user.get("client-key"))
+    return KubernetesAccess(
+        address,
+        namespace=chosen.get("namespace") or "default",
+        token=user.get("token"),
+        token_file=path(user.get("tokenFile")),
+        authority=authority or path(cluster.get("certificate-authority")),
+        certificate=(certificate, key_file) if certificate and key_file else None,
+    )
+
+
+def _named(found: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    for each in found[kind]:
+        if each["name"] == name:
+            return dict(each)
+    raise ValueError(f"{kind} has no {name!r}")

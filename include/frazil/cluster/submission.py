@@ -1,0 +1,127 @@
+"""How spark-submit is told to run a driver in a cluster, on YARN and on Kubernetes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from frazil.errors import SpecError
+from frazil.spec.resources import ClusterManager, Resources
+
+PACKAGE_FOLDER = "frazil-package"
+PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
+"""In the driver's working folder, where Spark unpacks the archive of `frazil package`."""
+PYTHON_OVERHEAD_MIB = 1024
+"""Memory of the driver's container for its Python, beside the JVM's heap."""
+_POD_NAME_AT_MOST = 63
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDriver:
+    """A driver to be submitted."""
+
+    application: str
+    launch_id: str
+    """32 hexadecimal digits. A second submission of one launch is refused or found, and never runs beside the first."""
+    program: str
+    """A Python file: of this host, which spark-submit uploads, or `local:///path` of the image."""
+    arguments: tuple[str, ...]
+    resources: Resources
+    environment: Mapping[str, str]
+    """Of the driver. On YARN it may hold secrets: the file of the properties has them, and no command line."""
+
+
+def submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
+    """The command line, which ends as soon as the cluster has accepted the driver."""
+    submit = str(spark_home / "bin" / "spark-submit")
+    return (submit, "--properties-file", str(properties_file), driver.program, *driver.arguments)
+
+
+def submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of spark-submit: without SPARK_HOME its script asks whatever Python is first on the path."""
+    return {**base, "SPARK_HOME": str(spark_home)}
+
+
+def submit_properties(driver: ClusterDriver) -> dict[str, str]:
+    """All that spark-submit is told. `resources.spark` has the last word, except on how the driver is found again.
+
+    Raises SpecError for a variable of the driver's environment that Kubernetes would show to everybody.
+    """
+    resources = driver.resources
+    common = {
+        "spark.app.name": f"frazil {driver.application}",
+        "spark.driver.memory": f"{max(1, resources.driver_memory // 2**20)}m",
+        "spark.driver.memoryOverhead": f"{PYTHON_OVERHEAD_MIB}m",
+    }
+    if resources.package:
+        common["spark.archives"] = f"{resources.package}#{PACKAGE_FOLDER}"
+    fixed = {"spark.master": resources.master, "spark.submit.deployMode": "cluster"}
+    if resources.manager is ClusterManager.YARN:
+        return {**common, **_yarn(driver), **resources.spark, **fixed, **_found_in_yarn(driver)}
+    if resources.manager is ClusterManager.KUBERNETES:
+        return {**common, **_kubernetes(driver), **resources.spark, **fixed, **_found_in_kubernetes(driver)}
+    raise SpecError(f"application {driver.application}: {resources.master} takes no driver from spark-submit")
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """The properties as `java.util.Properties` reads them."""
+    return "".join(f"{_escaped(key, in_key=True)}={_escaped(value)}\n" for key, value in properties.items())
+
+
+def pod_name(driver: ClusterDriver) -> str:
+    """Of the driver's pod, the same for each submission of a launch: the second one is refused."""
+    slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
+    end = f"-{driver.launch_id[:12]}-driver"
+    return f"frazil-{slug}"[: _POD_NAME_AT_MOST - len(end)].rstrip("-") + end
+
+
+def yarn_tag(driver: ClusterDriver) -> str:
+    """Finds the application of a launch whose submission died before it told the id: `…/apps?applicationTags=`."""
+    return f"frazil-{driver.launch_id}"
+
+
+def _yarn(driver: ClusterDriver) -> dict[str, str]:
+    python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if driver.resources.package else {}
+    environment = {**driver.environment, **python}
+    return {f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()}
+
+
+def _found_in_yarn(driver: ClusterDriver) -> dict[str, str]:
+    return {
+        "spark.yarn.submit.waitAppCompletion": "false",
+        # The supervisor decides whether a writer is started again.
+        "spark.yarn.maxAppAttempts": "1",
+        "spark.yarn.tags": yarn_tag(driver),
+    }
+
+
+def _kubernetes(driver: ClusterDriver) -> dict[str, str]:
+    secrets = "spark.kubernetes.driver.secretKeyRef."
+    open_to_all = [name for name in driver.environment if f"{secrets}{name}" not in driver.resources.spark]
+    if open_to_all:
+        raise SpecError(
+            f"application {driver.application} needs {', '.join(sorted(open_to_all))} in its driver's pod: let "
+            f"resources.spark name the secret and key of each, as {secrets}{sorted(open_to_all)[0]}: secret:key"
+        )
+    python = {"PYSPARK_PYTHON": PACKAGE_PYTHON, "PYSPARK_DRIVER_PYTHON": PACKAGE_PYTHON}
+    return {
+        f"spark.kubernetes.driverEnv.{name}": value for name, value in python.items() if driver.resources.package
+    } | {"spark.kubernetes.driverEnv.PYTHONUNBUFFERED": "1"}
+
+
+def _found_in_kubernetes(driver: ClusterDriver) -> dict[str, str]:
+    return {
+        "spark.kubernetes.submission.waitAppCompletion": "false",
+        "spark.kubernetes.driver.pod.name": pod_name(driver),
+        "spark.kubernetes.driver.label.frazil-launch": driver.launch_id,
+    }
+
+
+def _escaped(text: str, *, in_key: bool = False) -> str:
+    special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
+    if in_key:
+        special |= {each: f"\\{each}" for each in " :=#!"}
+    found = "".join(special.get(each, each) for each in text)
+    return f"\\{found}" if found.startswith(" ") else found

@@ -1,0 +1,227 @@
+"""A driver in a pod, by answers in the shape of the Kubernetes API (v1); none of them was recorded."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from frazil.cluster.driver import DriverState
+from frazil.cluster.kubernetes import CONTAINER, DriverPod
+from frazil.cluster.kubernetes_access import KubernetesAccess, by_kubeconfig, in_cluster
+from frazil.errors import AccessDenied, EnvironmentUnusable
+from tests.secured_kafka import Authority
+
+from .conftest import Answer, Api
+
+PATH = "/api/v1/namespaces/frazil/pods/p"
+
+
+def pod(phase: str, *, container: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    containers = [{"name": "mesh", "state": {"running": {}}}, {"name": CONTAINER, "state": container or {}}]
+    found = {"phase": phase, **({"containerStatuses": containers} if container else {}), **status}
+    return {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p"}, "status": found}
+
+
+def driver(api: Api, **access: Any) -> DriverPod:
+    return DriverPod("p", namespace="frazil", access=KubernetesAccess(api.address, **access))
+
+
+def failure(status: int, reason: str) -> Answer:
+    return Answer(status, {"kind": "Status", "status": "Failure", "message": reason, "reason": reason, "code": status})
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available: 3 Insufficient memory.",
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "code", "says"),
+    [
+        (pod("Pending"), DriverState.WAITING, None, "it is not placed yet"),
+        (pod("Pending", conditions=[UNSCHEDULABLE]), DriverState.WAITING, None, "no node takes its pod: 0/3 nodes"),
+        (pod("Pending", container={"waiting": {"reason": "ContainerCreating"}}), DriverState.WAITING, None, "Creating"),
+        (
+            pod("Pending", container={"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling x"}}),
+            DriverState.WAITING,
+            None,
+            "its image cannot be pulled: Back-off pulling x",
+        ),
+        (
+            pod("Pending", container={"waiting": {"reason": "CreateContainerConfigError"}}),
+            DriverState.WAITING,
+            None,
+            "a secret or config map that it names is missing",
+        ),
+        (pod("Running", container={"running": {"startedAt": "x"}}), DriverState.RUNNING, None, "its pod runs"),
+        (pod("Running", container={"terminated": {"exitCode": 13}}), DriverState.FAILED, 13, "with exit code 13"),
+        (pod("Succeeded", container={"terminated": {"exitCode": 0}}), DriverState.SUCCEEDED, 0, "in order"),
+        (pod("Succeeded"), DriverState.SUCCEEDED, 0, "in order"),
+        (
+            pod("Failed", container={"terminated": {"exitCode": 11, "reason": "Error"}}),
+            DriverState.FAILED,
+            11,
+            "its container ended with exit code 11",
+        ),
+        (
+            pod("Failed", container={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
+            DriverState.FAILED,
+            137,
+            "exceeded its memory: raise resources.driver-memory",
+        ),
+        (pod("Failed", reason="Evicted", message="low on disk"), DriverState.FAILED, None, "Evicted: low on disk"),
+        (pod("Failed"), DriverState.FAILED, None, "does not say why"),
+        (pod("Unknown"), DriverState.UNKNOWN, None, "its node does not answer"),
+        ({"kind": "Status"}, DriverState.UNKNOWN, None, "did not answer with a pod"),
+        ({"hello": 1}, DriverState.UNKNOWN, None, "did not answer with a pod"),
+    ],
+)
+def test_each_state_of_a_pod(api: Api, body: dict[str, Any], state: DriverState, code: int | None, says: str) -> None:
+    api.answers["GET", PATH] = Answer(body=body)
+    found = driver(api).status()
+    assert (found.state, found.exit_code) == (state, code)
+    assert says in found.reason
+
+
+def test_a_pod_that_is_being_deleted_still_runs(api: Api) -> None:
+    body = pod("Running", container={"running": {}})
+    body["metadata"]["deletionTimestamp"] = "2026-11-22T22:54:42Z"
+    api.answers["GET", PATH] = Answer(body=body)
+    assert driver(api).status() == driver(api).status()
+    assert (driver(api).status().state, driver(api).status().reason) == (DriverState.RUNNING, "it is being deleted")
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
+    api.answers["GET", PATH] = failure(status, "gone")
+    found = driver(api).status()
+    assert (found.state, found.exit_code) == (DriverState.GONE, None)
+    assert "there is no pod p in the namespace frazil" in found.reason
+    api.answers["DELETE", PATH] = failure(status, "gone")
+    driver(api).kill()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (failure(401, "Unauthorized"), "does not accept our token: it is expired, or of another cluster"),
+        (failure(403, "Forbidden"), "the Role of its service account needs the verb get for pods"),
+        (failure(400, "bad"), "the Kubernetes API answered 400: bad"),
+        (failure(429, "slow down"), "answered 429"),
+        (failure(500, "etcd"), "answered 500"),
+        (Answer(200, "<html>Log in</html>"), "and not with JSON"),
+    ],
+)
+def test_no_answer_of_the_api_is_unknown_and_never_an_end(api: Api, answer: Answer, says: str) -> None:
+    api.answers["GET", PATH] = answer
+    found = driver(api).status()
+    assert found.state is DriverState.UNKNOWN
+    assert says in found.reason
+
+
+def test_kill_deletes_the_pod_at_once_and_says_which_right_it_lacks(api: Api) -> None:
+    api.answers["DELETE", PATH] = Answer(200, pod("Running"))
+    driver(api, token="t").kill()
+    method, path, headers, body = api.asked[0]
+    assert (method, path, headers["Authorization"]) == ("DELETE", PATH, "Bearer t")
+    assert body["gracePeriodSeconds"] == 0
+    api.answers["DELETE", PATH] = failure(403, "Forbidden")
+    with pytest.raises(AccessDenied, match=r"the pod p was not deleted: .* needs the verb delete for pods"):
+        driver(api).kill()
+    api.answers["DELETE", PATH] = failure(500, "etcd")
+    with pytest.raises(EnvironmentUnusable, match="the pod p was not deleted: the Kubernetes API answered 500"):
+        driver(api).kill()
+
+
+def test_the_log_is_the_end_of_the_drivers_container(api: Api) -> None:
+    assert driver(api).log(limit_bytes=100) is None
+    api.answers["GET", f"{PATH}/log"] = Answer(body="one\ntwo\nthree\n")
+    assert driver(api).log(limit_bytes=6) == "three\n"
+    assert api.asked[-1][1] == f"{PATH}/log?container={CONTAINER}&tailLines=1"
+    api.answers["GET", f"{PATH}/log"] = failure(400, "container is waiting to start")
+    assert driver(api).log(limit_bytes=100) is None
+
+
+def test_a_pod_asks_with_its_own_service_account_whose_token_is_read_each_time(api: Api, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match="this is no pod with a service account"):
+        in_cluster({}, tmp_path)
+    for name, text in {"token": "one\n", "namespace": "frazil", "ca.crt": "x"}.items():
+        (tmp_path / name).write_text(text)
+    found = in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    assert (found.address, found.namespace) == ("https://[fd00::1]:443", "frazil")
+    assert found.authority == tmp_path / "ca.crt"
+    asking = driver(api, token_file=tmp_path / "token")
+    for token in ("one", "two"):
+        (tmp_path / "token").write_text(token)
+        asking.status()
+        assert api.asked[-1][2]["Authorization"] == f"Bearer {token}"
+    (tmp_path / "token").unlink()
+    assert "the token of Kubernetes cannot be read" in asking.status().reason
+
+
+def kubeconfig(folder: Path, *, cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> Path:
+    found = {
+        "current-context": "lake",
+        "contexts": [{"name": "lake", "context": {"cluster": "c", "user": "u", "namespace": "frazil"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://k8s:6443/", **(cluster or {})}}],
+        "users": [{"name": "u", "user": user or {}}],
+    }
+    file = folder / "config"
+    file.write_text(yaml.safe_dump(found))
+    return file
+
+
+def test_a_kubeconfig_says_where_the_api_is_and_who_asks(tmp_path: Path) -> None:
+    data = base64.b64encode(b"PEM").decode()
+    file = kubeconfig(tmp_path, cluster={"certificate-authority-data": data}, user={"token": "t"})
+    found = by_kubeconfig(file)
+    assert (found.address, found.namespace, found.token) == ("https://k8s:6443", "frazil", "t")
+    assert found.authority == "PEM"
+    user = {"tokenFile": "/run/token", "client-certificate": "c.pem", "client-key": "k.pem"}
+    found = by_kubeconfig(kubeconfig(tmp_path, cluster={"certificate-authority": "ca.pem"}, user=user))
+    assert (found.token_file, found.authority) == (Path("/run/token"), tmp_path / "ca.pem")
+    assert found.certificate == (tmp_path / "c.pem", tmp_path / "k.pem")
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"user": {"exec": {"command": "aws"}}}, "has exec, which frazil does not use: give the service account"),
+        ({"user": {"client-key-data": "x"}}, "has client-key-data"),
+        ({"cluster": {"insecure-skip-tls-verify": True}}, "has insecure-skip-tls-verify: name its authority"),
+        ({"cluster": {"server": None}}, "cannot be used"),
+        ({"cluster": {"certificate-authority-data": "%"}}, "cannot be used"),
+    ],
+)
+def test_a_kubeconfig_that_frazil_cannot_use_is_refused(tmp_path: Path, parts: dict[str, Any], says: str) -> None:
+    with pytest.raises(EnvironmentUnusable, match=says):
+        by_kubeconfig(kubeconfig(tmp_path, **parts))
+
+
+@pytest.mark.parametrize("text", ["", "- a", "current-context: x", "{", "current-context: x\ncontexts: []"])
+def test_a_kubeconfig_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(EnvironmentUnusable, match="cannot be used"):
+        by_kubeconfig(tmp_path / "config")
+
+
+def test_the_api_is_trusted_by_the_named_authority_and_by_no_other(apis: Any, tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    secure.load_cert_chain(ours.issue("api"))
+    api = apis(secure)
+    api.answers["GET", PATH] = Answer(body=pod("Running"))
+    for authority in (ours.certificate, ours.certificate.read_text()):
+        assert driver(api, authority=authority).status().state is DriverState.RUNNING
+    for wrong in (None, others.certificate, others.certificate.read_text()):
+        found = driver(api, authority=wrong).status()
+        assert found.state is DriverState.UNKNOWN
+        assert "the certificate of the Kubernetes API is not trusted" in found.reason

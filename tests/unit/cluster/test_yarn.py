@@ -1,0 +1,191 @@
+"""A driver in YARN, by answers that a ResourceManager of Hadoop 3.4.2 gave (`yarn_applications.json`, shortened)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.cluster import api as calls
+from frazil.cluster.driver import DriverState
+from frazil.cluster.yarn import YarnDriver, application_status, contents, resource_managers, submitted_application
+from frazil.errors import AccessDenied, EnvironmentUnusable
+
+from .conftest import Answer, Api
+
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "yarn_applications.json").read_text())
+ID = "application_1795387984544_0001"
+PATH = f"/ws/v1/cluster/apps/{ID}"
+OUTPUT = """\
+26/11/22 22:50:40 INFO Client: Submitting application application_1795387737634_0001 to ResourceManager
+26/11/22 22:50:41 INFO YarnClientImpl: Submitted application application_1795387737634_0001
+26/11/22 22:50:41 INFO Client: Application report for application_1795387737634_0001 (state: ACCEPTED)
+"""
+
+
+def driver(*apis: Api | str, user: str | None = None) -> YarnDriver:
+    return YarnDriver(ID, addresses=[each if isinstance(each, str) else each.address for each in apis], user=user)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "state", "code", "says"),
+    [
+        ("accepted", DriverState.WAITING, None, "cluster resource is empty"),
+        ("running", DriverState.RUNNING, None, "YARN runs its ApplicationMaster"),
+        ("succeeded", DriverState.SUCCEEDED, 0, "it ended in order"),
+        ("failed at once", DriverState.FAILED, 11, "its Python ended with exit code 11"),
+        ("failed later", DriverState.FAILED, 11, "its Python ended with exit code 11"),
+        ("killed", DriverState.KILLED, None, "was killed by user alice"),
+    ],
+)
+def test_each_state_of_an_application(api: Api, recorded: str, state: DriverState, code: int | None, says: str) -> None:
+    api.answers["GET", PATH] = Answer(body={"app": RECORDED[recorded]})
+    found = driver(api).status()
+    assert (found.state, found.exit_code) == (state, code)
+    assert says in found.reason
+
+
+@pytest.mark.parametrize(
+    ("report", "state", "says"),
+    [
+        ({"state": "NEW"}, DriverState.WAITING, "YARN has the application as NEW"),
+        ({"state": "FINISHED", "finalStatus": "KILLED"}, DriverState.KILLED, "it was killed in YARN"),
+        ({"state": "FINISHED", "finalStatus": "FAILED"}, DriverState.FAILED, "YARN does not say why"),
+        ({"state": "FINISHED", "finalStatus": "UNDEFINED"}, DriverState.FAILED, "YARN does not say why"),
+        (
+            {"state": "FAILED", "diagnostics": "AM Container for appattempt_1 exited with  exitCode: -104\nFailing"},
+            DriverState.FAILED,
+            "raise resources.driver-memory",
+        ),
+        (
+            {"state": "FAILED", "diagnostics": "AM Container for appattempt_1 exited with  exitCode: 9"},
+            DriverState.FAILED,
+            "its container ended with 9",
+        ),
+        ({"state": "PAUSED"}, DriverState.UNKNOWN, "PAUSED, which frazil does not know"),
+        ({}, DriverState.UNKNOWN, "frazil does not know"),
+    ],
+)
+def test_what_was_not_recorded_is_judged_by_the_specification(
+    report: dict[str, Any], state: DriverState, says: str
+) -> None:
+    found = application_status(report)
+    assert (found.state, found.exit_code) == (state, None)
+    assert says in found.reason
+
+
+def test_an_application_that_yarn_does_not_know_is_gone(api: Api) -> None:
+    body = {"RemoteException": {"exception": "NotFoundException", "message": f"app with id: {ID} not found"}}
+    api.answers["GET", PATH] = Answer(404, body)
+    assert driver(api).status().state is DriverState.GONE
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Answer(200, "<html>Log in</html>"), "200 with text/html, and not with JSON: is there a proxy before it?"),
+        (Answer(503, "<html>This is standby RM</html>"), "answered 503"),
+        (Answer(200, {"apps": None}), "without an application"),
+        (Answer(401, "<html>"), "asks for Kerberos"),
+        (Answer(403, {"RemoteException": {}}), "queue ACLs"),
+        (Answer(307, "", {"Location": PATH}), "cannot be reached: Exceeded 30 redirects"),
+    ],
+)
+def test_no_answer_of_the_api_is_unknown_and_never_an_end(api: Api, answer: Answer, says: str) -> None:
+    api.answers["GET", PATH] = answer
+    found = driver(api).status()
+    assert found.state is DriverState.UNKNOWN
+    assert says in found.reason
+
+
+def test_a_resource_manager_that_is_silent_or_not_there_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "TIMEOUT_S", (0.2, 0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert "did not answer in time" in driver(address).status().reason
+    gone = driver(address)
+    assert gone.status().state is DriverState.UNKNOWN
+    assert "Connection refused" in gone.status().reason
+    with pytest.raises(EnvironmentUnusable, match="was not killed: YARN's ResourceManager cannot be reached"):
+        gone.kill()
+    assert gone.log(limit_bytes=100) is None
+    assert driver().status().state is DriverState.UNKNOWN
+
+
+def test_a_standby_redirects_and_one_that_is_down_is_passed_over(apis: Any) -> None:
+    standby, active = apis(), apis()
+    active.answers["GET", PATH] = Answer(body={"app": RECORDED["running"]})
+    active.answers["PUT", f"{PATH}/state"] = Answer(202, {"state": "RUNNING"})
+    for method, path in active.answers:
+        standby.answers[method, path] = Answer(307, "redirecting", {"Location": f"{active.address}{path}"})
+    assert driver(standby).status().state is DriverState.RUNNING
+    driver(standby).kill()
+    method, _, _, body = active.asked[-1]
+    assert (method, body) == ("PUT", {"state": "KILLED"})
+    assert driver("http://127.0.0.1:1", active).status().state is DriverState.RUNNING
+    standby.answers["GET", PATH] = Answer(200, "<html>This is standby RM. There is no active one</html>")
+    assert driver(standby, active).status().state is DriverState.RUNNING
+
+
+def test_kill_is_safe_to_repeat_and_says_what_forbids_it(api: Api) -> None:
+    for answer in (Answer(202, {"state": "RUNNING"}), Answer(200, {"state": "KILLED"}), Answer(404, {})):
+        api.answers["PUT", f"{PATH}/state"] = answer
+        driver(api, user="alice").kill()
+    method, path, _, body = api.asked[0]
+    assert (method, path, body) == ("PUT", f"{PATH}/state?user.name=alice", {"state": "KILLED"})
+    api.answers["PUT", f"{PATH}/state"] = Answer(403, {"RemoteException": {"exception": "ForbiddenException"}})
+    with pytest.raises(AccessDenied, match="was not killed: YARN's ResourceManager refuses it to this user"):
+        driver(api).kill()
+
+
+def test_the_log_is_the_ends_of_what_the_container_wrote(api: Api) -> None:
+    node = api.address.removeprefix("http://")
+    container = "container_1795387984544_0003_01_000001"
+    places = {"amHostHttpAddress": node, "amContainerLogs": f"http://{node}/node/containerlogs/{container}/alice"}
+    api.answers["GET", PATH] = Answer(body={"app": {**RECORDED["running"], **places}})
+    framed = (
+        f"Container: {container} on {node}\nLogAggregationType: LOCAL\n======\nLogType:stdout\n"
+        "LogLength:167\nLogContents:\nmaster yarn cluster\nEnd of LogType:stdout.\n*****\n\n"
+    )
+    api.answers["GET", f"/ws/v1/node/containerlogs/{container}/stdout"] = Answer(body=framed)
+    assert driver(api).log(limit_bytes=200) == "master yarn cluster\n"
+    assert api.asked[-1][1].endswith("stdout?size=-100")
+    assert contents("no frame") == "no frame"
+    api.answers["GET", PATH] = Answer(body={"app": RECORDED["accepted"]})
+    assert driver(api).log(limit_bytes=200) is None
+
+
+def test_the_id_is_in_the_output_of_spark_submit_once_yarn_accepted_it() -> None:
+    assert submitted_application(OUTPUT) == "application_1795387737634_0001"
+    assert submitted_application(OUTPUT.splitlines()[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "addresses"),
+    [
+        ({}, ("http://localhost:8088",)),
+        ({"yarn.resourcemanager.hostname": "rm"}, ("http://rm:8088",)),
+        ({"yarn.resourcemanager.webapp.address": "rm:88"}, ("http://rm:88",)),
+        (
+            {
+                "yarn.http.policy": "HTTPS_ONLY",
+                "yarn.resourcemanager.ha.rm-ids": "a, b",
+                "yarn.resourcemanager.hostname.a": "rm1",
+                "yarn.resourcemanager.webapp.https.address.b": "rm2:9",
+            },
+            ("https://rm1:8090", "https://rm2:9"),
+        ),
+    ],
+)
+def test_the_hadoop_configuration_says_where_the_resource_managers_are(
+    tmp_path: Path, properties: dict[str, str], addresses: tuple[str, ...]
+) -> None:
+    rows = "".join(f"<property><name>{k}</name><value> {v} </value></property>" for k, v in properties.items())
+    (tmp_path / "yarn-site.xml").write_text(f"<configuration>{rows}</configuration>")
+    assert resource_managers(tmp_path) == addresses
+    (tmp_path / "yarn-site.xml").write_text("<configuration>")
+    with pytest.raises(EnvironmentUnusable, match=r"yarn-site\.xml cannot be read, and says where YARN is"):
+        resource_managers(tmp_path)
