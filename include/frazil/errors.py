@@ -20,6 +20,7 @@ FrazilError                  exit  restart?
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
 ├── CircuitOpen               27   no   most records of a batch would be dead letters: nothing of it is committed
+├── RegistryUnavailable       28   yes  the schema registry does not give the schemas of records
 ├── WorkerDied                 1 crash Spark gave a task up because its processes died again and again
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
@@ -117,6 +118,11 @@ class VersionChanged(FrazilError):
 
 class CircuitOpen(FrazilError):
     exit_code = 27
+
+
+class RegistryUnavailable(FrazilError):
+    exit_code = 28
+    restartable = True
 
 
 class WorkerDied(FrazilError):

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
-from frazil.ingest.formats.json import columns as json_columns
+from frazil.ingest.formats import columns
 from frazil.ingest.formats.json.decoder import JsonDecoder
 
 PRIMITIVES: dict[str, t.IcebergType] = {
@@ -226,7 +226,7 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 ) -> None:
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
     expected = by_reference(decoder, some)
-    with mock.patch.object(json_columns, "WORDS_AT_ONCE", 0), mock.patch.object(json_columns, "LEAST_ROOM", piece):
+    with mock.patch.object(columns, "WORDS_AT_ONCE", 0), mock.patch.object(columns, "LEAST_ROOM", piece):
         assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
         assert outcomes(decoder(Chunk.of_values(some[::-1])), len(some)) == expected[::-1]
     assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected

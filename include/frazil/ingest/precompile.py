@@ -19,6 +19,7 @@ COMPILED: tuple[PlainFormat, ...] = (
     "json",
     {"type": "string", "column": "s"},
     {"type": "csv", "columns": ["s", "l"]},
+    {"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]}'},
 )
 """Formats whose decoders are compiled; each decodes or rejects the record below."""
 

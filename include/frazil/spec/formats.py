@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, field_validator, model_validator
 
+from frazil.errors import SpecError
 from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
 
 
@@ -102,11 +104,13 @@ class _SchemaFormat(Model):
     schema_file: str | None = Field(
         default=None, description="A file with the schema of all records, which then have no schema id."
     )
+    schema_text: str | None = Field(default=None, description="The same, as the schema's text itself.")
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
-        if (self.registry is None) == (self.schema_file is None):
-            raise ValueError("needs either a registry or a schema-file")
+        given = [of for of in (self.registry, self.schema_file, self.schema_text) if of is not None]
+        if len(given) != 1:
+            raise ValueError("needs one of registry, schema-file and schema-text")
         return self
 
 
@@ -160,6 +164,24 @@ def plain_format(value: ValueFormat) -> str | dict[str, Any]:
     """The format as YAML has it: its name, or a mapping of what differs from the defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
+
+
+def carried_format(value: ValueFormat) -> str | dict[str, Any]:
+    """As `plain_format`, for other hosts: with the schema itself instead of its file. Raises SpecError."""
+    if isinstance(value, AvroFormat) and value.schema_file is not None:
+        return plain_format(value.model_copy(update={"schema_file": None, "schema_text": schema_of(value)}))
+    return plain_format(value)
+
+
+def schema_of(value: AvroFormat) -> str:
+    """The text of the declared schema. Raises SpecError."""
+    if value.schema_text is not None:
+        return value.schema_text
+    path = Path(value.schema_file or "")
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"source.format.schema-file: {path} cannot be read: {error}") from None
 
 
 def format_of(plain: str | Mapping[str, Any]) -> ValueFormat:

@@ -23,7 +23,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, TableLost
+from frazil.errors import CommitUnavailable, Fenced, FrazilError, RegistryUnavailable, StaleBatch, TableLost
 from frazil.events import (
     BatchCommitted,
     DistributionChosen,
@@ -232,7 +232,7 @@ class BatchRunner:
                 return act()
             except TableLost:
                 raise
-            except CommitUnavailable as error:
+            except (CommitUnavailable, RegistryUnavailable) as error:
                 expired += has_expired(error)
                 if expired > EXPIRED_MOST:
                     raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {OUTLIVED}") from error

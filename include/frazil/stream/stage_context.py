@@ -10,7 +10,7 @@ from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import carried_format
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors
 from frazil.table.tables import check_stageable
@@ -38,7 +38,7 @@ def stage_context(
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
-        format=plain_format(spec.value_format),
+        format=carried_format(spec.value_format),
         event_time_column=spec.event_time.column,
         coordinates=spec.coordinates,
         targets={

@@ -45,7 +45,7 @@ def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare,
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
     assert result.exit_code == 10
     (line,) = result.stderr.splitlines()
-    assert "flights.yaml: schema.a: a JSON object's keys are strings, so the map's key must be string, not int" in line
+    assert "flights.yaml: schema.a: keys of format json are strings, so the map's key must be string, not int" in line
     assert "schema.b.c.element: " in line
     assert "schema.b.c.element.value: " in line
     assert "schema.d" not in line

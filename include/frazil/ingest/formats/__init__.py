@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,16 @@ from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
 from frazil.ingest.sightings import SightingDecoder
-from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat, format_of
+from frazil.spec.formats import (
+    AvroFormat,
+    BytesFormat,
+    CsvFormat,
+    JsonFormat,
+    StringFormat,
+    ValueFormat,
+    format_of,
+    schema_of,
+)
 
 PlainFormat = str | Mapping[str, Any]
 """A format as `plain_format` gives it: its name, or a mapping."""
@@ -46,13 +56,23 @@ def _csv(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decod
     return CsvDecoder(declared, schema, units)
 
 
-FORMATS: Mapping[str, DecoderMaker] = {"json": _json, "string": _whole, "bytes": _whole, "csv": _csv}
+def _avro(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+    from frazil.ingest.formats.avro.decoder import AvroDecoder  # noqa: PLC0415 - as above
+    from frazil.registry.client import SchemaText, registry  # noqa: PLC0415 - as above
+
+    if declared.registry is None:
+        return AvroDecoder(schema, units, SchemaText("AVRO", schema_of(declared)))
+    return AvroDecoder(schema, units, registry(declared.registry, os.environ))
+
+
+FORMATS: Mapping[str, DecoderMaker] = {"json": _json, "string": _whole, "bytes": _whole, "csv": _csv, "avro": _avro}
 
 CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "json": json_types.check_supported,
     "string": lambda _: None,  # the declaration's own rules say all
     "bytes": lambda _: None,
     "csv": json_types.check_supported,
+    "avro": lambda schema: json_types.check_supported(schema, "avro"),
 }
 """Each raises SpecError for a column that its format cannot fill."""
 

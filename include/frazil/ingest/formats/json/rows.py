@@ -185,7 +185,7 @@ def _record(
                 if b[p + 1] != 117 or b[p + 2] != 108 or b[p + 3] != 108 or nodes[node, REQUIRED]:
                     return UNSURE
                 p += 4
-                _set_null(node, at, nodes, words, valid, domains)
+                set_null(node, at, nodes, words, valid, domains)
             else:
                 of = nodes[node, KIND]
                 to = nodes[node, BASE] + at
@@ -344,7 +344,7 @@ def _named(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Number
 
 
 @loop
-def _set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
+def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
     """Write null at this entry of a node, and of the nodes inside it."""
     k, after = node, nodes[node, AFTER]
     while k < after:
@@ -373,5 +373,5 @@ def _complete(
         if nodes[node, SEEN] != stamp:
             if nodes[node, REQUIRED]:
                 return False
-            _set_null(node, e, nodes, words, valid, domains)
+            set_null(node, e, nodes, words, valid, domains)
     return True

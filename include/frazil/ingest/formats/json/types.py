@@ -29,25 +29,25 @@ Units = Mapping[int, str]
 """Field id of a timestamp column to `s`, `ms`, `us` or `ns`: it arrives as a number since the epoch."""
 
 
-def check_supported(schema: iceberg.StructType) -> None:
-    """Refuse, before anything is read, the types that JSON records cannot fill. Raises SpecError, with all of them."""
-    if found := "; ".join(_unsupported(schema, "schema")):
+def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
+    """Refuse, before anything is read, the types that this format cannot fill. Raises SpecError, with all of them."""
+    if found := "; ".join(_unsupported(schema, "schema", name)):
         raise SpecError(found)
 
 
-def _unsupported(kind: iceberg.IcebergType, where: str) -> Iterator[str]:
+def _unsupported(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
     match kind:
         case iceberg.StructType():
             for field in kind.fields:
-                yield from _unsupported(field.field_type, f"{where}.{field.name}")
+                yield from _unsupported(field.field_type, f"{where}.{field.name}", name)
         case iceberg.ListType():
-            yield from _unsupported(kind.element_type, f"{where}.element")
+            yield from _unsupported(kind.element_type, f"{where}.element", name)
         case iceberg.MapType():
             if not isinstance(kind.key_type, iceberg.StringType):
-                yield f"{where}: a JSON object's keys are strings, so the map's key must be string, not {kind.key_type}"
-            yield from _unsupported(kind.value_type, f"{where}.value")
+                yield f"{where}: keys of format {name} are strings, so the map's key must be string, not {kind.key_type}"
+            yield from _unsupported(kind.value_type, f"{where}.value", name)
         case _ if not isinstance(kind, SUPPORTED):
-            yield f"{where}: format json cannot fill a column of type {kind}; declare another type"
+            yield f"{where}: format {name} cannot fill a column of type {kind}; declare another type"
 
 
 def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:

@@ -1,0 +1,172 @@
+"""Decodes Avro records to Arrow, each by the schema that it was written with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from frazil.ingest.binary_arrays import fixed, read_only
+from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.formats.avro import operations as op
+from frazil.ingest.formats.avro.loop import NOT_READ, read_records
+from frazil.ingest.formats.avro.program import Fault, Program
+from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
+from frazil.ingest.formats.columns import Columns
+from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.types import check_supported
+from frazil.registry.client import Schemas, SchemaText, UnknownSchema
+
+MAX_DEPTH = 500
+FRAME_BYTES = 5
+"""A zero byte, and the schema's id, its highest byte first."""
+_FILE = 0
+"""The id of the declared schema."""
+_SLOTS = 1024
+
+
+class AvroDecoder:
+    """Decodes chunks to tables of one schema."""
+
+    def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
+        """`schemas` gives the schema by the id before each record, or is the one of all records, which have no id.
+
+        Raises SpecError when Avro cannot fill a column's type.
+        """
+        struct = schema.as_struct()
+        check_supported(struct, "avro")
+        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._columns = Columns(struct, self._arrow_schema, units)
+        self._program = Program(struct, self._columns, units)
+        self._schemas = schemas
+        self._roots: dict[int, int | Fault] = {}
+        self._frames = np.zeros((MAX_DEPTH, 3), np.int64)
+        self._slots = np.zeros(_SLOTS, np.int64)
+        self._seed = secrets.randbits(62) | 1  # whoever writes keys cannot know it, and make them slow to compare
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        """Only values matter; rows are in the order of the records. Raises what the registry's client raises."""
+        values = chunk.values
+        rejections: dict[int, Fault] = {}
+        roots, content = self._begun(values, rejections)
+        tables, kept = [self._arrow_schema.empty_table()], []
+        for part in self._columns.parts(len(values)):
+            wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
+            tables.append(self._read(content[part], roots[part], wrong, where))
+            kept.append(part.start + np.flatnonzero(wrong == op.SOUND))
+            for i in np.flatnonzero((wrong != op.SOUND) & (wrong != NOT_READ)).tolist():
+                rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
+        found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
+        return Decoded(pa.concat_tables(tables), np.concatenate([np.zeros(0, np.int64), *kept]), found)
+
+    def _read(
+        self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
+    ) -> pa.Table:
+        columns, program = self._columns, self._program
+        columns.begin(len(values), program.text)
+        data, starts, lengths = fixed(values)
+        roots, read = read_only(roots), 0
+        while True:
+            read, lacking = read_records(
+                data,
+                starts,
+                lengths,
+                roots,
+                read,
+                program.ops,
+                program.places,
+                columns.nodes,
+                columns.words,
+                columns.valid,
+                columns.domains,
+                self._frames,
+                self._slots,
+                self._seed,
+                wrong,
+                where,
+            )
+            if read == len(values):
+                return columns.table(data)
+            if lacking == len(columns.domains):
+                self._slots = np.zeros(2 * len(self._slots), np.int64)
+            else:
+                columns.grow(lacking)
+
+    def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
+        """The operation that each record begins with, -1 for a rejected one; and the records without their frames."""
+        roots = np.full(len(values), -1, np.int64)
+        there = values.lengths > 0
+        for i in np.flatnonzero(~there).tolist():
+            tombstone = values.lengths[i] == NULL
+            rejections[i] = ("Tombstone", "the message has no value") if tombstone else _EMPTY
+        if isinstance(self._schemas, SchemaText):
+            self._enter(roots, np.flatnonzero(there), _FILE, rejections)
+            return roots, values
+        framed = values.lengths >= FRAME_BYTES
+        framed[framed] = values.data[values.starts[framed]] == 0
+        for i in np.flatnonzero(there & ~framed).tolist():
+            rejections[i] = ("NotFramed", _instead(values[i] or b""))
+        places = np.flatnonzero(framed)
+        ids = _ids(values.data, values.starts[places])
+        for schema_id in np.unique(ids).tolist() if len(ids) and (ids != ids[0]).any() else ids[:1].tolist():
+            self._enter(roots, places[ids == schema_id], schema_id, rejections)
+        content = BinaryColumn(values.data, values.starts + FRAME_BYTES, values.lengths - FRAME_BYTES)
+        return roots, content
+
+    def _enter(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
+        if schema_id not in self._roots:
+            self._roots[schema_id] = self._root(schema_id)
+        root = self._roots[schema_id]
+        if isinstance(root, int):
+            roots[places] = root
+        else:
+            rejections.update(dict.fromkeys(places.tolist(), root))
+
+    def _root(self, schema_id: int) -> int | Fault:
+        """The operation that records of this schema begin with, or why there is none."""
+        if isinstance(self._schemas, SchemaText):
+            found, what = self._schemas, "the declared schema"
+        else:
+            what = f"the schema of id {schema_id}"
+            try:
+                found = self._schemas.get(schema_id)
+            except UnknownSchema as error:
+                return "UnknownSchema", str(error)
+        if found.type != "AVRO":
+            return "UnreadableSchema", f"{what} is of type {found.type}, and source.format is avro"
+        try:
+            return self._program.add(parsed(found.text, [text for _, text in found.references]))
+        except UnreadableSchema as error:
+            return "UnreadableSchema", f"{what} is no schema of Avro: {error}"
+
+    def _fault(self, wrong: int, place: int, byte: int) -> Fault:
+        if wrong == op.UNFIT:
+            return self._program.unfit(place)
+        error_class, text = op.SAID[wrong]
+        path = self._program.path(place)
+        return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
+
+
+_EMPTY: Fault = ("Empty", "the message's value is empty")
+
+
+def _ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
+    found = np.zeros(len(starts), np.int64)
+    for i in range(1, FRAME_BYTES):
+        found = found << 8 | data[starts + i]
+    return found.astype(np.int32).astype(np.int64)
+
+
+def _instead(value: bytes) -> str:
+    what = "is JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
+    return (
+        f"the value {what}, and source.format is avro with a registry: write it with the serializer of the registry, "
+        "or declare another format"
+    )

@@ -1,0 +1,509 @@
+"""Compiled: reads records of Avro into columns, each as a whole or not at all.
+
+One loop, compiled once, reads records of any schemas: the table of operations drives it, and each record has the
+operation that it begins with. A length, a count or a number is only trusted when the record has the bytes for it: no
+record makes the loop read, allocate or go on for more than its own bytes are worth. Where values go is in
+`json.words`.
+"""
+
+# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
+
+from __future__ import annotations
+
+import numpy as np
+
+from frazil.ingest.compiled import load32, load64
+from frazil.ingest.formats.avro.operations import (
+    ARRAY,
+    BITS,
+    BLOB,
+    BOOLEAN,
+    BYTES,
+    BYTES_AS_DECIMAL,
+    BYTES_AS_FIXED,
+    COUNT,
+    DOUBLE,
+    EMPTY,
+    ENDS_EARLY,
+    ENUM,
+    FACTOR,
+    FIRST,
+    FIXED,
+    FIXED_AS_DECIMAL,
+    FIXED_AS_UUID,
+    FLOAT,
+    GOES_ON,
+    INTEGER,
+    INTEGER_AS_DECIMAL,
+    INTEGER_AS_FLOAT,
+    INVALID_UTF8,
+    LACKED,
+    LACKING,
+    LEAST,
+    LIMIT_HIGH,
+    LIMIT_LOW,
+    LONG_VARINT,
+    MAP,
+    MOST,
+    NO_BOOLEAN,
+    NO_BRANCH,
+    NO_COUNT,
+    NO_DECIMAL,
+    NO_LENGTH,
+    NO_SYMBOL,
+    NO_UUID,
+    NODE,
+    NOT_HELD,
+    NOTHING,
+    NULL,
+    OPERATION,
+    OTHER_LENGTH,
+    RECORD,
+    REFUSED,
+    REPEATED_KEY,
+    SIZE,
+    SOME_BYTES,
+    SOUND,
+    TENS,
+    TEXT,
+    TEXT_AS_UUID,
+    TOO_DEEP,
+    UNFIT,
+    UNION,
+    VARINT,
+    WIDE_INT,
+)
+from frazil.ingest.formats.json.nodes import BASE, FLAG, INNER, Numbers
+from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
+from frazil.ingest.formats.json.nodes import KIND
+from frazil.ingest.formats.json.numbers import times_ten
+from frazil.ingest.formats.json.rows import set_null
+from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
+
+FULL = 64
+"""FULL + d: domain d lacks room, and the record is read again. The one behind the last domain is the keys of a map."""
+NOT_READ = 255
+"""A record that begins with no operation."""
+EMPTY_ELEMENTS = 4096
+"""How many elements that take no bytes a record may have."""
+
+_HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
+_0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
+
+
+@loop
+def varint(b: Octets, p: int, end: int) -> tuple[int, int]:
+    """Where a number ends, and what it is; instead of the end, what is wrong, negative."""
+    if p >= end:
+        return -ENDS_EARLY, 0
+    c = np.int64(b[p])
+    if c < 128:
+        return p + 1, (c >> 1) ^ -(c & 1)
+    value = np.uint64(c & 127)
+    for k in range(1, 10):
+        if p + k >= end:
+            return -ENDS_EARLY, 0
+        c = np.int64(b[p + k])
+        value |= np.uint64(c & 127) << np.uint64(7 * k)
+        if c < 128:
+            if k == 9 and c > 1:
+                return -LONG_VARINT, 0
+            return p + k + 1, np.int64(value >> _1) ^ -np.int64(value & _1)
+    return -LONG_VARINT, 0
+
+
+@loop
+def span(b: Octets, p: int, end: int) -> tuple[int, int]:
+    """Where bytes with their length before them begin, and how many they are; instead, what is wrong, negative."""
+    p, length = varint(b, p, end)
+    if p < 0:
+        return p, 0
+    if length < 0:
+        return -NO_LENGTH, 0
+    if length > end - p:
+        return -ENDS_EARLY, 0
+    return p, length
+
+
+@loop
+def is_utf8(b: Octets, p: int, end: int) -> bool:
+    address = np.int64(b.ctypes.data)
+    while p < end:
+        while p + 8 <= end and load64(address + p) & _HIGHEST == 0:
+            p += 8
+        if p < end:
+            if b[p] < 128:
+                p += 1
+            else:
+                length = utf8_length(b, p)
+                if length == 0 or p + length > end:
+                    return False
+                p += length
+    return True
+
+
+@loop
+def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
+    """Write the words of 32 hexadecimal digits with hyphens anywhere."""
+    digits = 0
+    words[at] = 0
+    words[at + 1] = 0
+    for q in range(p, end):
+        if b[q] != 45:
+            digit = HEX[b[q]]
+            if digit < 0 or digits == 32:
+                return False
+            words[at + digits // 16] |= digit << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
+            digits += 1
+    return digits == 32
+
+
+@loop
+def scaled(
+    negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
+) -> int:
+    """Write the words of a decimal whose amount is this, at the column's scale. Returns what is wrong."""
+    limit = np.uint64(ops[op, LIMIT_HIGH])
+    if high > limit or (high == limit and low >= np.uint64(ops[op, LIMIT_LOW])):
+        return NOT_HELD
+    for _ in range(ops[op, TENS]):
+        high, low = times_ten(high, low, _0)
+    if negative:
+        high, low = ~high + (_1 if low == _0 else _0), ~low + _1
+    words[at] = np.int64(low)
+    words[at + 1] = np.int64(high)
+    return SOUND
+
+
+@loop
+def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+    """As `scaled`, for a number in two's complement, its highest byte first."""
+    if p == end:
+        return NO_DECIMAL
+    negative = b[p] >= 128
+    sign = np.uint64(255 if negative else 0)
+    while end - p > 16:
+        if b[p] != sign or (b[p + 1] >= 128) != negative:
+            return NOT_HELD
+        p += 1
+    high = _0 - _1 if negative else _0
+    low = high
+    for q in range(p, end):
+        high = (high << np.uint64(8)) | (low >> np.uint64(56))
+        low = (low << np.uint64(8)) | np.uint64(b[q])
+    if negative:
+        high, low = ~high + (_1 if low == _0 else _0), ~low + _1
+    return scaled(negative, high, low, op, ops, at, words)
+
+
+@loop
+def repeats(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
+    """Whether a map with these entries has a key twice; `slots` are more than twice as many as the entries."""
+    bits = 1
+    while 1 << bits < 2 * (end - first):
+        bits += 1
+    mask = (1 << bits) - 1
+    slots[: mask + 1] = -1
+    for i in range(first, end):
+        start, length = words[base + 2 * i], words[base + 2 * i + 1]
+        value = np.uint64(length)
+        for q in range(start, start + length):
+            value = (value + np.uint64(b[q]) + _1) * np.uint64(seed)
+        slot = np.int64(value >> np.uint64(64 - bits))
+        while slots[slot] >= 0:
+            other = words[base + 2 * slots[slot]]
+            if words[base + 2 * slots[slot] + 1] == length:
+                q = 0
+                while q < length and b[start + q] == b[other + q]:
+                    q += 1
+                if q == length:
+                    return True
+            slot = (slot + 1) & mask
+        slots[slot] = i
+    return False
+
+
+@loop
+def value_of(
+    b: Octets,
+    p: int,
+    end: int,
+    op: int,
+    e: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
+) -> int:
+    """Read a value that has none inside, into entry e of its node. Returns its end, or what is wrong, negative."""
+    kind, node = ops[op, OPERATION], ops[op, NODE]
+    if kind <= BLOB:
+        if kind == BLOB:
+            p, length = span(b, p, end)
+            return p + length if p >= 0 else p
+        if kind == VARINT:
+            p, _ = varint(b, p, end)
+            return p
+        length = ops[op, SIZE] if kind == SOME_BYTES else 0
+        return p + length if length <= end - p else -ENDS_EARLY
+    if kind == NULL:
+        set_null(node, e, nodes, words, valid, domains)
+        return p
+    valid[nodes[node, FLAG] + e] = 1
+    at = nodes[node, BASE] + e
+    if kind == INTEGER or kind == INTEGER_AS_FLOAT or kind == INTEGER_AS_DECIMAL:
+        p, value = varint(b, p, end)
+        if p < 0:
+            return p
+        if ops[op, BITS] == 32 and not -(2**31) <= value < 2**31:
+            return -WIDE_INT
+        if kind == INTEGER_AS_FLOAT:
+            words[at] = np.float64(value).view(np.int64)
+            return p
+        if kind == INTEGER_AS_DECIMAL:
+            amount = np.uint64(value) if value >= 0 else _0 - np.uint64(value)
+            wrong = scaled(value < 0, _0, amount, op, ops, at + e, words)
+            return p if wrong == SOUND else -wrong
+        if not ops[op, LEAST] <= value <= ops[op, MOST]:
+            return -NOT_HELD
+        factor = ops[op, FACTOR]
+        if factor < 0:
+            words[at] = value // -factor if value >= 0 else -(-value // -factor)
+        else:
+            words[at] = value * factor
+        return p
+    if kind == TEXT or kind == BYTES:
+        p, length = span(b, p, end)
+        if p < 0:
+            return p
+        if kind == TEXT and not is_utf8(b, p, p + length):
+            return -INVALID_UTF8
+        words[at + e] = p
+        words[at + e + 1] = length
+        return p + length
+    if kind == DOUBLE:
+        if end - p < 8:
+            return -ENDS_EARLY
+        bits = load64(np.int64(b.ctypes.data) + p)
+        if nodes[node, KIND] == FLOAT_NODE:
+            number = np.int64(bits).view(np.float64)
+            if np.isinf(np.float32(number)) and not np.isinf(number):
+                return -NOT_HELD
+        words[at] = bits
+        return p + 8
+    if kind == FLOAT:
+        if end - p < 4:
+            return -ENDS_EARLY
+        words[at] = np.float64(np.int32(load32(np.int64(b.ctypes.data) + p)).view(np.float32)).view(np.int64)
+        return p + 4
+    if kind == BOOLEAN:
+        if p >= end:
+            return -ENDS_EARLY
+        if b[p] > 1:
+            return -NO_BOOLEAN
+        words[at] = b[p]
+        return p + 1
+    if kind == ENUM:
+        p, symbol = varint(b, p, end)
+        if p < 0:
+            return p
+        if not 0 <= symbol < ops[op, COUNT]:
+            return -NO_SYMBOL
+        first = ops[op, FIRST] + 2 * symbol
+        words[at + e] = -1 - places[first]
+        words[at + e + 1] = places[first + 1]
+        return p
+    if kind == FIXED or kind == FIXED_AS_UUID or kind == FIXED_AS_DECIMAL:
+        length = ops[op, SIZE]
+        if length > end - p:
+            return -ENDS_EARLY
+    else:
+        p, length = span(b, p, end)
+        if p < 0:
+            return p
+        if kind == BYTES_AS_FIXED and length != ops[op, SIZE]:
+            return -OTHER_LENGTH
+    if kind == FIXED_AS_UUID:
+        words[at + e] = load64(np.int64(b.ctypes.data) + p)
+        words[at + e + 1] = load64(np.int64(b.ctypes.data) + p + 8)
+    elif kind == TEXT_AS_UUID:
+        if not uuid_of_text(b, p, p + length, at + e, words):
+            return -NO_UUID
+    elif kind == BYTES_AS_DECIMAL or kind == FIXED_AS_DECIMAL:
+        wrong = decimal_of_octets(b, p, p + length, op, ops, at + e, words)
+        if wrong != SOUND:
+            return -wrong
+    else:
+        words[at + e] = p
+        words[at + e + 1] = length
+    return p + length
+
+
+@loop
+def read_record(
+    b: Octets,
+    p: int,
+    end: int,
+    root: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
+    frames: Numbers,
+    slots: Numbers,
+    seed: int,
+) -> tuple[int, int, int]:
+    """Read one record. Returns what is wrong, or FULL + d, with the operation and the position that it is wrong at."""
+    op, depth, e, empty = root, -1, domains[0, USED], EMPTY_ELEMENTS
+    while True:
+        kind, node = ops[op, OPERATION], ops[op, NODE]
+        if kind < REFUSED:
+            after = value_of(b, p, end, op, e, ops, places, nodes, words, valid, domains)
+            if after < 0:
+                return -after, op, p
+            p = after
+        elif kind == UNION:
+            after, branch = varint(b, p, end)
+            if after < 0:
+                return -after, op, p
+            if not 0 <= branch < ops[op, COUNT]:
+                return NO_BRANCH, op, p
+            p = after
+            op = places[ops[op, FIRST] + branch]
+            continue
+        elif kind == REFUSED:
+            return UNFIT, op, p
+        else:
+            depth += 1
+            if depth == len(frames):
+                return TOO_DEEP, op, p
+            frames[depth, 0], frames[depth, 2] = op, e
+            if node >= 0:
+                valid[nodes[node, FLAG] + e] = 1
+            frames[depth, 1] = -1 if kind == RECORD else 0
+            if kind == RECORD:
+                for k in range(ops[op, LACKING], ops[op, LACKING] + ops[op, LACKED]):
+                    set_null(places[k], e, nodes, words, valid, domains)
+        # To the next value.
+        while True:
+            if depth < 0:
+                return (SOUND if p == end else GOES_ON), root, p
+            outer, e = frames[depth, 0], frames[depth, 2]
+            if ops[outer, OPERATION] == RECORD:
+                frames[depth, 1] += 1
+                if frames[depth, 1] < ops[outer, COUNT]:
+                    op = places[ops[outer, FIRST] + frames[depth, 1]]
+                    break
+                depth -= 1
+                continue
+            node = ops[outer, NODE]
+            is_map = ops[outer, OPERATION] == MAP
+            if frames[depth, 1] == 0:
+                after, count = varint(b, p, end)
+                if after < 0:
+                    return -after, outer, p
+                octets = -1
+                if count < 0:
+                    after, octets = span(b, after, end)
+                    if after < 0:
+                        return -after, outer, p
+                    count = -count
+                if ops[outer, EMPTY]:
+                    empty -= min(max(count, -1), EMPTY_ELEMENTS + 1)
+                    if count < 0 or empty < 0:
+                        return NO_COUNT, outer, p
+                elif count < 0 or count > end - after:
+                    return NO_COUNT, outer, p
+                p = after
+                if count == 0:
+                    if node >= 0:
+                        inner = nodes[node, INNER]
+                        used = domains[inner, USED]
+                        to = nodes[node, BASE] + e
+                        if is_map:
+                            first = words[to - 1] if e else 0
+                            if 4 * (used - first) > len(slots):
+                                return FULL + len(domains), outer, p
+                            if repeats(b, nodes[node + 1, BASE], first, used, words, slots, seed):
+                                return REPEATED_KEY, outer, p
+                        words[to] = used
+                    depth -= 1
+                    continue
+                if node < 0 and octets >= 0:
+                    p += octets
+                    continue
+                frames[depth, 1] = count
+            frames[depth, 1] -= 1
+            if node >= 0:
+                inner = nodes[node, INNER]
+                e = domains[inner, USED]
+                if e >= domains[inner, ROOM]:
+                    return FULL + inner, outer, p
+                domains[inner, USED] += 1
+            if is_map:
+                after, length = span(b, p, end)
+                if after < 0:
+                    return -after, outer, p
+                p = after + length
+                if node >= 0:
+                    if not is_utf8(b, after, p):
+                        return INVALID_UTF8, outer, after
+                    to = nodes[node + 1, BASE] + 2 * e
+                    words[to] = after
+                    words[to + 1] = length
+                    valid[nodes[node + 1, FLAG] + e] = 1
+            op = places[ops[outer, FIRST]]
+            break
+
+
+@loop
+def read_records(
+    b: Octets,
+    starts: Numbers,
+    lengths: Numbers,
+    roots: Numbers,
+    first: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
+    frames: Numbers,
+    slots: Numbers,
+    seed: int,
+    wrong: Octets,
+    where: Numbers,
+) -> tuple[int, int]:
+    """Read records from the first on. Returns how many were read in all, and the domain that lacked room for more.
+
+    Each record begins with the operation in `roots`; one with -1 is not read. For each, `wrong` gets what is wrong, and
+    `where` the operation and the byte that it is wrong at.
+    """
+    for i in range(first, len(starts)):
+        wrong[i] = NOT_READ
+        if roots[i] < 0:
+            continue
+        for d in range(len(domains)):
+            domains[d, BEFORE] = domains[d, USED]
+        start, end = starts[i], starts[i] + lengths[i]
+        found, op, p = read_record(
+            b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
+        )
+        if found == SOUND:
+            wrong[i] = SOUND
+            domains[0, USED] += 1
+            continue
+        for d in range(len(domains)):
+            domains[d, USED] = domains[d, BEFORE]
+        if found >= FULL:
+            return i, found - FULL
+        wrong[i] = found
+        where[i, 0] = op
+        where[i, 1] = p - start
+    return len(starts), 0

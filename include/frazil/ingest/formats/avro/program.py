@@ -1,0 +1,290 @@
+"""Resolves the schemas that records were written with against a table's columns, into operations for the loop.
+
+Columns are found by name: a field fills the column that has its name, or, if no field has, one of its aliases. What no
+column wants is passed over. A type that cannot fill its column is refused where a record has a value of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.avro import operations as op
+from frazil.ingest.formats.avro.schema import AvroType
+from frazil.ingest.formats.columns import Columns
+from frazil.ingest.formats.json.nodes import CHILDREN, REQUIRED, Numbers
+from frazil.ingest.formats.json.types import Units
+
+_SKIPPED = {
+    "null": (op.NOTHING, 0),
+    "boolean": (op.SOME_BYTES, 1),
+    "int": (op.VARINT, 0),
+    "long": (op.VARINT, 0),
+    "enum": (op.VARINT, 0),
+    "float": (op.SOME_BYTES, 4),
+    "double": (op.SOME_BYTES, 8),
+    "bytes": (op.BLOB, 0),
+    "string": (op.BLOB, 0),
+}
+_INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+_DAY_MS = 86_400_000
+_MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
+_UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
+
+MISSING = "MissingRequired"
+Fault = tuple[str, str]
+"""The class and the text of an error."""
+
+
+class Target(NamedTuple):
+    """A column, or a part of one."""
+
+    kind: iceberg.IcebergType
+    node: int
+    field_id: int
+    path: str
+
+
+class Program:
+    """The operations of all schemas that were added. Arrays change when one is added."""
+
+    def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
+        self._columns = columns
+        self._units = units
+        self._record = Target(schema, 0, -1, "")
+        self._rows: list[list[int]] = []
+        self._places: list[int] = []
+        self._paths: list[str] = []
+        self._skips: dict[int, int] = {}
+        self._kept: list[AvroType] = []
+        self._symbols: dict[str, int] = {}
+        self._unfit: dict[int, Fault] = {}
+        self.text = b""
+        """The symbols of all enums, one behind the other."""
+        self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
+        self.places: Numbers = np.zeros(1, np.int64)
+
+    def add(self, written: AvroType) -> int:
+        """The operation that a record of this type begins with."""
+        self._kept.append(written)  # `_skips` knows types by their ids
+        root = self._for(written, self._record)
+        self.ops = np.array(self._rows, np.int64)
+        self.places = np.array(self._places or [0], np.int64)
+        return root
+
+    def path(self, place: int) -> str:
+        """Which column, or field of the written schema, an operation is for."""
+        return self._paths[place]
+
+    def unfit(self, place: int) -> Fault:
+        """Why an operation refuses its value."""
+        return self._unfit[place]
+
+    def _for(self, written: AvroType, target: Target) -> int:
+        if written.kind == "union":
+            row = self._row(op.UNION, target)
+            branches = [self._for(branch, target) for branch in written.parts]
+            return self._with_places(row, branches)
+        if written.kind == "null":
+            if self._columns.nodes[target.node, REQUIRED] or target.node == 0:
+                return self._refused(target, MISSING, "required, and the record has null")
+            return self._row(op.NULL, target)
+        match written.kind, target.kind:
+            case "record", iceberg.StructType():
+                return self._record_for(written, target, target.kind)
+            case "array", iceberg.ListType():
+                element = target.kind.element_field
+                row = self._row(op.ARRAY, target)
+                inside = Target(element.field_type, target.node + 1, element.field_id, f"{target.path}.element")
+                self._set(row, op.EMPTY, may_be_empty(written.parts[0]))
+                return self._with_places(row, [self._for(written.parts[0], inside)])
+            case "map", iceberg.MapType():
+                value = target.kind.value_field
+                row = self._row(op.MAP, target)
+                inside = Target(value.field_type, target.node + 2, value.field_id, f"{target.path}.value")
+                return self._with_places(row, [self._for(written.parts[0], inside)])
+            case "enum", iceberg.StringType():
+                places = [place for symbol in written.symbols for place in self._symbol(symbol)]
+                row = self._with_places(self._row(op.ENUM, target), places)
+                self._set(row, op.COUNT, len(written.symbols))
+                return row
+        columns = scalar(written, target.kind, self._units.get(target.field_id))
+        if columns is None:
+            what = "the record" if target.node == 0 else f"a column of type {target.kind}"
+            return self._refused(target, op.MISMATCH, f"Avro's {written} cannot fill {what}")
+        row = self._row(columns.pop(op.OPERATION), target)
+        for column, value in columns.items():
+            self._set(row, column, value)
+        return row
+
+    def _record_for(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
+        first = self._columns.nodes[target.node, CHILDREN]
+        wanted = {
+            field.name: Target(
+                field.field_type, int(self._columns.lists[first + i]), field.field_id, _inside(target, field.name)
+            )
+            for i, field in enumerate(kind.fields)
+        }
+        filled = _filled(written, wanted)
+        lacked = [inside for name, inside in wanted.items() if name not in filled.values()]
+        for inside in lacked:
+            if self._columns.nodes[inside.node, REQUIRED]:
+                name = written.name.rpartition(".")[2]
+                return self._refused(inside, MISSING, f"required, and the written schema's {name} has no such field")
+        row = self._row(op.RECORD, target)
+        self._with_places(
+            row,
+            [
+                self._for(part, wanted[filled[i]]) if i in filled else self._passed_over(part, _inside(target, names[0]))
+                for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
+            ],
+        )
+        self._set(row, op.LACKING, len(self._places))
+        self._set(row, op.LACKED, len(lacked))
+        self._places += [inside.node for inside in lacked]
+        return row
+
+    def _passed_over(self, written: AvroType, path: str) -> int:
+        """The operation that passes over a value; one for each type, which may contain itself."""
+        if id(written) in self._skips:
+            return self._skips[id(written)]
+        nowhere = Target(iceberg.BooleanType(), -1, -1, path)
+        if written.kind in ("union", "record", "array", "map"):
+            kind = {"union": op.UNION, "record": op.RECORD, "array": op.ARRAY, "map": op.MAP}[written.kind]
+            row = self._skips[id(written)] = self._row(kind, nowhere)
+            self._set(row, op.EMPTY, written.kind == "array" and may_be_empty(written.parts[0]))
+            return self._with_places(row, [self._passed_over(part, path) for part in written.parts])
+        kind, size = _SKIPPED.get(written.kind, (op.SOME_BYTES, written.size))
+        row = self._skips[id(written)] = self._row(kind, nowhere)
+        self._set(row, op.SIZE, size)
+        return row
+
+    def _refused(self, target: Target, error_class: str, text: str) -> int:
+        row = self._row(op.REFUSED, target)
+        self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
+        return row
+
+    def _row(self, kind: int, target: Target) -> int:
+        self._rows.append([0] * op.WIDTH)
+        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
+        self._paths.append(target.path)
+        return len(self._rows) - 1
+
+    def _set(self, row: int, column: int, value: int) -> None:
+        self._rows[row][column] = int(value)
+
+    def _with_places(self, row: int, places: list[int]) -> int:
+        self._set(row, op.FIRST, len(self._places))
+        self._set(row, op.COUNT, len(places))
+        self._places += places
+        return row
+
+    def _symbol(self, symbol: str) -> tuple[int, int]:
+        """Where a symbol begins in the text, and how long it is."""
+        text = symbol.encode("utf-8", "replace")
+        if symbol not in self._symbols:
+            self._symbols[symbol] = len(self.text)
+            self.text += text
+        return self._symbols[symbol], len(text)
+
+
+def scalar(written: AvroType, kind: iceberg.IcebergType, unit: str | None) -> dict[int, int] | None:
+    """The operation, with its other columns, that fills a column of this type; None if there is none.
+
+    `unit` is the declared one of a timestamp that arrives as a number.
+    """
+    bits = 32 if written.kind == "int" else 64
+    match written.kind, kind:
+        case "boolean", iceberg.BooleanType():
+            return {op.OPERATION: op.BOOLEAN}
+        case ("int" | "long"), iceberg.IntegerType():
+            return _integer(bits, _INT)
+        case ("int" | "long"), iceberg.LongType():
+            return _integer(bits, _LONG)
+        case ("int" | "long"), iceberg.FloatType() | iceberg.DoubleType():
+            return {op.OPERATION: op.INTEGER_AS_FLOAT, op.BITS: bits}
+        case ("int" | "long"), iceberg.DecimalType():
+            return {op.OPERATION: op.INTEGER_AS_DECIMAL, op.BITS: bits, **_limit(0, kind)}
+        case "int", iceberg.DateType() if written.logical == "date":
+            return _integer(bits, _INT)
+        case "int", iceberg.TimeType() if written.logical == "time-millis":
+            return _integer(bits, (0, _DAY_MS - 1), 1000)
+        case "long", iceberg.TimeType() if written.logical == "time-micros":
+            return _integer(bits, (0, 1000 * _DAY_MS - 1))
+        case ("int" | "long"), iceberg.TimestampType() | iceberg.TimestamptzType():
+            return _timestamp(written, kind, unit, bits)
+        case "float", iceberg.FloatType() | iceberg.DoubleType():
+            return {op.OPERATION: op.FLOAT}
+        case "double", iceberg.FloatType() | iceberg.DoubleType():
+            return {op.OPERATION: op.DOUBLE}
+        case ("bytes" | "string"), iceberg.StringType():
+            return {op.OPERATION: op.TEXT}
+        case ("bytes" | "string"), iceberg.BinaryType():
+            return {op.OPERATION: op.BYTES}
+        case "bytes", iceberg.FixedType(root=size):
+            return {op.OPERATION: op.BYTES_AS_FIXED, op.SIZE: size}
+        case "string", iceberg.UUIDType():
+            return {op.OPERATION: op.TEXT_AS_UUID}
+        case "fixed", iceberg.BinaryType():
+            return {op.OPERATION: op.FIXED, op.SIZE: written.size}
+        case "fixed", iceberg.FixedType(root=size) if written.size == size:
+            return {op.OPERATION: op.FIXED, op.SIZE: size}
+        case "fixed", iceberg.UUIDType() if written.size == 16:
+            return {op.OPERATION: op.FIXED_AS_UUID, op.SIZE: 16}
+        case ("bytes" | "fixed"), iceberg.DecimalType(scale=scale) if written.logical == "decimal":
+            if written.scale > scale:
+                return None
+            of = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL
+            return {op.OPERATION: of, op.SIZE: written.size, **_limit(written.scale, kind)}
+    return None
+
+
+def _timestamp(written: AvroType, kind: iceberg.IcebergType, unit: str | None, bits: int) -> dict[int, int] | None:
+    local = written.logical.startswith("local-")
+    if written.logical.removeprefix("local-").startswith("timestamp-"):
+        unit = _UNITS[written.logical.rpartition("-")[2]]
+    elif written.logical:
+        return None
+    if unit is None or (local and isinstance(kind, iceberg.TimestamptzType)):
+        return None
+    factor = _MICROSECONDS[unit]
+    most = _LONG[1] // max(factor, 1)
+    return _integer(bits, _LONG if factor <= 1 else (-most, most), factor)
+
+
+def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
+    return {op.OPERATION: op.INTEGER, op.BITS: bits, op.LEAST: within[0], op.MOST: within[1], op.FACTOR: factor}
+
+
+def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
+    """Of a decimal of this scale, so that it fits at the column's."""
+    tens = kind.scale - scale
+    limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
+    return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
+
+
+def _filled(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
+    """By its number, the column that each field fills."""
+    wanted = set(wanted)
+    found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
+    for i, names in enumerate(written.fields):
+        if i not in found:
+            alias = next((a for a in names[1:] if a in wanted and a not in found.values()), None)
+            if alias is not None:
+                found[i] = alias
+    return found
+
+
+def may_be_empty(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
+    """Whether a value of this type may take no bytes."""
+    if written.kind == "record":
+        here = inside | {id(written)}
+        return id(written) in inside or all(may_be_empty(part, here) for part in written.parts)
+    return written.kind == "null" or (written.kind == "fixed" and written.size == 0)
+
+
+def _inside(target: Target, name: str) -> str:
+    return f"{target.path}.{name}" if target.path else name

@@ -1,0 +1,160 @@
+"""Avro schemas as types: names resolved, logical types understood (Avro specification 1.12)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_LOGICAL = {
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    "timestamp-millis": ("long",),
+    "timestamp-micros": ("long",),
+    "timestamp-nanos": ("long",),
+    "local-timestamp-millis": ("long",),
+    "local-timestamp-micros": ("long",),
+    "local-timestamp-nanos": ("long",),
+    "decimal": ("bytes", "fixed"),
+}
+"""The logical types that matter, with the types that they may stand on; all others are ignored, as Avro says."""
+
+
+class UnreadableSchema(Exception):
+    """Why a text is no schema of Avro."""
+
+
+@dataclass(slots=True, eq=False)
+class AvroType:
+    """A type. Records may contain themselves, so that types are compared by identity."""
+
+    kind: str
+    """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record`, `union`."""
+    name: str = ""
+    """The full name of a fixed, an enum or a record."""
+    logical: str = ""
+    scale: int = 0
+    """Of a decimal."""
+    size: int = 0
+    """Bytes of a fixed."""
+    symbols: tuple[str, ...] = ()
+    fields: tuple[tuple[str, ...], ...] = ()
+    """The name of each of a record's fields, followed by its aliases."""
+    parts: list[AvroType] = field(default_factory=list)
+    """The types of a record's fields, a union's branches, an array's elements, or a map's values."""
+
+    def __str__(self) -> str:
+        plain = f"{self.kind} {self.name}".strip()
+        return f"{self.logical} ({plain})" if self.logical else plain
+
+
+def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
+    """The type that a schema's JSON describes; `references` are schemas that it names, each after those that it names.
+
+    Raises UnreadableSchema.
+    """
+    parsing = _Parsing()
+    try:
+        for reference in references:
+            parsing.type_of(json.loads(reference), "")
+        return parsing.type_of(json.loads(text), "")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableSchema(f"{type(error).__name__}: {error}") from None
+    except RecursionError:
+        raise UnreadableSchema("its types are nested too deep") from None
+
+
+class _Parsing:
+    def __init__(self) -> None:
+        self._named: dict[str, AvroType] = {}
+
+    def type_of(self, declared: Any, namespace: str) -> AvroType:
+        if isinstance(declared, str):
+            return self._called(declared, namespace)
+        if isinstance(declared, list):
+            return self._union(declared, namespace)
+        if not isinstance(declared, dict):
+            raise UnreadableSchema(f"{declared!r} is no type")
+        kind = declared["type"]
+        match kind:
+            case "record" | "error":
+                return self._record(declared, namespace)
+            case "enum":
+                found = self._new("enum", declared, namespace)
+                found.symbols = tuple(map(_text, declared["symbols"]))
+                return found
+            case "fixed":
+                found = self._new("fixed", declared, namespace)
+                found.size = _size(declared["size"])
+                return _with_logical(found, declared)
+            case "array":
+                return AvroType("array", parts=[self.type_of(declared["items"], namespace)])
+            case "map":
+                return AvroType("map", parts=[self.type_of(declared["values"], namespace)])
+        if kind in PRIMITIVES:
+            return _with_logical(AvroType(kind), declared)
+        return self.type_of(kind, namespace)
+
+    def _called(self, name: str, namespace: str) -> AvroType:
+        if name in PRIMITIVES:
+            return AvroType(name)
+        for full in (_full(name, namespace), name):
+            if full in self._named:
+                return self._named[full]
+        raise UnreadableSchema(f"it names the type {name}, which it does not have")
+
+    def _union(self, declared: list[Any], namespace: str) -> AvroType:
+        branches = [self.type_of(branch, namespace) for branch in declared]
+        if not branches or any(branch.kind == "union" for branch in branches):
+            raise UnreadableSchema("a union is empty, or directly inside another one")
+        return AvroType("union", parts=branches)
+
+    def _record(self, declared: dict[str, Any], namespace: str) -> AvroType:
+        found = self._new("record", declared, namespace)
+        inside = found.name.rpartition(".")[0]
+        fields = declared["fields"]
+        found.fields = tuple((_text(one["name"]), *map(_text, one.get("aliases", ()))) for one in fields)
+        if len({names[0] for names in found.fields}) < len(fields):
+            raise UnreadableSchema(f"the record {found.name} has a field twice")
+        for one in fields:
+            found.parts.append(self.type_of(one["type"], inside))
+        return found
+
+    def _new(self, kind: str, declared: dict[str, Any], namespace: str) -> AvroType:
+        full = _full(_text(declared["name"]), declared.get("namespace", namespace))
+        if full in self._named:
+            raise UnreadableSchema(f"it has the type {full} twice")
+        found = self._named[full] = AvroType(kind, name=full)
+        return found
+
+
+def _with_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
+    """A logical type that is unknown, or not sound, is as good as none."""
+    logical = declared.get("logicalType")
+    if isinstance(logical, str) and found.kind in _LOGICAL.get(logical, ()):
+        if logical == "decimal":
+            precision, scale = declared.get("precision"), declared.get("scale", 0)
+            if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
+                return found
+            found.scale = scale
+        found.logical = logical
+    return found
+
+
+def _full(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise UnreadableSchema(f"{value!r} is no name")
+    return value
+
+
+def _size(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise UnreadableSchema(f"{value!r} is no size")
+    return value

@@ -1,0 +1,148 @@
+"""Columns while a compiled loop fills them, and as Arrow afterwards. How values are kept there is in `json.words`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.json import nodes as kinds
+from frazil.ingest.formats.json.nodes import (
+    BASE,
+    CHILDREN,
+    DOMAIN,
+    FIELDS,
+    FIXED,
+    FLAG,
+    KIND,
+    LIST,
+    MAP,
+    STRUCT,
+    WORDS,
+    Numbers,
+    nodes,
+)
+from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.json.words import ROOM, USED, gathered
+
+WORDS_AT_ONCE = 4 * 2**20
+"""Chunks of wide rows are read in parts of about this many 64-bit words, whose memory is reused."""
+LEAST_ROOM = 1024
+"""At least this many records are read together."""
+
+
+class Columns:
+    """The memory for columns of one schema. It is reused for the next records; Arrow tables have their own."""
+
+    def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
+        self.arrow_schema = arrow_schema
+        self.nodes, self.lists, self.names = nodes(schema, units)
+        self._width = WORDS[self.nodes[:, KIND]]
+        self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
+        self.domains[1:, ROOM] = LEAST_ROOM
+        self._allocate()
+
+    def parts(self, count: int) -> Iterator[slice]:
+        """The parts that so many records are read in."""
+        of_row = int(self._width[self.nodes[:, DOMAIN] == 0].sum()) + 1
+        step = max(LEAST_ROOM, WORDS_AT_ONCE // of_row)
+        return (slice(start, start + step) for start in range(0, count, step))
+
+    def begin(self, rows: int, text: bytes = b"") -> None:
+        """Forget all values, and make room for so many rows; `text` begins with this text."""
+        if rows > self.domains[0, ROOM] or len(text) > self.domains[-1, ROOM]:
+            self.domains[0, ROOM] = max(rows, self.domains[0, ROOM])
+            self.domains[-1, ROOM] = max(len(text), self.domains[-1, ROOM])
+            self._allocate()
+        self.domains[:, USED] = 0
+        self.domains[-1, USED] = len(text)
+        self.text[: len(text)] = np.frombuffer(text, np.uint8)
+
+    def _allocate(self) -> None:
+        entries = self.domains[self.nodes[:, DOMAIN], ROOM]
+        words = self._width * entries
+        self.nodes[:, BASE] = np.cumsum(words) - words
+        self.nodes[:, FLAG] = np.cumsum(entries) - entries
+        self.words = np.zeros(max(1, words.sum()), np.int64)
+        self.valid = np.zeros(max(1, entries.sum()), np.uint8)
+        self.text = np.zeros(self.domains[-1, ROOM], np.uint8)
+
+    def grow(self, domain: int) -> None:
+        """Double the room of one domain; what is written stays."""
+        table, words, valid, text = self.nodes.copy(), self.words, self.valid, self.text
+        self.domains[domain, ROOM] *= 2
+        self._allocate()
+        self.text[: len(text)] = text
+        for old, new, width in zip(table, self.nodes, self._width, strict=True):
+            count = self.domains[old[DOMAIN], USED]
+            self.words[new[BASE] :][: width * count] = words[old[BASE] :][: width * count]
+            self.valid[new[FLAG] :][:count] = valid[old[FLAG] :][:count]
+
+    def table(self, data: NDArray[np.uint8]) -> pa.Table:
+        """The rows, whose strings are in `data`, the bytes of the records, or in `text`."""
+        arrays = [
+            self._array(int(child), field.type, data)
+            for child, field in zip(self._fields(0), self.arrow_schema, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.arrow_schema)
+
+    def _fields(self, k: int) -> Numbers:
+        first = self.nodes[k, CHILDREN]
+        return self.lists[first : first + self.nodes[k, FIELDS]]
+
+    def _array(self, k: int, target: pa.DataType, data: NDArray[np.uint8]) -> pa.Array:
+        node = self.nodes[k]
+        kind, count = int(node[KIND]), int(self.domains[node[DOMAIN], USED])
+        valid = self.valid[node[FLAG] :][:count].view(np.bool_)
+        mask = None if valid.all() else ~valid
+        words = self.words[node[BASE] :][: self._width[k] * count]
+        if kind == STRUCT:
+            parts = [self._array(int(child), target.field(i).type, data) for i, child in enumerate(self._fields(k))]
+            return pa.StructArray.from_arrays(parts, fields=list(target), mask=None if mask is None else pa.array(mask))
+        if kind == LIST:
+            elements = self._array(k + 1, target.value_type, data)
+            return pa.LargeListArray.from_arrays(
+                _offsets(words, np.int64), elements, type=target, mask=None if mask is None else pa.array(mask)
+            )
+        if kind == MAP:
+            parts = [self._array(k + 1, target.key_type, data), self._array(k + 2, target.item_type, data)]
+            return pa.MapArray.from_arrays(
+                _offsets(words, np.int32), *parts, type=target, mask=None if mask is None else pa.array(mask)
+            )
+        buffers = self._buffers(kind, words, count, data)
+        if kind == FIXED and mask is not None:
+            buffers = [_spread(buffers[0], valid, target.byte_width)]
+        bits = None if mask is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+        storage = target.storage_type if isinstance(target, pa.BaseExtensionType) else target
+        array = pa.Array.from_buffers(storage, count, [bits, *map(pa.py_buffer, buffers)])
+        return array if storage is target else pa.ExtensionArray.from_storage(target, array)
+
+    def _buffers(self, kind: int, words: Numbers, count: int, data: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        match kind:
+            case kinds.STRING | kinds.BINARY | kinds.FIXED:
+                offsets = np.zeros(count + 1, np.int64)
+                octets = np.empty(int(words[1::2].sum()), np.uint8)
+                gathered(data, self.text, words, offsets, octets)
+                return [octets] if kind == FIXED else [offsets, octets]
+            case kinds.INT | kinds.DATE:
+                return [words.astype(np.int32)]
+            case kinds.FLOAT:
+                return [words.view(np.float64).astype(np.float32)]
+            case kinds.BOOLEAN:
+                return [np.packbits(words.astype(np.bool_), bitorder="little")]
+        return [words.copy()]
+
+
+def _offsets(ends: Numbers, kind: type[np.signedinteger[Any]]) -> pa.Array:
+    return pa.array(np.concatenate([[0], ends]).astype(kind))
+
+
+def _spread(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
+    """Values of one length, with zeros where a value is missing."""
+    spread = np.zeros((len(valid), length), np.uint8)
+    spread[valid] = octets.reshape(-1, length)
+    return spread

@@ -1,0 +1,204 @@
+"""A client of a schema registry with Confluent's API. It only reads, on drivers and executors."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, urlsplit
+
+import requests
+
+from frazil.errors import RegistryUnavailable
+from frazil.spec.formats import Registry
+from frazil.spec.references import resolve
+
+MOST_SCHEMAS = 4096
+"""So many schemas are kept; a schema never changes once it has an id."""
+MOST_UNKNOWN = 100_000
+UNKNOWN_FOR_S = 60.0
+"""How long it is believed that an id has no schema."""
+MOST_REFERENCES = 1000
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+_WAITS_S = (0.1, 0.3, 1.0)
+"""Between requests; the last one again and again."""
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class UnknownSchema(LookupError):
+    """The registry answers, and has no such schema."""
+
+
+class SchemaText(NamedTuple):
+    """A schema as it was registered."""
+
+    type: str
+    """`AVRO`, `PROTOBUF` or `JSON`."""
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    """Names and texts of the schemas that it refers to, each after those that it refers to."""
+
+
+class Schemas(Protocol):
+    """Schemas by their ids."""
+
+    def get(self, schema_id: int) -> SchemaText:
+        """The schema of an id.
+
+        Raises UnknownSchema if it is certain that there is none, and RegistryUnavailable while that cannot be known.
+        """
+
+
+class SchemaRegistry:
+    """One registry. It may be used by several threads."""
+
+    def __init__(self, declared: Registry, environment: Mapping[str, str]) -> None:
+        """Raises SpecError for a reference that `environment` does not resolve."""
+        self._url = resolve(declared.url, environment).rstrip("/")
+        self._timeout_s = declared.timeout.total_seconds()
+        self._session = requests.Session()
+        self._session.headers["Accept"] = _ACCEPT
+        self._session.headers.update({name: resolve(text, environment) for name, text in declared.properties.items()})
+        if declared.ca_file is not None:
+            self._session.verify = declared.ca_file
+        if declared.token is not None:
+            self._session.auth = _Bearer(resolve(declared.token, environment))
+        elif declared.username is not None:
+            password = resolve(declared.password or "", environment)
+            self._session.auth = (resolve(declared.username, environment), password)
+        self._known: OrderedDict[int, SchemaText] = OrderedDict()
+        self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, schema_id: int) -> SchemaText:
+        """As `Schemas.get`. Each id is asked for once; one without a schema again after a minute."""
+        with self._lock:
+            if (found := self._known.get(schema_id)) is not None:
+                self._known.move_to_end(schema_id)
+                return found
+            since, why = self._unknown.get(schema_id, (-UNKNOWN_FOR_S, ""))
+            if time.monotonic() - since < UNKNOWN_FOR_S:
+                raise UnknownSchema(why)
+            try:
+                found = self._known[schema_id] = self._fetched(schema_id)
+            except UnknownSchema as error:
+                self._unknown.pop(schema_id, None)
+                self._unknown[schema_id] = (time.monotonic(), str(error))
+                _limit(self._unknown, MOST_UNKNOWN)
+                raise
+            _limit(self._known, MOST_SCHEMAS)
+            return found
+
+    def _fetched(self, schema_id: int) -> SchemaText:
+        if schema_id <= 0:
+            raise UnknownSchema(f"{schema_id} is no id of a schema")
+        answer = self._asked(f"/schemas/ids/{schema_id}")
+        if answer is None:
+            raise UnknownSchema(f"the registry has no schema of id {schema_id}")
+        references: dict[tuple[str, int], tuple[str, str]] = {}
+        self._refer(answer, references, inside=())
+        return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
+
+    def _refer(
+        self,
+        answer: Mapping[str, Any],
+        found: dict[tuple[str, int], tuple[str, str]],
+        inside: tuple[tuple[str, int], ...],
+    ) -> None:
+        """Add what a schema refers to, each after what that refers to itself."""
+        for reference in answer.get("references") or ():
+            key = (str(reference["subject"]), int(reference["version"]))
+            if key in found or key in inside:
+                continue
+            if len(found) + len(inside) >= MOST_REFERENCES:
+                raise UnknownSchema(f"the schema refers to more than {MOST_REFERENCES} others")
+            path = f"/subjects/{quote(key[0], safe='')}/versions/{key[1]}?deleted=true"
+            referred = self._asked(path)
+            if referred is None:
+                raise UnknownSchema(f"the schema refers to version {key[1]} of {key[0]}, which the registry lacks")
+            self._refer(referred, found, (*inside, key))
+            found[key] = (str(reference["name"]), str(referred["schema"]))
+
+    def _asked(self, path: str) -> Mapping[str, Any] | None:
+        """The registry's answer; None if it says that it has no such thing."""
+        deadline = time.monotonic() + self._timeout_s
+        tries = 0
+        while True:
+            left = max(0.05, deadline - time.monotonic())
+            try:
+                response = self._session.get(self._url + path, timeout=left)
+            except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
+                raise self._unavailable(f"the address cannot be used: {type(error).__name__}") from None
+            except (requests.RequestException, OSError) as error:
+                said = f"does not answer: {_cause(error)}"
+            else:
+                if response.status_code not in _PASSING:
+                    return self._read(response)
+                said = f"answers with {response.status_code}"
+            wait_s = _WAITS_S[min(tries, len(_WAITS_S) - 1)]
+            if time.monotonic() + wait_s >= deadline:
+                raise self._unavailable(said)
+            time.sleep(wait_s)
+            tries += 1
+
+    def _read(self, response: requests.Response) -> Mapping[str, Any] | None:
+        status = response.status_code
+        try:
+            document = response.json()
+        except ValueError:
+            document = None
+        if status == 200 and isinstance(document, dict) and isinstance(document.get("schema"), str):
+            return document
+        # A 404 without the registry's own code comes from something else at this address.
+        if status == 404 and isinstance(document, dict) and str(document.get("error_code", "")).startswith("404"):
+            if document["error_code"] != 404:
+                return None
+        if status in (401, 403):
+            raise self._unavailable(f"refuses the credentials ({status})")
+        raise self._unavailable(f"answers with {status}, and not as a schema registry")
+
+    def _unavailable(self, what: str) -> RegistryUnavailable:
+        parts = urlsplit(self._url)
+        where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return RegistryUnavailable(
+            f"the schema registry {where} {what}. Records wait until it gives their schemas; see "
+            "source.format.registry"
+        )
+
+
+class _Bearer(requests.auth.AuthBase):
+    """Not a header alone, which ~/.netrc would replace."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def _limit(kept: OrderedDict[int, Any], most: int) -> None:
+    while len(kept) > most:
+        kept.popitem(last=False)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason, which alone says something to people."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return f"{type(error).__name__}: {error}"
+
+
+_registries: dict[str, SchemaRegistry] = {}
+_opening = Lock()
+
+
+def registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
+    """The process's client of a registry: a task finds the schemas that an earlier one asked for."""
+    key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
+    with _opening:
+        if key not in _registries:
+            _registries[key] = SchemaRegistry(declared, environment)
+        return _registries[key]
