@@ -25,6 +25,8 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _WAITS_S = (0.1, 0.3, 1.0)
 """Between requests; the last one again and again."""
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_LACKING = frozenset({"40401", "40402", "40403"})
+"""The registry's own codes for a subject, a version and a schema that it does not have."""
 
 
 class UnknownSchema(LookupError):
@@ -152,9 +154,8 @@ class SchemaRegistry:
         if status == 200 and isinstance(document, dict) and isinstance(document.get("schema"), str):
             return document
         # A 404 without the registry's own code comes from something else at this address.
-        if status == 404 and isinstance(document, dict) and str(document.get("error_code", "")).startswith("404"):
-            if document["error_code"] != 404:
-                return None
+        if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _LACKING:
+            return None
         if status in (401, 403):
             raise self._unavailable(f"refuses the credentials ({status})")
         raise self._unavailable(f"answers with {status}, and not as a schema registry")
@@ -163,8 +164,7 @@ class SchemaRegistry:
         parts = urlsplit(self._url)
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return RegistryUnavailable(
-            f"the schema registry {where} {what}. Records wait until it gives their schemas; see "
-            "source.format.registry"
+            f"the schema registry {where} {what}. Records wait until it gives their schemas; see source.format.registry"
         )
 
 

@@ -114,7 +114,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "'::' is not one ASCII character that is",
     ),
     ("quote", {"source": source(format={"type": "csv", "quote": ","})}, "the same character as delimiter and as quote"),
-    ("no schema", {"source": source(format="avro")}, "source.format: needs either a registry or a schema-file"),
+    (
+        "no schema",
+        {"source": source(format="avro")},
+        "source.format: needs one of registry, schema-file",
+    ),
     ("password", avro(username="x", password="hunter2"), "source.format.registry.password: is a secret"),
     ("token", avro(token="hunter2"), "source.format.registry.token: is a secret"),
     ("reference", avro(url="http://${NAME}"), "source.format.registry.url: has ${NAME}; write ${env:NAME}"),

@@ -42,8 +42,7 @@ class AvroDecoder:
         """
         struct = schema.as_struct()
         check_supported(struct, "avro")
-        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._columns = Columns(struct, self._arrow_schema, units)
+        self._columns = Columns(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
         self._program = Program(struct, self._columns, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
@@ -56,7 +55,7 @@ class AvroDecoder:
         values = chunk.values
         rejections: dict[int, Fault] = {}
         roots, content = self._begun(values, rejections)
-        tables, kept = [self._arrow_schema.empty_table()], []
+        tables, kept = [self._columns.empty_table()], []
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             tables.append(self._read(content[part], roots[part], wrong, where))

@@ -10,11 +10,12 @@ record makes the loop read, allocate or go on for more than its own bytes are wo
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro.operations import (
-    ARRAY,
     BITS,
     BLOB,
     BOOLEAN,
@@ -54,7 +55,6 @@ from frazil.ingest.formats.avro.operations import (
     NO_UUID,
     NODE,
     NOT_HELD,
-    NOTHING,
     NULL,
     OPERATION,
     OTHER_LENGTH,
@@ -73,9 +73,8 @@ from frazil.ingest.formats.avro.operations import (
     VARINT,
     WIDE_INT,
 )
-from frazil.ingest.formats.json.nodes import BASE, FLAG, INNER, Numbers
+from frazil.ingest.formats.json.nodes import BASE, FLAG, INNER, KIND, Numbers
 from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
-from frazil.ingest.formats.json.nodes import KIND
 from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
@@ -93,7 +92,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 @loop
-def varint(b: Octets, p: int, end: int) -> tuple[int, int]:
+def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
     """Where a number ends, and what it is; instead of the end, what is wrong, negative."""
     if p >= end:
         return -ENDS_EARLY, 0
@@ -160,9 +159,7 @@ def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
 
 
 @loop
-def scaled(
-    negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
-) -> int:
+def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
     """Write the words of a decimal whose amount is this, at the column's scale. Returns what is wrong."""
     limit = np.uint64(ops[op, LIMIT_HIGH])
     if high > limit or (high == limit and low >= np.uint64(ops[op, LIMIT_LOW])):

@@ -83,7 +83,7 @@ class Program:
         """Why an operation refuses its value."""
         return self._unfit[place]
 
-    def _for(self, written: AvroType, target: Target) -> int:
+    def _for(self, written: AvroType, target: Target) -> int:  # noqa: PLR0911 - one for each kind of type
         if written.kind == "union":
             row = self._row(op.UNION, target)
             branches = [self._for(branch, target) for branch in written.parts]
@@ -96,21 +96,20 @@ class Program:
             case "record", iceberg.StructType():
                 return self._record_for(written, target, target.kind)
             case "array", iceberg.ListType():
-                element = target.kind.element_field
-                row = self._row(op.ARRAY, target)
-                inside = Target(element.field_type, target.node + 1, element.field_id, f"{target.path}.element")
-                self._set(row, op.EMPTY, may_be_empty(written.parts[0]))
-                return self._with_places(row, [self._for(written.parts[0], inside)])
+                field = target.kind.element_field
+                inside = Target(field.field_type, target.node + 1, field.field_id, f"{target.path}.element")
+                place = self._row(op.ARRAY, target)
+                self._set(place, op.EMPTY, may_be_empty(written.parts[0]))
+                return self._with_places(place, [self._for(written.parts[0], inside)])
             case "map", iceberg.MapType():
-                value = target.kind.value_field
-                row = self._row(op.MAP, target)
-                inside = Target(value.field_type, target.node + 2, value.field_id, f"{target.path}.value")
-                return self._with_places(row, [self._for(written.parts[0], inside)])
+                field = target.kind.value_field
+                inside = Target(field.field_type, target.node + 2, field.field_id, f"{target.path}.value")
+                return self._with_places(self._row(op.MAP, target), [self._for(written.parts[0], inside)])
             case "enum", iceberg.StringType():
                 places = [place for symbol in written.symbols for place in self._symbol(symbol)]
-                row = self._with_places(self._row(op.ENUM, target), places)
-                self._set(row, op.COUNT, len(written.symbols))
-                return row
+                place = self._with_places(self._row(op.ENUM, target), places)
+                self._set(place, op.COUNT, len(written.symbols))
+                return place
         columns = scalar(written, target.kind, self._units.get(target.field_id))
         if columns is None:
             what = "the record" if target.node == 0 else f"a column of type {target.kind}"
@@ -135,13 +134,11 @@ class Program:
                 name = written.name.rpartition(".")[2]
                 return self._refused(inside, MISSING, f"required, and the written schema's {name} has no such field")
         row = self._row(op.RECORD, target)
-        self._with_places(
-            row,
-            [
-                self._for(part, wanted[filled[i]]) if i in filled else self._passed_over(part, _inside(target, names[0]))
-                for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
-            ],
-        )
+        places = [
+            self._for(part, wanted[filled[i]]) if i in filled else self._passed_over(part, _inside(target, names[0]))
+            for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
+        ]
+        self._with_places(row, places)
         self._set(row, op.LACKING, len(self._places))
         self._set(row, op.LACKED, len(lacked))
         self._places += [inside.node for inside in lacked]
@@ -191,7 +188,9 @@ class Program:
         return self._symbols[symbol], len(text)
 
 
-def scalar(written: AvroType, kind: iceberg.IcebergType, unit: str | None) -> dict[int, int] | None:
+def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
+    written: AvroType, kind: iceberg.IcebergType, unit: str | None
+) -> dict[int, int] | None:
     """The operation, with its other columns, that fills a column of this type; None if there is none.
 
     `unit` is the declared one of a timestamp that arrives as a number.
@@ -200,13 +199,13 @@ def scalar(written: AvroType, kind: iceberg.IcebergType, unit: str | None) -> di
     match written.kind, kind:
         case "boolean", iceberg.BooleanType():
             return {op.OPERATION: op.BOOLEAN}
-        case ("int" | "long"), iceberg.IntegerType():
+        case (("int" | "long"), iceberg.IntegerType()):
             return _integer(bits, _INT)
-        case ("int" | "long"), iceberg.LongType():
+        case (("int" | "long"), iceberg.LongType()):
             return _integer(bits, _LONG)
-        case ("int" | "long"), iceberg.FloatType() | iceberg.DoubleType():
+        case (("int" | "long"), iceberg.FloatType() | iceberg.DoubleType()):
             return {op.OPERATION: op.INTEGER_AS_FLOAT, op.BITS: bits}
-        case ("int" | "long"), iceberg.DecimalType():
+        case (("int" | "long"), iceberg.DecimalType()):
             return {op.OPERATION: op.INTEGER_AS_DECIMAL, op.BITS: bits, **_limit(0, kind)}
         case "int", iceberg.DateType() if written.logical == "date":
             return _integer(bits, _INT)
@@ -214,15 +213,15 @@ def scalar(written: AvroType, kind: iceberg.IcebergType, unit: str | None) -> di
             return _integer(bits, (0, _DAY_MS - 1), 1000)
         case "long", iceberg.TimeType() if written.logical == "time-micros":
             return _integer(bits, (0, 1000 * _DAY_MS - 1))
-        case ("int" | "long"), iceberg.TimestampType() | iceberg.TimestamptzType():
+        case (("int" | "long"), iceberg.TimestampType() | iceberg.TimestamptzType()):
             return _timestamp(written, kind, unit, bits)
         case "float", iceberg.FloatType() | iceberg.DoubleType():
             return {op.OPERATION: op.FLOAT}
         case "double", iceberg.FloatType() | iceberg.DoubleType():
             return {op.OPERATION: op.DOUBLE}
-        case ("bytes" | "string"), iceberg.StringType():
+        case (("bytes" | "string"), iceberg.StringType()):
             return {op.OPERATION: op.TEXT}
-        case ("bytes" | "string"), iceberg.BinaryType():
+        case (("bytes" | "string"), iceberg.BinaryType()):
             return {op.OPERATION: op.BYTES}
         case "bytes", iceberg.FixedType(root=size):
             return {op.OPERATION: op.BYTES_AS_FIXED, op.SIZE: size}
@@ -234,7 +233,7 @@ def scalar(written: AvroType, kind: iceberg.IcebergType, unit: str | None) -> di
             return {op.OPERATION: op.FIXED, op.SIZE: size}
         case "fixed", iceberg.UUIDType() if written.size == 16:
             return {op.OPERATION: op.FIXED_AS_UUID, op.SIZE: 16}
-        case ("bytes" | "fixed"), iceberg.DecimalType(scale=scale) if written.logical == "decimal":
+        case (("bytes" | "fixed"), iceberg.DecimalType(scale=scale)) if written.logical == "decimal":
             if written.scale > scale:
                 return None
             of = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL

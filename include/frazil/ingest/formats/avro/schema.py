@@ -71,7 +71,7 @@ class _Parsing:
     def __init__(self) -> None:
         self._named: dict[str, AvroType] = {}
 
-    def type_of(self, declared: Any, namespace: str) -> AvroType:
+    def type_of(self, declared: Any, namespace: str) -> AvroType:  # noqa: PLR0911 - one for each form
         if isinstance(declared, str):
             return self._called(declared, namespace)
         if isinstance(declared, list):

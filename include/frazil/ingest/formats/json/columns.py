@@ -40,7 +40,7 @@ class ChunkReader:
         """The rows of the sure records, in order, and for each value whether it is unsure."""
         unsure = np.ones(len(values), np.uint8)
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
-        rows = pa.concat_tables(tables) if tables else self._columns.arrow_schema.empty_table()
+        rows = pa.concat_tables(tables) if tables else self._columns.empty_table()
         if self._new_keys[new_keys.ON]:
             self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
             unsure &= 1

@@ -44,7 +44,8 @@ def _unsupported(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[s
             yield from _unsupported(kind.element_type, f"{where}.element", name)
         case iceberg.MapType():
             if not isinstance(kind.key_type, iceberg.StringType):
-                yield f"{where}: keys of format {name} are strings, so the map's key must be string, not {kind.key_type}"
+                what = f"so the map's key must be string, not {kind.key_type}"
+                yield f"{where}: keys of format {name} are strings, {what}"
             yield from _unsupported(kind.value_type, f"{where}.value", name)
         case _ if not isinstance(kind, SUPPORTED):
             yield f"{where}: format {name} cannot fill a column of type {kind}; declare another type"

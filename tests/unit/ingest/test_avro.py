@@ -1,0 +1,240 @@
+"""Avro behind schema ids: which schema a record is read by, and what becomes of one that cannot be read."""
+
+from __future__ import annotations
+
+import io
+import json
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from pyiceberg import types as t
+from pyiceberg.schema import Schema
+
+from frazil.errors import RegistryUnavailable, SpecError
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import check_supported, decoder
+from frazil.ingest.formats.avro.decoder import AvroDecoder
+from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
+from frazil.registry.client import SchemaText, UnknownSchema
+from frazil.spec.formats import AvroFormat, carried_format
+
+COLUMNS = Schema(
+    t.NestedField(1, "s", t.StringType(), required=True),
+    t.NestedField(2, "l", t.LongType()),
+    t.NestedField(3, "in", t.StructType(t.NestedField(4, "x", t.IntegerType(), required=True))),
+)
+
+
+def record(*fields: tuple[str, Any], name: str = "R", **more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": kind} for n, kind in fields], **more}
+
+
+class Registered:
+    """Schemas by id; an error is raised."""
+
+    def __init__(self, schemas: Mapping[int, Any]) -> None:
+        self._schemas = schemas
+        self.asked: list[int] = []
+
+    def get(self, schema_id: int) -> SchemaText:
+        self.asked.append(schema_id)
+        found = self._schemas.get(schema_id, UnknownSchema(f"the registry has no schema of id {schema_id}"))
+        if isinstance(found, Exception):
+            raise found
+        return found if isinstance(found, SchemaText) else SchemaText("AVRO", json.dumps(found))
+
+
+def encoded(schema: Any, value: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema, _force=True), value)
+    return out.getvalue()
+
+
+def framed(schema_id: int, content: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + content
+
+
+def outcomes(decoded: Decoded) -> dict[int, Any]:
+    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
+
+
+FIRST = record(("s", "string"), ("l", "int"))
+SECOND = record(
+    ("more", {"type": "array", "items": "string"}), ("s", ["null", "string"]), ("in", record(("x", "int"), name="I"))
+)
+
+
+def test_each_record_is_read_by_the_schema_of_its_id() -> None:
+    registered = Registered({7: FIRST, 70_000: SECOND})
+    values = [
+        framed(7, encoded(FIRST, {"s": "a", "l": -1})),
+        framed(70_000, encoded(SECOND, {"more": ["x"] * 3, "s": "b", "in": {"x": 5}})),
+        framed(7, encoded(FIRST, {"s": "ä", "l": 2**31 - 1})),
+    ]
+    decoded = AvroDecoder(COLUMNS, {}, registered)(Chunk.of_values(values))
+    assert outcomes(decoded) == {
+        0: {"s": "a", "l": -1, "in": None},
+        1: {"s": "b", "l": None, "in": {"x": 5}},
+        2: {"s": "ä", "l": 2**31 - 1, "in": None},
+    }
+    assert sorted(registered.asked) == [7, 70_000]
+
+
+def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_it() -> None:
+    lacking = record(("l", "long"))
+    schemas = {
+        1: FIRST,
+        2: SchemaText("PROTOBUF", "x"),
+        3: SchemaText("AVRO", '{"type": "nonsense"}'),
+        4: lacking,
+        5: record(("s", "int")),
+        6: record(("s", "string"), ("in", record(name="I"))),
+        7: "string",
+    }
+    sound = framed(1, encoded(FIRST, {"s": "a", "l": 1}))
+    expected: list[tuple[bytes | None, tuple[str, str]]] = [
+        (None, ("Tombstone", "no value")),
+        (b"", ("Empty", "value is empty")),
+        (b'{"s":"x"}', ("NotFramed", "the value is JSON")),
+        (b"\0\0\0\0", ("NotFramed", "no zero byte and schema id")),
+        (framed(9, b"\2a\2"), ("UnknownSchema", "the registry has no schema of id 9")),
+        (framed(2**31, b"\2a\2"), ("UnknownSchema", "the registry has no schema of id -2147483648")),
+        (framed(2, b""), ("UnreadableSchema", "the schema of id 2 is of type PROTOBUF")),
+        (framed(3, b""), ("UnreadableSchema", "the schema of id 3 is no schema of Avro: ")),
+        (framed(4, b"\2"), ("MissingRequired", "s: required, and the written schema's R has no such field")),
+        (framed(5, b"\2"), ("TypeMismatch", "s: Avro's int cannot fill a column of type string")),
+        (framed(6, b"\2a"), ("MissingRequired", "in.x: required, and the written schema's I has no such field")),
+        (framed(7, b"\2a"), ("TypeMismatch", "Avro's string cannot fill the record")),
+        (sound + b"\0", ("InvalidAvro", "the record: the record goes on after its last field (byte 3")),
+        (sound[:-1], ("InvalidAvro", "l: the record ends within this value (byte 2")),
+        (framed(1, b"\2\xff\2"), ("InvalidUtf8", "s: a text is not UTF-8 (byte 0")),
+        (framed(1, b"\2a" + b"\xff" * 9 + b"\1"), ("InvalidAvro", "l: an int has more than 32 bits")),
+        (framed(1, b"\2a" + b"\xff" * 11), ("InvalidAvro", "l: a number has more than 64 bits")),
+    ]
+    values = [value for pair in expected for value in (pair[0], sound)]
+    found = outcomes(AvroDecoder(COLUMNS, {}, Registered(schemas))(Chunk.of_values(values)))
+    for i, (value, (error_class, text)) in enumerate(expected):
+        assert found[2 * i][0] == error_class, value
+        assert text in found[2 * i][1]
+        assert found[2 * i + 1] == {"s": "a", "l": 1, "in": None}
+
+
+def test_a_registry_that_is_away_blames_no_record() -> None:
+    decode = AvroDecoder(COLUMNS, {}, Registered({1: RegistryUnavailable("away")}))
+    with pytest.raises(RegistryUnavailable):
+        decode(Chunk.of_values([framed(1, b"\2a\2")]))
+
+
+def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_told_by_value() -> None:
+    schema = record(("s", ["null", "string"]), ("l", ["null", "int", "string", "long"]))
+    values = [{"s": "a", "l": None}, {"s": None, "l": 1}, {"s": "b", "l": 5}, {"s": "c", "l": "x"}]
+    decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
+    found = outcomes(decode(Chunk.of_values([encoded(schema, value) for value in values])))
+    assert found == {
+        0: {"s": "a", "l": None, "in": None},
+        1: ("MissingRequired", "s: required, and the record has null"),
+        2: {"s": "b", "l": 5, "in": None},
+        3: ("TypeMismatch", "l: Avro's string cannot fill a column of type long"),
+    }
+
+
+def test_an_alias_fills_a_column_that_no_field_has_the_name_of() -> None:
+    schema = record(("title", "string"), ("l", "long"))
+    schema["fields"][0]["aliases"] = ["l", "s"]
+    decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
+    assert outcomes(decode(Chunk.of_values([b"\2a\4"]))) == {0: {"s": "a", "l": 2, "in": None}}
+
+
+def test_types_are_found_by_full_name_across_references_and_inside_themselves() -> None:
+    inner = json.dumps(record(("x", "int"), name="I", namespace="a.b"))
+    tree = record(("next", ["null", "T"]), name="T", namespace="a")
+    schema = record(("s", "string"), ("tree", tree), ("in", "b.I"), namespace="a")
+    with pytest.raises(UnreadableSchema):
+        parsed(json.dumps(schema))
+    schema["fields"][2]["type"] = "a.b.I"
+    decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema), (("I", inner),)))
+    data = b"\2a" + b"\2" * 300 + b"\0" + b"\6"
+    assert outcomes(decode(Chunk.of_values([data]))) == {0: {"s": "a", "l": None, "in": {"x": 3}}}
+    deep = outcomes(decode(Chunk.of_values([b"\2a" + b"\2" * 10_000 + b"\0" + b"\6"])))
+    assert deep[0][0] == "TooDeep"
+
+
+def test_a_schema_that_is_none_is_told() -> None:
+    for text in (
+        "",
+        "[]",
+        "5",
+        '["null", ["int"]]',
+        '{"type": "record"}',
+        '{"type": "fixed", "name": "f", "size": -1}',
+    ):
+        with pytest.raises(UnreadableSchema):
+            parsed(text)
+    with pytest.raises(UnreadableSchema, match="nested too deep"):
+        parsed('{"type":"array","items":' * 5000 + '"int"' + "}" * 5000)
+
+
+LISTS = Schema(
+    t.NestedField(1, "n", t.ListType(2, t.StructType(t.NestedField(3, "x", t.LongType())), element_required=False)),
+    t.NestedField(4, "m", t.MapType(5, t.StringType(), 6, t.LongType(), value_required=False)),
+)
+NULLS = record(
+    ("n", {"type": "array", "items": record(("y", "null"), name="E")}), ("m", {"type": "map", "values": "long"})
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\1",  # -2**63 elements
+        b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1",  # 2**63 - 1 elements
+        b"\x80\x80\x80\x80\x10" + b"\0" * 100_000,  # 2**31 elements without bytes
+        b"\x80\x40" * 50_000,  # 4096 elements without bytes, again and again
+        b"\0\x80\x80\x80\x80\x10" + b"\0" * 100,  # a map of 2**31 entries
+        b"\0\2\x80\x80\x80\x80\x10" + b"a" * 100,  # a key of 2**31 bytes
+    ],
+)
+def test_lengths_that_the_record_cannot_have_cost_nothing(content: bytes) -> None:
+    decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(NULLS)))
+    decode(Chunk.of_values([b"\0\0"]))
+    tracemalloc.start()
+    try:
+        found = outcomes(decode(Chunk.of_values([content])))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found[0][0] == "InvalidAvro"
+    assert most < 2**20
+
+
+def test_many_keys_are_compared_and_a_repeated_one_is_told() -> None:
+    schema = record(("m", {"type": "map", "values": "long"}))
+    decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(schema)))
+    many = {f"key {i}": i for i in range(20_000)}
+    data = encoded(schema, {"m": many})
+    found = outcomes(decode(Chunk.of_values([data, b"\4\2a\2\2a\4\0", data])))
+    assert found[0]["m"] == found[2]["m"] == [*many.items()]
+    assert found[1][0] == "TypeMismatch"
+    assert "m: the map has a key twice" in found[1][1]
+
+
+def test_a_declared_schema_travels_to_executors_as_text(tmp_path: Path) -> None:
+    (tmp_path / "s.avsc").write_text(json.dumps(FIRST))
+    carried = carried_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
+    decode = decoder(carried, COLUMNS, {})
+    (tmp_path / "s.avsc").unlink()
+    assert outcomes(decode(Chunk.of_values([b"\2a\2"]))) == {0: {"s": "a", "l": 1, "in": None}}
+    with pytest.raises(SpecError, match=r"schema-file: .*s\.avsc cannot be read"):
+        carried_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
+
+
+def test_a_column_that_avro_cannot_fill_is_refused_beforehand() -> None:
+    columns = Schema(t.NestedField(1, "m", t.MapType(2, t.LongType(), 3, t.LongType())))
+    with pytest.raises(SpecError, match="keys of format avro are strings"):
+        check_supported(columns, AvroFormat(schema_text="{}"))

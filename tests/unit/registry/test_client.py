@@ -1,0 +1,191 @@
+"""The client of a schema registry, against a server that answers as told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from frazil.errors import RegistryUnavailable, SpecError
+from frazil.registry import client
+from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, registry
+from frazil.spec.formats import Registry
+
+Answer = tuple[int, Any]
+NO_SCHEMA = (404, {"error_code": 40403, "message": "Schema not found"})
+
+
+@dataclass
+class Server:
+    """What it answers, by path; other paths are unknown schemas. A list is answered in turn, its last for ever."""
+
+    url: str = ""
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    def answer(self, path: str) -> Answer:
+        found = self.answers.get(path, [NO_SCHEMA])
+        return found.pop(0) if len(found) > 1 else found[0]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    told = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            told.asked.append(self.path)
+            told.headers.append(dict(self.headers))
+            status, document = told.answer(self.path)
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    told.url = f"http://127.0.0.1:{http.server_port}"
+    try:
+        yield told
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def opened(url: str, **more: Any) -> SchemaRegistry:
+    return SchemaRegistry(Registry(url=url, timeout=timedelta(seconds=more.pop("timeout_s", 5)), **more), {"P": "pw"})
+
+
+def test_a_schema_is_asked_for_once(server: Server) -> None:
+    server.answers["/schemas/ids/7"] = [(200, {"schema": '"string"'})]
+    found = opened(server.url + "/")
+    assert [found.get(7), found.get(7)] == [SchemaText("AVRO", '"string"')] * 2
+    assert server.asked == ["/schemas/ids/7"]
+
+
+def test_what_a_schema_refers_to_comes_before_it_once(server: Server) -> None:
+    def of(text: str, *references: tuple[str, str, int]) -> list[Answer]:
+        keys = ("name", "subject", "version")
+        return [
+            (
+                200,
+                {
+                    "schema": text,
+                    "schemaType": "PROTOBUF",
+                    "references": [dict(zip(keys, r, strict=True)) for r in references],
+                },
+            )
+        ]
+
+    a, b = ("a.proto", "a/b c", 1), ("b.proto", "b", 2)
+    server.answers = {
+        "/schemas/ids/1": of("top", a, b),
+        "/subjects/a%2Fb%20c/versions/1?deleted=true": of("A", b),
+        "/subjects/b/versions/2?deleted=true": of("B", b),
+    }
+    assert opened(server.url).get(1) == SchemaText("PROTOBUF", "top", (("b.proto", "B"), ("a.proto", "A")))
+    assert len(server.asked) == 3
+
+
+def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: Server) -> None:
+    found = opened(server.url)
+    for schema_id in (9, 9, -1, 0):
+        with pytest.raises(UnknownSchema):
+            found.get(schema_id)
+    assert server.asked == ["/schemas/ids/9"]
+    server.answers["/schemas/ids/9"] = [(200, {"schema": "{}"})]
+    with mock.patch.object(client, "UNKNOWN_FOR_S", 0.0):
+        assert found.get(9).text == "{}"
+
+
+def test_a_reference_that_is_gone_is_an_unknown_schema(server: Server) -> None:
+    reference = {"name": "x", "subject": "x", "version": 1}
+    server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "references": [reference]})]
+    with pytest.raises(UnknownSchema, match="version 1 of x, which the registry lacks"):
+        opened(server.url).get(1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((401, {"error_code": 401}), "refuses the credentials"),
+        ((403, b"no"), "refuses the credentials"),
+        ((404, b"<html>"), "answers with 404, and not as a schema registry"),
+        ((404, {"error_code": 404}), "answers with 404, and not as a schema registry"),
+        ((200, b"<html>"), "answers with 200, and not as a schema registry"),
+        ((200, {"schema": 5}), "answers with 200, and not as a schema registry"),
+        ((500, b""), "answers with 500"),
+        ((429, b""), "answers with 429"),
+    ],
+)
+def test_what_is_no_answer_blames_no_record(server: Server, answer: Answer, said: str) -> None:
+    server.answers["/schemas/ids/1"] = [answer]
+    with pytest.raises(RegistryUnavailable, match=said):
+        opened(server.url, timeout_s=0.3).get(1)
+
+
+def test_a_passing_error_is_asked_over(server: Server) -> None:
+    server.answers["/schemas/ids/1"] = [(503, b""), (500, b""), (200, {"schema": "{}"})]
+    assert opened(server.url).get(1).text == "{}"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://user:secret@127.0.0.1:{listening.getsockname()[1]}/base"
+
+
+def test_silence_and_an_address_without_a_server_are_told_without_what_is_secret() -> None:
+    with silent() as url:
+        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not answer") as raised:
+            opened(url, timeout_s=0.2).get(1)
+        assert "secret" not in str(raised.value)
+    with pytest.raises(RegistryUnavailable, match="does not answer: ConnectionRefusedError"):
+        opened(url, timeout_s=0.2).get(1)
+
+
+def test_credentials_are_references_and_go_with_each_request(server: Server) -> None:
+    server.answers["/schemas/ids/1"] = [(200, {"schema": "{}"})]
+    opened(server.url, username="u", password="${env:P}").get(1)
+    opened(server.url, token="${env:P}", properties={"X-Tenant": "${env:P}"}).get(1)
+    basic, bearer = server.headers
+    assert basic["Authorization"] == "Basic " + base64.b64encode(b"u:pw").decode()
+    assert (bearer["Authorization"], bearer["X-Tenant"]) == ("Bearer pw", "pw")
+    with pytest.raises(SpecError, match="MISSING is not set"):
+        opened(server.url, token="${env:MISSING}")
+
+
+def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:
+    declared = Registry(url="http://r", token="${env:T}")
+    one = registry(declared, {"T": "a"})
+    assert registry(declared, {"T": "a"}) is one
+    assert registry(declared, {"T": "b"}) is not one
+
+
+def test_only_so_many_schemas_are_kept(server: Server) -> None:
+    server.answers = {f"/schemas/ids/{i}": [(200, {"schema": "{}"})] for i in (1, 2, 3)}
+    found = opened(server.url)
+    with mock.patch.object(client, "MOST_SCHEMAS", 2):
+        for i in (1, 2, 1, 3, 1):
+            found.get(i)
+    assert len(server.asked) == 3
