@@ -246,3 +246,44 @@ def test_twenty_changes_in_a_minute_while_the_writer_is_killed_lose_and_repeat_n
             assert row["grows"][f"g{filled[0]}"] == 1.5
     assert schemas(stream) <= changes + 1
     assert letters(stream) == []
+
+
+def test_columns_are_renamed_and_dropped_while_the_writer_runs(
+    evolving: Callable[[str], Any], frazil: Callable[..., Any]
+):
+    stream = evolving("additive")
+    yaml = stream.streams / "events.yaml"
+    yaml.write_text(yaml.read_text().replace("note: string", "'due': {type: timestamptz, unit: s}, note: string"))
+    with stream.writing():
+        stream.produce([record(0, note="old", due=1, gate="A1")])
+        eventually(lambda: stream.has_rows(1))
+        done = frazil("evolve", "events", "--rename", "note=remark", "--rename", "due=until", "--drop", "gate", "--yes")
+        assert done.returncode == 0, done.stderr
+        assert "call note remark" in done.stdout
+        stream.produce(
+            [record(1, note="a"), record(2, remark="b", gate="A2"), record(3, note="c", remark="d", until=2)]
+        )
+        stream.produce([record(4, note=1), record(5, due=3, more="x")])
+        eventually(lambda: stream.has_rows(5))
+    assert rows(stream, "remark", "more") == [
+        (0, "old", None),
+        (1, "a", None),
+        (2, "b", None),
+        (3, "d", None),
+        (5, None, "x"),
+    ]
+    assert [row and row.timestamp() for _, row in rows(stream, "until")] == [1, None, None, 2, 3]
+    assert "gate" not in stream.table().schema().column_names
+    assert letters(stream) == [("TypeMismatch", "note: a string is needed, this is the number 1")]
+
+    stream.produce([record(6, note="again")])
+    stream.catch_up()  # the declaration still has the old names
+    yaml.write_text(yaml.read_text().replace("note: string", "remark: string").replace("'due'", "until"))
+    stream.produce([record(7, note="and again", due=4)])
+    stream.catch_up()
+    assert rows(stream, "remark")[-2:] == [(6, "again"), (7, "and again")]
+
+    for wrong in ("at=then", "remark=id", "remark=note.a", "nothing=x", "id=note"):
+        refused = frazil("evolve", "events", "--rename", wrong, "--yes")
+        assert (refused.returncode, "SchemaIncompatible" in refused.stderr) == (15, True), wrong
+    assert schemas(stream) == 4

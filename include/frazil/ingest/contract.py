@@ -122,6 +122,8 @@ class StageContext:
     """For a backfill: only rows of `[from, to)` are kept, and no dead letters, which have no event time."""
     files: tuple[RecordFile, ...] = ()
     """For a backfill: if there are any, they are read instead of Kafka."""
+    aliases: Mapping[str, int] = field(default_factory=dict)
+    """Fields of records that fill a column of another name: its field id."""
     evolution: Literal["off", "additive", "full"] = "off"
     """What tasks look for in records beyond the table's columns, for the driver to evolve the table."""
     routes: Routes | None = None

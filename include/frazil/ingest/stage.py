@@ -21,6 +21,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
+from frazil.ingest.aliases import aliased
 from frazil.ingest.beside_value import value_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
@@ -381,7 +382,8 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
 def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-    return partial(decoder, context.record_format, filled, units, context.evolution)
+    make = partial(decoder, context.record_format, evolution=context.evolution)
+    return partial(aliased, make, filled, units, context.aliases)
 
 
 @contextmanager

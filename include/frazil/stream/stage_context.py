@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
+from pyiceberg.schema import Schema
+
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
@@ -13,6 +15,7 @@ from frazil.ingest.contract import StageContext
 from frazil.spec.formats import carried_format
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors
+from frazil.table.renamed import aliases, current_name, former_columns
 from frazil.table.tables import check_stageable
 
 
@@ -33,6 +36,8 @@ def stage_context(
     with catalog_errors(tables.main.catalog_name):
         now = {target: handle.refresh() for target, handle in tables.targets.items()}
     check_stageable(now["main"], now["dead-letters"], spec)
+    main = now["main"]
+    other_names = aliases(main.schema(), former_columns(main.properties))
     return StageContext(
         stream=spec.name,
         epoch=key.epoch,
@@ -45,7 +50,15 @@ def stage_context(
             target: target_table(table, folder=batch_folder(table, tables.stream, key)) for target, table in now.items()
         },
         topic_ids=dict(topic_ids),
-        units=spec.units,
+        units=_units(spec, main.schema(), other_names),
+        aliases=other_names,
         beside_value=spec.beside_value,
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
     )
+
+
+def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
+    """The units by the names that the columns have in the table, without those of columns that were dropped."""
+    called = {name: current_name(table, other_names.get(name)) or name for name in spec.units}
+    there = {field.name for field in table.fields}
+    return {now: spec.units[name] for name, now in called.items() if now in there}

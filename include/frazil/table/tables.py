@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
@@ -38,6 +38,7 @@ from frazil.table.evolution import (
 )
 from frazil.table.growth import Growth, growth
 from frazil.table.remains import STATE, Remains, place_of_new, remains_of
+from frazil.table.renamed import former_columns, renamed_fields
 
 logger = logging.getLogger(__name__)
 
@@ -278,7 +279,7 @@ def _evolve(table: Table, declared: DeclaredTable, stream: str) -> Table:
 def _evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
     """The evolutions to the declared schema. Raises SchemaIncompatible if they are not all safe."""
     existing = table.schema()
-    wanted = _adoptable(declared, existing)
+    wanted = _adoptable(_as_renamed(declared, table), existing)
     found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
     if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
         raise SchemaIncompatible(_refusal(table, conflicts, stream))
@@ -293,19 +294,30 @@ def _former_schemas(table: Table) -> list[Schema]:
     return [schema for schema in schemas if schema.schema_id >= first]
 
 
+def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
+    """The declaration with the names that people gave the table's columns by `frazil evolve`."""
+    if not (former := former_columns(table.properties)):
+        return declared
+    schema = renamed_fields(declared.schema, table.schema(), former)
+    new = {field.name for field in schema.fields} - {field.name for field in declared.schema.fields}
+    relaxable = declared.relaxable and declared.relaxable | new
+    return replace(declared, schema=schema, declarable=declared.declarable | new, relaxable=relaxable)
+
+
 def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
     """Let frazil's own columns be optional: it always has a value, and tables may have got them later."""
-    there = {field.name: field.required for field in existing.fields}
-    found = {field.name: field for field in existing.fields}
-    fields = [
-        relaxed(field, found[field.name])
-        if field.name in declared.relaxable and field.name in found
-        else field
-        if field.name in declared.declarable or there.get(field.name, field.name not in COORDINATES)
-        else field.model_copy(update={"required": False})
-        for field in declared.schema.fields
-    ]
-    return Schema(*fields, schema_id=declared.schema.schema_id)
+    there = {field.name: field for field in existing.fields}
+
+    def adopted(field: NestedField) -> NestedField:
+        found = there.get(field.name)
+        if found is not None and field.name in declared.relaxable:
+            return relaxed(field, found)
+        is_required = field.name not in COORDINATES if found is None else found.required
+        if is_required or field.name in declared.declarable:
+            return field
+        return field.model_copy(update={"required": False})
+
+    return Schema(*map(adopted, declared.schema.fields), schema_id=declared.schema.schema_id)
 
 
 def _refuse_unreadable(coming: Schema, table: str) -> None:

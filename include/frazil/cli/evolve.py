@@ -1,0 +1,94 @@
+"""`frazil evolve`: renames and drops columns of a stream's table while its writer runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from pyiceberg.table import Table
+
+from frazil.cli.options import streams_option
+from frazil.cli.output import ask
+from frazil.commit.opened import open_stream
+from frazil.errors import SpecError
+from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
+from frazil.spec.rules import COORDINATES, NAMED_FIELDS
+from frazil.table.renamed import Asked, change_columns, laid_out_by
+
+
+class RenameText(click.ParamType[tuple[str, str]]):
+    """A column's old and new name."""
+
+    name = "old=new"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        old, equals, new = str(value).partition("=")
+        if not (old and equals and new):
+            self.fail(f"{value!r} is not of the form old=new", param, ctx)
+        return old, new
+
+
+@click.command()
+@click.argument("stream")
+@streams_option
+@click.option("--rename", "renames", type=RenameText(), multiple=True, help="A column's old and new name: `a=b`.")
+@click.option("--drop", "drops", multiple=True, help="A column that the table shall no longer have.")
+@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
+def evolve(
+    stream: str, streams_folder: Path, renames: Sequence[tuple[str, str]], drops: Sequence[str], *, yes: bool
+) -> None:
+    """Rename or drop columns of STREAM's table, by field id, while its writer runs.
+
+    A renamed column keeps its values. Records may have either name from then on, and the declaration may keep the old
+    one until it is edited. A dropped column's values are no longer read, and records' fields of its name are ignored.
+    Changes no data file: a running writer takes the change with its next batch, without a restart.
+
+    \b
+    Example:
+      frazil evolve flights --rename dep_delay=departure_delay
+      frazil evolve flights --drop tailnum
+    """
+    asked = Asked(dict(renames), drops)
+    if not (asked.renames or asked.drops):
+        raise click.UsageError("give --rename or --drop")
+    spec = find_stream(streams_folder, stream)
+    if spec.source.format.type not in NAMED_FIELDS:
+        raise SpecError(
+            f"stream {stream!r}: records of source.format {spec.source.format.type} have no names of fields that could "
+            "differ from the columns': rename the column by an engine, and edit the declaration, while no writer runs"
+        )
+    table = open_stream(spec).tables.main.current()
+    if asked.drops:
+        click.echo(f"Readers of {spec.table.identifier} will no longer see: {', '.join(asked.drops)}.")
+    changes = [f"{old} to {new}" for old, new in asked.renames.items()] + [f"{name} to nothing" for name in asked.drops]
+    ask(f"Change columns of {spec.table.identifier}: {', '.join(changes)}?", yes=yes)
+    change_columns(table, asked, fixed=_fixed(spec, table))
+    for old, new in asked.renames.items():
+        click.echo(f"Column {old} is now {new}; records fill it by either name.")
+    for name in asked.drops:
+        click.echo(f"Column {name} is dropped; records' fields of that name are ignored.")
+    declared = {column.name for column in spec.columns} & {*asked.renames, *asked.drops}
+    if declared:
+        click.echo(f"In the declaration of {stream}, {_edits(asked, declared)}, when it suits you.")
+
+
+def _edits(asked: Asked, declared: set[str]) -> str:
+    renames = [f"call {old} {new}" for old, new in asked.renames.items() if old in declared]
+    return ", ".join([*renames, *(f"take out {name}" for name in asked.drops if name in declared)])
+
+
+def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
+    """Columns whose names other parts of the declaration, or of frazil, rely on; and why."""
+    layout = laid_out_by(table)
+    fixed = {
+        field.name: "the table is partitioned or sorted by it"
+        for field in table.schema().fields
+        if field.field_id in layout
+    }
+    fixed |= dict.fromkeys(spec.beside_value, "a record's key or header fills it by this name")
+    fixed |= dict.fromkeys(COORDINATES, "frazil fills it by this name")
+    return fixed | {spec.event_time.column: "it is the event time, which signals and gates read by this name"}

@@ -1,0 +1,77 @@
+"""Fields of records that fill a column of another name: a person renamed the column, and records kept the old name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Decoder, Rejection
+
+FIRST_ID = 1_000_000_000
+"""Field ids from here on are no column's."""
+
+Make = Callable[[Schema, Mapping[int, str]], Decoder]
+"""Makes a decoder of a schema, with the units of its columns by field id."""
+
+
+def aliased(make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, int]) -> Decoder:
+    """A decoder that also reads these fields of records, by name, into the columns of these field ids."""
+    wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
+    return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
+
+
+class AliasedDecoder:
+    """Decodes the other names as columns of their own, and merges them. A column's own name comes first."""
+
+    def __init__(
+        self, make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, NestedField]
+    ) -> None:
+        filled = {column.field_id for column in aliases.values()}
+        extra = [
+            column.model_copy(update={"field_id": FIRST_ID + n, "name": name, "required": False})
+            for n, (name, column) in enumerate(aliases.items())
+        ]
+        own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
+        of_extra = {
+            e.field_id: units[c.field_id] for e, c in zip(extra, aliases.values(), strict=True) if c.field_id in units
+        }
+        self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**units, **of_extra})
+        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
+        self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        decoded = self._decode(chunk)
+        arrays = [self._column(field, decoded.rows) for field in self._arrow_schema]
+        lacking = np.zeros(len(decoded.kept), np.bool_)
+        rejections = []
+        for name in self._required:
+            null = arrays[self._arrow_schema.get_field_index(name)].is_null().to_numpy()
+            places = decoded.kept[null & ~lacking].tolist()
+            rejections += [Rejection(p, "MissingRequired", f"{name}: required, and missing or null") for p in places]
+            lacking |= null
+        good = pa.array(~lacking)
+        kept = [array.filter(good) for array in arrays] if rejections else arrays
+        rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
+        return Decoded(rows, decoded.kept[~lacking], [*decoded.rejections, *rejections], decoded.sighted)
+
+    def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
+        column = rows.column(field.name)
+        for name in self._others.get(field.name, ()):
+            column = _filled(column, rows.column(name))
+        return column
+
+
+def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column with the other one's values where it has none; Arrow's `coalesce` does not take every type."""
+    if not column.null_count or other.null_count == len(other):
+        return column
+    places = np.arange(len(column))
+    places += len(column) * column.is_null().to_numpy()
+    return pa.chunked_array([*column.chunks, *other.chunks], column.type).take(pa.array(places))

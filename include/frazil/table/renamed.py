@@ -1,0 +1,140 @@
+"""Columns that a person renamed or dropped with `frazil evolve`; declarations and records may have the old names.
+
+The table keeps them in a property, which changes in one commit with its schema. So a writer that runs continues: what
+is declared by an old name means the renamed column, or nothing where it was dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField
+
+from frazil.errors import CommitUnavailable, SchemaIncompatible
+from frazil.table.catalogs import catalog_errors
+from frazil.table.column_history import TOP, ColumnHistory
+
+PROPERTY = "frazil.former-columns"
+"""JSON: the field id of the renamed column by its former name; null for one that was dropped."""
+ATTEMPTS = 5
+
+Former = Mapping[str, int | None]
+
+
+def former_columns(properties: Mapping[str, str]) -> Former:
+    """Raises SchemaIncompatible for a property that was edited by hand."""
+    text = properties.get(PROPERTY, "{}")
+    try:
+        found = json.loads(text)
+        if all(field is None or type(field) is int for field in found.values()):
+            return dict(found)
+    except (ValueError, AttributeError):
+        pass
+    raise SchemaIncompatible(
+        f"the table property {PROPERTY} is {text[:200]!r}, which is no JSON mapping of names to field ids: remove it"
+    )
+
+
+def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema:
+    """The declared schema with the names that its columns have in the table, without those that were dropped."""
+    names = {field.name for field in declared.fields}
+    fields: list[NestedField] = []
+    for field in declared.fields:
+        if field.name not in former or _has(existing, field.name):
+            fields.append(field)
+        elif (now := current_name(existing, former[field.name])) is not None and now not in names:
+            fields.append(field.model_copy(update={"name": now}))
+    return Schema(*fields, schema_id=declared.schema_id)
+
+
+def aliases(existing: Schema, former: Former) -> dict[str, int]:
+    """The field id of the column that a record's field of a former name fills."""
+    return {
+        name: field_id
+        for name, field_id in former.items()
+        if field_id is not None and not _has(existing, name) and current_name(existing, field_id) is not None
+    }
+
+
+def current_name(existing: Schema, field_id: int | None) -> str | None:
+    """The name of a top-level column; None if the table has none of this id."""
+    return next((field.name for field in existing.fields if field.field_id == field_id), None)
+
+
+def _has(schema: Schema, name: str) -> bool:
+    return any(field.name == name for field in schema.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a person asks for: new names by the old ones, and names of columns to drop."""
+
+    renames: Mapping[str, str]
+    drops: Sequence[str]
+
+
+def problems(asked: Asked, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
+    """Why the columns cannot be renamed or dropped so, a sentence each. `fixed` are columns that stay, with why."""
+    found = []
+    history = ColumnHistory.of((*former, table))
+    names = {field.name.lower(): field.name for field in table.fields}
+    ids = {field.name: field.field_id for field in table.fields}
+    for name in (*asked.renames, *asked.drops):
+        if name not in ids:
+            found.append(f"the table has no column {name}")
+        elif why := fixed.get(name):
+            found.append(f"the column {name} stays as it is: {why}")
+    for old, new in asked.renames.items():
+        if new.lower() in names and new.lower() != old.lower():
+            found.append(f"the table already has the column {names[new.lower()]}")
+        elif not new or "." in new or new != new.strip():
+            found.append(f"{new!r} can be no column's name: it is empty, or has a dot or spaces around it")
+        elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
+            found.append(f"{new} was the name of another column (field id {others[0]}): choose one that is new")
+    given = [new.lower() for new in asked.renames.values()]
+    found += [
+        f"{new} is given to two columns" for n, new in enumerate(asked.renames.values()) if new.lower() in given[:n]
+    ]
+    both = set(asked.drops) & set(asked.renames)
+    found += [f"{name} is both to be renamed and to be dropped" for name in sorted(both)]
+    return found
+
+
+def change_columns(table: Table, asked: Asked, *, fixed: Mapping[str, str]) -> Table:
+    """Rename and drop columns by field id, in one commit with the property. Returns the table as it is then.
+
+    Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
+    """
+    with catalog_errors(table.catalog.name):
+        for _ in range(ATTEMPTS):
+            former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
+            if found := problems(asked, table.schema(), former, fixed=fixed):
+                raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
+            kept = dict(former_columns(table.properties))
+            kept |= {old: table.schema().find_field(old).field_id for old in asked.renames}
+            kept |= dict.fromkeys(asked.drops)
+            kept = {name: field for name, field in kept.items() if name not in asked.renames.values()}
+            try:
+                with table.transaction() as transaction:
+                    with transaction.update_schema() as update:
+                        for old, new in asked.renames.items():
+                            update.rename_column(old, new)
+                        for name in asked.drops:
+                            update.delete_column(name)
+                    transaction.set_properties({PROPERTY: json.dumps(kept)})
+            except CommitFailedException:
+                table = table.catalog.load_table(table.name())
+                continue
+            return table.catalog.load_table(table.name())
+    raise CommitUnavailable(f"{'.'.join(table.name())} changed at each of {ATTEMPTS} attempts to change its columns")
+
+
+def laid_out_by(table: Table) -> Collection[int]:
+    """The field ids that the table's partition specs and sort orders need."""
+    specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
+    return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

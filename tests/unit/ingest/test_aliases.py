@@ -1,0 +1,77 @@
+"""Records' fields of a former name fill the renamed column."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    IcebergType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+    UUIDType,
+)
+
+from frazil.ingest.aliases import aliased
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import decoder
+
+KINDS: list[tuple[IcebergType, str]] = [
+    (StringType(), '"x"'),
+    (DecimalType(9, 2), "1.50"),
+    (UUIDType(), '"00000000-0000-0000-0000-000000000001"'),
+    (ListType(10, StringType(), element_required=False), '["x",null]'),
+    (MapType(11, StringType(), 12, LongType(), value_required=False), '{"x":1}'),
+    (StructType(NestedField(13, "a", StringType()), NestedField(14, "b", UUIDType())), '{"a":"x"}'),
+]
+
+
+def decoded(schema: Schema, *values: str, units: dict[int, str] | None = None, **aliases: int) -> Decoded:
+    make = partial(decoder, "json", evolution="additive")
+    return aliased(make, schema, units or {}, aliases)(Chunk.of_values([value.encode() for value in values]))
+
+
+@pytest.mark.parametrize(("kind", "value"), KINDS, ids=str)
+def test_a_field_of_either_name_fills_a_column_of_any_type(kind: IcebergType, value: str):
+    schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", kind))
+    found = decoded(
+        schema, *(f'{{"id":1,"{name}":{value}}}' for name in ("now", "was", "older", "never")), was=2, older=2
+    )
+    one, two, three, four = found.rows["now"].to_pylist()
+    assert one is not None
+    assert one == two == three
+    assert four is None
+    assert list(found.sighted.new) == [("never",)]
+    assert found.rows.schema.field("now").metadata == {b"PARQUET:field_id": b"2"}
+
+
+def test_a_required_column_needs_one_of_its_names_and_its_own_comes_first():
+    schema = Schema(NestedField(1, "now", LongType(), required=True), NestedField(2, "s", StringType(), required=True))
+    values = ('{"s":"","was":1}', '{"s":"","now":2,"was":3}', '{"s":""}', '{"s":"","now":null,"was":4}', '{"was":5}')
+    found = decoded(schema, *values, was=1)
+    rows = dict(zip(found.kept.tolist(), found.rows["now"].to_pylist(), strict=True))
+    assert rows == {0: 1, 1: 2, 3: 4}
+    assert sorted((r.index, r.error) for r in found.rejections) == [
+        (2, "now: required, and missing or null"),
+        (4, "s: required, and missing or null"),
+    ]
+
+
+def test_a_unit_holds_for_every_name():
+    schema = Schema(NestedField(1, "now", TimestamptzType()))
+    found = decoded(schema, '{"was":1}', '{"now":1}', units={1: "s"}, was=1)
+    assert [moment.timestamp() for moment in found.rows["now"].to_pylist()] == [1, 1]
+
+
+def test_without_other_names_nothing_stands_between():
+    made: list[Schema] = []
+    aliased(lambda schema, _: made.append(schema), Schema(NestedField(1, "a", LongType())), {}, {})  # type: ignore[func-returns-value,arg-type,return-value]
+    assert len(made) == 1

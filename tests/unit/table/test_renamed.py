@@ -1,0 +1,72 @@
+"""What people may do to columns' names, and what declarations by the old names then mean."""
+
+from __future__ import annotations
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+
+from frazil.errors import SchemaIncompatible
+from frazil.table.renamed import PROPERTY, Asked, aliases, former_columns, problems, renamed_fields
+
+BEFORE = Schema(
+    NestedField(1, "id", LongType()), NestedField(2, "a", StringType()), NestedField(3, "gone", StringType())
+)
+TABLE = Schema(NestedField(1, "id", LongType()), NestedField(2, "b", StringType()), NestedField(4, "new", StringType()))
+FORMER = {"a": 2, "gone": None, "older": 2, "id": 4, "strange": 9}
+
+
+def names(schema: Schema) -> list[str]:
+    return [field.name for field in schema.fields]
+
+
+def test_a_declaration_by_the_old_names_means_the_columns_as_they_are_now():
+    assert names(renamed_fields(BEFORE, TABLE, FORMER)) == ["id", "b"]
+    assert names(renamed_fields(TABLE, TABLE, FORMER)) == ["id", "b", "new"]
+
+
+def test_one_column_is_declared_once():
+    both = Schema(NestedField(1, "a", StringType()), NestedField(2, "b", StringType()))
+    assert names(renamed_fields(both, TABLE, FORMER)) == ["b"]
+
+
+def test_a_name_that_a_column_has_now_is_no_other_ones():
+    assert aliases(TABLE, FORMER) == {"a": 2, "older": 2}
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": "b"}', '{"a": true}'])
+def test_a_property_that_was_edited_is_named(text: str):
+    with pytest.raises(SchemaIncompatible, match=PROPERTY):
+        former_columns({PROPERTY: text})
+
+
+def test_without_the_property_nothing_was_renamed():
+    assert former_columns({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (Asked({"b": "c", "new": "d"}, ["id"]), []),
+        (Asked({"b": "B"}, []), []),
+        (Asked({"b": "a"}, []), []),
+        (Asked({"none": "c"}, ["nothing"]), ["has no column none", "has no column nothing"]),
+        (Asked({"b": "ID"}, []), ["already has the column id"]),
+        (Asked({"b": "x.y"}, []), ["can be no column's name"]),
+        (Asked({"b": "gone"}, []), ["was the name of another column"]),
+        (Asked({"b": "c"}, ["b"]), ["both to be renamed and to be dropped"]),
+    ],
+)
+def test_what_cannot_be_is_said(asked: Asked, says: list[str]):
+    found = problems(asked, TABLE, [BEFORE], fixed={})
+    assert len(found) == len(says)
+    assert all(words in sentence for words, sentence in zip(says, found, strict=True))
+
+
+def test_two_columns_do_not_get_one_name():
+    assert problems(Asked({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == ["C is given to two columns"]
+
+
+def test_a_column_that_others_rely_on_stays():
+    found = problems(Asked({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
+    assert found == ["the column new stays as it is: it is needed"]
