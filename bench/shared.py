@@ -30,6 +30,7 @@ from confluent_kafka import Producer
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.postgres import EmbeddedPostgres
+from frazil.spec.units import parse_duration
 from frazil.table.catalogs import load_catalog
 
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_application.py"
@@ -204,6 +205,7 @@ def run(
         "commits": len(gaps),
         "gap_p50_s": round(statistics.median(gaps), 1) if gaps else None,
         "gap_most_s": round(max(gaps), 1) if gaps else None,
+        "late": sum(gap > parse_duration(options.interval).total_seconds() for gap in gaps),
         "records_a_stream": sent,
         "exact": rows == {sent},
     }

@@ -51,6 +51,8 @@ reported as a refusal (sequence number too old) changes the metadata."""
 
 SAID_MOST = 300
 """Characters of an error in a sentence of the log: some servers answer with pages."""
+OUTAGE_S = 5.0
+"""Failures that are over sooner are not worth a sentence about their end."""
 ASKED_MOST_S = 60.0
 """The longest wait that a server can ask for (`Retry-After`): a wrong clock must not stop a stream."""
 _FAILED = {
@@ -310,6 +312,27 @@ def _setback(error: Exception, step: str, identifier: str, total_s: float) -> _S
     )
 
 
+@dataclass(slots=True)
+class _Outage:
+    """Rounds that failed in a row, other than by a lost race: people are told of the first, and of the end."""
+
+    identifier: str
+    clock: Callable[[], float]
+    since: float | None = None
+
+    def level(self, setback: _Setback) -> int:
+        """The level at which a setback is logged; `frazil status` has the newest."""
+        if setback.level < logging.WARNING or self.since is not None:
+            return logging.INFO
+        self.since = self.clock()
+        return setback.level
+
+    def over(self) -> None:
+        """A round was decided."""
+        if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
+            log.warning("table %s can be committed to again, after %.0f s", self.identifier, lasted_s)
+
+
 def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
     """Commit what `propose` returns for the current table, and repeat until it has landed.
 
@@ -324,6 +347,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
     table: Table | None = None
     tried: list[Change[T]] = []
     refusals = _Refusals(handle.identifier)
+    outage = _Outage(handle.identifier, patience.clock)
     while True:
         step = "load"
         try:
@@ -331,9 +355,11 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
             step = "prepare"
             landed = next((change for change in tried if change.stands_in(table)), None)
             if landed is not None:
+                outage.over()
                 return landed.result
             proposed = propose(table)
             if isinstance(proposed, Done):
+                outage.over()
                 return proposed.result
             tried.append(proposed)
             step = "commit"
@@ -347,10 +373,11 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
             if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
             wait_s = patience.wait_s(attempt, asked_s=retry_after_s(error))
-            log.log(setback.level, "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
+            log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
             if setback.level >= logging.WARNING:
                 patience.tell(setback.now)
         else:
+            outage.over()
             return proposed.result
         handle.forget()
         if patience.wait(wait_s):

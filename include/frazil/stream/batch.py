@@ -226,10 +226,11 @@ class BatchRunner:
 
         Credentials that expire within a try are no outage: the next try begins at once, with others.
         """
-        until, expired, tries = time.monotonic() + OUTAGE_PATIENCE_S, 0, 0
+        began, expired, tries = time.monotonic(), 0, 0
+        until = began + OUTAGE_PATIENCE_S
         while True:
             try:
-                return act()
+                done = act()
             except TableLost:
                 raise
             except (CommitUnavailable, RegistryUnavailable) as error:
@@ -242,11 +243,16 @@ class BatchRunner:
                 if left_s < wait_s:
                     raise
                 sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
-                log.warning("%s", sentence)
+                # Once an outage at the level that reaches people; `frazil status` has the newest sentence.
+                log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)
                 again()
                 self.emit(OutageMet(sentence))
                 if self.wait(wait_s):
                     raise
+            else:
+                if tries > expired:
+                    log.warning("the outage is over after %.0f s (%s)", time.monotonic() - began, what)
+                return done
 
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
@@ -289,7 +295,7 @@ class BatchRunner:
         if not sighted:
             return False
         main = self.tables.main
-        with catalog_errors(self.spec.table.catalog or "default"):
+        with catalog_errors(main.catalog_name):
             found = evolved(main.refresh(), self.spec, sighted)
             self._tell_ignored(found.refused)
             if found.changes:
@@ -337,14 +343,14 @@ class BatchRunner:
         try:
             discard_batch(self.tables, key)
         except Exception as error:
-            log.warning("files of the failed batch %s were left to the next start: %r", key, error)
+            log.info("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _clear_progress(self) -> None:
         """Let the count of a batch's next try begin anew, or the heartbeat sees no advance until it passes the last."""
         try:
             dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
         except Exception as error:
-            log.warning("the progress of the failed try was left behind: %r", error)
+            log.info("the progress of the failed try was left behind: %r", error)
 
     def _context(self, key: BatchKey) -> StageContext:
         context = stage_context(

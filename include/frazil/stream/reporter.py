@@ -253,7 +253,8 @@ class Reporter:
         sample = _sample(state, marker, report, at_ms=self._clock_ms())
         lag = sum(sample.unread.values()) if report else state.lag
         self._watch.stretch(stretch)
-        stall = self._watch.judge(sample)
+        # An outage is told as such; after it the history begins again.
+        stall = self._watch.judge(sample) if state.outage is None else state.stall
         with self._lock:
             self._state = dataclasses.replace(self._state, lag=lag, stall=stall)
 

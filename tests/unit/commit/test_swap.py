@@ -108,3 +108,19 @@ def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(wo
     with pytest.raises(CommitUnavailable, match="because the writer was asked to end; the next start decides"):
         swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience)
     assert len(waits) == 2
+
+
+def test_an_outage_is_told_when_it_begins_and_when_it_is_over(world, caplog):
+    told = []
+    patience = Patience(clock=lambda: world.time.now_s, wait=world.time.sleep, tell=told.append)
+
+    def decide(table):  # noqa: ARG001
+        if world.time.now_s < 60:
+            raise ConnectionError("refused")
+        return Done("answer")
+
+    assert swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience) == "answer"
+    first, last = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert first.startswith("a commit to demo.events cannot be prepared (ConnectionError: refused): looking again in")
+    assert last.startswith("table demo.events can be committed to again, after 6")
+    assert len(told) > 10, "`frazil status` has the newest"

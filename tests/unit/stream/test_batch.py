@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +174,28 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
         patch.setattr(BatchRunner, "staged", staged)
         runner._staged(rest, key, rest, tasks=1)
     assert counts == [Counted(), Counted()]
+
+
+def test_an_outage_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):
+    rest: Any = None
+    emitted: list[Happening] = []
+    runner = BatchRunner(rest, rest, {}, rest, rest, rest, emitted.append, rest, rest, wait=lambda _: None)
+    answers: Any = iter([CommitUnavailable("away"), CommitUnavailable("still away"), "staged"])
+
+    def act() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    with caplog.at_level(logging.INFO):
+        assert runner._patiently(act, "batch 3-1 cannot be staged") == "staged"
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [line.partition("; trying")[0] for line in told] == [
+        "batch 3-1 cannot be staged: away",
+        "the outage is over after 0 s (batch 3-1 cannot be staged)",
+    ]
+    assert len(emitted) == 2, "`frazil status` has the newest"
 
 
 def test_a_sweep_that_fails_does_not_replace_the_error_at_hand(monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import BatchCommitted, DistributionChosen, Events, NoticeGiven, PhaseBegan
+from frazil.events import BatchCommitted, DistributionChosen, Events, NoticeGiven, OutageMet, PhaseBegan
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
@@ -198,6 +198,20 @@ def test_a_stall_is_still_said_while_the_writer_begins_another_epoch(bench: Benc
     bench.waits()
     assert bench.after(5).stall is not None
     assert len(warnings(caplog)) == 1
+
+
+def test_an_outage_is_no_stall_however_long_and_time_counts_anew_after_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    bench.waits()
+    bench.ends = {TP0: 14, TP1: 20}
+    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    bench.events.emit(OutageMet("batch 4-1 cannot be staged: the object store fails"))
+    found = bench.after(5 * STILL_S)
+    assert (found.stall, found.outage, found.lag, warnings(caplog)) == (None, bench.reporter._state.outage, 4, [])
+    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    assert bench.after(STILL_S - 2).stall is None
+    assert bench.after(4).stall is not None
 
 
 def test_a_planner_that_is_replaced_ends_no_stall(bench: Bench):
