@@ -347,6 +347,7 @@ class BatchRunner:
 
     def _clear_progress(self) -> None:
         """Let the count of a batch's next try begin anew, or the heartbeat sees no advance until it passes the last."""
+        self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
         try:
             dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
         except Exception as error:

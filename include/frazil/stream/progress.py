@@ -40,10 +40,12 @@ class ProgressFolder:
     io: IoProperties
     period_s: float = 0.0
     """How long a task waits before it writes, and then between two writes; 0 for as often as a stage reports."""
+    attempt: int = 0
+    """Which try of the batch writes: a task of an earlier one may still write after a later one began."""
 
     def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
         """How many records a task has read, or what `write_task` names has written."""
-        value = {"epoch": epoch, "batch": batch, "records": records}
+        value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
     def clear(self) -> None:
@@ -52,14 +54,17 @@ class ProgressFolder:
         store.delete(file.path for file in store.list_files(self.location))
 
     def counted(self, *, epoch: int, batch: int) -> Counted:
-        """What the tasks of one batch have read and written so far."""
-        store = open_store(self.location, self.io)
+        """What the tasks of one batch's newest try have read and written so far."""
+        store, newest = open_store(self.location, self.io), -1
         read = written = 0
         for file in store.list_files(self.location):
             data = store.get(file.path)
             value = json.loads(data) if data else {}
-            if (value.get("epoch"), value.get("batch")) != (epoch, batch):
+            attempt = value.get("attempt", 0)
+            if (value.get("epoch"), value.get("batch")) != (epoch, batch) or attempt < newest:
                 continue
+            if attempt > newest:
+                newest, read, written = attempt, 0, 0
             if file.path.rpartition("/")[2].startswith(_WRITE):
                 written += value["records"]
             else:

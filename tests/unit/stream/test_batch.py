@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from functools import partial
@@ -174,6 +175,17 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
         patch.setattr(BatchRunner, "staged", staged)
         runner._staged(rest, key, rest, tasks=1)
     assert counts == [Counted(), Counted()]
+
+
+def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path):
+    failed = ProgressFolder(str(tmp_path / "progress"), {})
+    again = dataclasses.replace(failed, attempt=1)
+    for task in ("0", "2"):
+        failed.write(task, epoch=3, batch=1, records=90)
+    assert failed.counted(epoch=3, batch=1) == Counted(180)
+    again.write("1", epoch=3, batch=1, records=5)
+    failed.write("2", epoch=3, batch=1, records=95)
+    assert failed.counted(epoch=3, batch=1) == Counted(5)
 
 
 def test_an_outage_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):
