@@ -77,6 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "message_destroy": (None, [c_void_p]),
     "message_errstr": (c_char_p, [c_void_p]),
     "message_headers": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "message_leader_epoch": (c_int32, [c_void_p]),
     "header_get_all": (c_int, [c_void_p, c_size_t, POINTER(c_char_p), POINTER(c_void_p), POINTER(c_size_t)]),
     "message_timestamp": (c_int64, [c_void_p, POINTER(c_int)]),
     "topic_new": (c_void_p, [c_void_p, c_char_p, c_void_p]),

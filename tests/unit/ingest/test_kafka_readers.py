@@ -48,6 +48,9 @@ class Sent:
     timestamp_ms: int = -1
     error: int = 0
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    leader_epoch: int = 3
+    hides_headers: bool = False
+    """The byte behind the value does not say how many there are."""
 
 
 def text_of(code: int) -> str:
@@ -65,25 +68,31 @@ class MadeLibrary:
         self._structs = [self._laid_out(m) for m in sent]
         self._next = 0
         self.destroyed: Counter[int] = Counter()
+        self.asked = 0
         self.unassigned: list[tuple[str, int]] = []
         destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.message_destroy)
         stamp = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(self._timestamp)
         headers = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._headers)
         of_one = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 3]
         header = ctypes.CFUNCTYPE(ctypes.c_int, *of_one)(self._header)
-        self._held = (destroy, stamp, headers, header)
+        epoch = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(self._leader_epoch)
+        self._held = (destroy, stamp, epoch, headers, header)
         self.addresses = {
             "message_destroy": ctypes.cast(destroy, ctypes.c_void_p).value,
             "message_timestamp": ctypes.cast(stamp, ctypes.c_void_p).value,
+            "message_leader_epoch": ctypes.cast(epoch, ctypes.c_void_p).value,
             "message_headers": ctypes.cast(headers, ctypes.c_void_p).value,
             "header_get_all": ctypes.cast(header, ctypes.c_void_p).value,
         }
 
     def _laid_out(self, sent: Sent) -> Message:
         def held(data: bytes | None) -> int | None:
+            """Followed by the number of headers, as the value of a real record is."""
             if data is None:
                 return None
-            self._texts.append(ctypes.create_string_buffer(data, max(len(data), 1)))
+            self._texts.append(
+                ctypes.create_string_buffer(data + bytes([0 if sent.hides_headers else 2 * len(sent.headers)]))
+            )
             return ctypes.addressof(self._texts[-1])
 
         message = Message()
@@ -100,7 +109,11 @@ class MadeLibrary:
     def _timestamp(self, address: int, _: int) -> int:
         return self._by_address[address].timestamp_ms
 
+    def _leader_epoch(self, address: int, _: int) -> int:
+        return self._by_address[address].leader_epoch
+
     def _headers(self, address: int, to: int) -> int:
+        self.asked += 1
         if not self._by_address[address].headers:
             return KafkaError._NOENT
         ctypes.c_int64.from_address(to).value = address  # in place of the list's own address
@@ -310,6 +323,29 @@ def test_both_readers_keep_the_headers_and_find_the_last_of_a_name(made: list[He
             last += header_column(chunk.headers, wanted, len(chunk))
         assert found == made
         assert last == [dict(headers).get(wanted) for headers in made]
+
+
+@pytest.mark.parametrize(("leader_epoch", "value"), [(3, b""), (3, b"some"), (-1, b"some"), (3, None)])
+def test_headers_are_asked_for_only_where_there_may_be_some(leader_epoch: int, value: bytes | None) -> None:
+    sent = [Sent("a", 0, n, b"k", value, n, leader_epoch=leader_epoch) for n in range(1000)]
+    library = MadeLibrary(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_columns, "librdkafka", lambda: library)
+        with ColumnReader({}, [OffsetRange("a", 0, 0, 1000)]) as reader:
+            assert [chunk.headers for chunk in reader] == [None]
+    known = leader_epoch >= 0 and value is not None
+    assert library.asked == (16 if known else 1000)
+
+
+def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_asked_for() -> None:
+    some = (("h", b"x"),)
+    sent = [Sent("a", 0, n, None, b"v", n, headers=some, hides_headers=True) for n in range(1, 1000)]
+    library = MadeLibrary(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_columns, "librdkafka", lambda: library)
+        with ColumnReader({}, [OffsetRange("a", 0, 0, 1000)]) as reader:
+            (chunk,) = reader
+    assert [unpacked(headers) for headers in chunk.headers or ()][63:] == [[*some]] * (999 - 63)
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
