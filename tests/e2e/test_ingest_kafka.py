@@ -25,6 +25,7 @@ from pyroaring import BitMap64
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
+from frazil.ingest.headers import header_column
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.stage import stage
@@ -280,6 +281,21 @@ def test_keys_and_headers_are_columns_and_stay_with_dead_letters(
     assert letters[0]["headers"] == [{"name": "trace", "value": b"three"}]
     assert letters[2]["headers"] is None
     assert letters[1]["headers"] == [{"name": "trace", "value": b"\xff"}, {"name": "none", "value": None}]
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_every_header_is_found_among_records_without_any(
+    kafka: EmbeddedKafka, topic: TopicFactory, reader: str, compression: str
+) -> None:
+    name = topic()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "compression.type": compression, "linger.ms": 50})
+    for i in range(1000):
+        producer.produce(name, b"v" * (i % 7), headers=[("n", b"%d" % i)] if i % 3 == 0 else None, partition=0)
+    assert producer.flush(30) == 0
+    made = ColumnReader if reader == "columns" else MessageReader
+    with made({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 1000)]) as chunks:
+        found = [value for chunk in chunks for value in header_column(chunk.headers, "n", len(chunk))]
+    assert found == [b"%d" % i if i % 3 == 0 else None for i in range(1000)]
 
 
 def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
