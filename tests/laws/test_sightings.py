@@ -17,6 +17,7 @@ from frazil.ingest.formats.json.new_keys import SAMPLES
 from frazil.ingest.sightings import (
     MIXED,
     ListOf,
+    MapOf,
     Seen,
     Sightings,
     StructOf,
@@ -29,10 +30,28 @@ from frazil.table.evolution import Addition
 from frazil.table.growth import grown, growth
 
 NAMES = st.sampled_from(["a", "b", "A", "long name", "é", "x.y", ""])
-LEAVES = st.sampled_from([None, "boolean", "int", "long", "float", "double", "string", MIXED])
+LEAVES = st.sampled_from(
+    [
+        None,
+        "boolean",
+        "int",
+        "long",
+        "float",
+        "double",
+        "string",
+        "decimal(9, 2)",
+        "decimal(11, 2)",
+        "decimal(9, 3)",
+        MIXED,
+    ]
+)
 TYPES: st.SearchStrategy[Seen] = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(st.builds(ListOf, inner), st.builds(StructOf, st.dictionaries(NAMES, inner, max_size=3))),
+    lambda inner: st.one_of(
+        st.builds(ListOf, inner),
+        st.builds(MapOf, inner),
+        st.builds(StructOf, st.dictionaries(NAMES, inner, max_size=3)),
+    ),
     max_leaves=6,
 )
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(tuple)

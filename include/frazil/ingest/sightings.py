@@ -29,6 +29,10 @@ _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
     "float": iceberg.FloatType,
     "double": iceberg.DoubleType,
     "string": iceberg.StringType,
+    "binary": iceberg.BinaryType,
+    "date": iceberg.DateType,
+    "timestamp": iceberg.TimestampType,
+    "timestamptz": iceberg.TimestamptzType,
 }
 
 
@@ -42,7 +46,14 @@ class StructOf:
     fields: Mapping[str, Seen]
 
 
-Seen = None | str | ListOf | StructOf
+@dataclass(frozen=True, slots=True)
+class MapOf:
+    """A map from strings."""
+
+    value: Seen
+
+
+Seen = None | str | ListOf | StructOf | MapOf
 """A type as values show it; None if they were all null. A string is the name of a primitive type, or MIXED."""
 
 
@@ -107,7 +118,7 @@ def joined_sightings(parts: Iterable[Sightings]) -> Sightings:
     return Sightings(new, wider, frozenset(optional), records)
 
 
-def merged(one: Seen, other: Seen) -> Seen:
+def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
     """The narrowest type that holds the values of both."""
     if one is None or one == other:
         return other
@@ -119,8 +130,19 @@ def merged(one: Seen, other: Seen) -> Seen:
         case StructOf(), StructOf():
             names = one.fields.keys() | other.fields.keys()
             return StructOf({name: merged(one.fields.get(name), other.fields.get(name)) for name in names})
-        case str(), str() if one in _NUMBERS and other in _NUMBERS:
-            return "long" if {one, other} == {"int", "long"} else "double"
+        case MapOf(), MapOf():
+            return MapOf(merged(one.value, other.value))
+        case str(), str():
+            return _merged_names(one, other)
+    return MIXED
+
+
+def _merged_names(one: str, other: str) -> str:
+    if one in _NUMBERS and other in _NUMBERS:
+        return "long" if {one, other} == {"int", "long"} else "double"
+    decimals = _decimal(one), _decimal(other)
+    if decimals[0] and decimals[1] and decimals[0][1] == decimals[1][1]:
+        return wider_of(one, other)
     return MIXED
 
 
@@ -156,6 +178,8 @@ def is_open(seen: Seen) -> bool:
             return is_open(seen.element)
         case StructOf():
             return not seen.fields or any(map(is_open, seen.fields.values()))
+        case MapOf():
+            return is_open(seen.value)
     return seen is None
 
 
@@ -192,6 +216,10 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
         case ListOf():
             element = _type((*path, "element"), seen.element, problems, ids)
             return None if element is None else iceberg.ListType(next(ids), element, element_required=False)
+        case MapOf():
+            value = _type((*path, "value"), seen.value, problems, ids)
+            of = (next(ids), iceberg.StringType(), next(ids))
+            return None if value is None else iceberg.MapType(*of, value, value_required=False)
         case StructOf():
             fields = []
             taken: dict[str, str] = {}
@@ -207,9 +235,9 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
     if seen == MIXED:
-        problems.append(NewField(path, None, "has values of types that no one type holds"))
+        problems.append(NewField(path, None, "has values that no column of one type can hold"))
         return None
-    return _PRIMITIVES[seen]()
+    return wide_type(seen)
 
 
 def name_problem(name: str) -> str:
@@ -231,9 +259,12 @@ def wider_of(one: str, other: str) -> str:
 
 
 def wide_type(kind: str) -> iceberg.IcebergType:
-    """The type of `Sightings.wider`."""
-    decimal = _decimal(kind)
-    return _PRIMITIVES[kind]() if decimal is None else iceberg.DecimalType(*decimal)
+    """The type of that name."""
+    if (decimal := _decimal(kind)) is not None:
+        return iceberg.DecimalType(*decimal)
+    if kind.startswith("fixed["):
+        return iceberg.FixedType(int(kind.removeprefix("fixed[").removesuffix("]")))
+    return _PRIMITIVES[kind]()
 
 
 def _decimal(kind: str) -> tuple[int, int] | None:
@@ -249,6 +280,8 @@ def _plain(seen: Seen) -> Any:
             return {"list": _plain(seen.element)}
         case StructOf():
             return {"struct": {name: _plain(part) for name, part in seen.fields.items()}}
+        case MapOf():
+            return {"map": _plain(seen.value)}
     return seen
 
 
@@ -256,5 +289,7 @@ def _seen(plain: Any) -> Seen:
     if isinstance(plain, dict):
         if "list" in plain:
             return ListOf(_seen(plain["list"]))
+        if "map" in plain:
+            return MapOf(_seen(plain["map"]))
         return StructOf({name: _seen(part) for name, part in plain["struct"].items()})
     return plain  # type: ignore[no-any-return]  # None or a name

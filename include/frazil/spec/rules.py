@@ -59,7 +59,7 @@ JAVA_ONLY = {
 _WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
 """Table properties whose value is a whole number (Iceberg's configuration page)."""
 
-NAMED_FIELDS = frozenset({"json"})
+NAMED_FIELDS = frozenset({"json", "avro"})
 """Formats that can say which fields a record has beyond the schema."""
 
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)

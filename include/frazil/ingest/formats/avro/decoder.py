@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Mapping
 
@@ -16,12 +17,14 @@ from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.formats.avro import operations as op
+from frazil.ingest.formats.avro.beyond import beyond_schema
 from frazil.ingest.formats.avro.loop import NOT_READ, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
@@ -46,13 +49,21 @@ class AvroDecoder:
         self._program = Program(struct, self._columns, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
+        self._struct = struct
+        self._widening: bool | None = None
+        self._beyond: dict[int, Sightings] = {}
+        self._sighted: list[Sightings] = []
         self._frames = np.zeros((MAX_DEPTH, 3), np.int64)
         self._slots = np.zeros(_SLOTS, np.int64)
         self._seed = secrets.randbits(62) | 1  # whoever writes keys cannot know it, and make them slow to compare
 
+    def sight(self, *, widening: bool) -> None:
+        self._widening = widening
+
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter; rows are in the order of the records. Raises what the registry's client raises."""
         values = chunk.values
+        self._sighted = []
         rejections: dict[int, Fault] = {}
         roots, content = self._begun(values, rejections)
         tables, kept = [self._columns.empty_table()], []
@@ -63,7 +74,8 @@ class AvroDecoder:
             for i in np.flatnonzero((wrong != op.SOUND) & (wrong != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
-        return Decoded(pa.concat_tables(tables), np.concatenate([np.zeros(0, np.int64), *kept]), found)
+        sound = np.concatenate([np.zeros(0, np.int64), *kept])
+        return Decoded(pa.concat_tables(tables), sound, found, joined_sightings(self._sighted))
 
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
@@ -125,6 +137,8 @@ class AvroDecoder:
         root = self._roots[schema_id]
         if isinstance(root, int):
             roots[places] = root
+            if len(places) and (beyond := self._beyond.get(schema_id)):
+                self._sighted.append(dataclasses.replace(beyond, records=len(places) if beyond.new else 0))
         else:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
@@ -141,9 +155,13 @@ class AvroDecoder:
         if found.type != "AVRO":
             return "UnreadableSchema", f"{what} is of type {found.type}, and source.format is avro"
         try:
-            return self._program.add(parsed(found.text, [text for _, text in found.references]))
+            written = parsed(found.text, [text for _, text in found.references])
+            root = self._program.add(written)
         except UnreadableSchema as error:
             return "UnreadableSchema", f"{what} is no schema of Avro: {error}"
+        if self._widening is not None:
+            self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening)
+        return root
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == op.UNFIT:

@@ -127,7 +127,7 @@ class Program:
             )
             for i, field in enumerate(kind.fields)
         }
-        filled = _filled(written, wanted)
+        filled = filled_columns(written, wanted)
         lacked = [inside for name, inside in wanted.items() if name not in filled.values()]
         for inside in lacked:
             if self._columns.nodes[inside.node, REQUIRED]:
@@ -265,7 +265,7 @@ def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
 
 
-def _filled(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
+def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
     """By its number, the column that each field fills."""
     wanted = set(wanted)
     found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}

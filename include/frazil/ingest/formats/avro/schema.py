@@ -36,6 +36,8 @@ class AvroType:
     name: str = ""
     """The full name of a fixed, an enum or a record."""
     logical: str = ""
+    precision: int = 0
+    """Digits of a decimal."""
     scale: int = 0
     """Of a decimal."""
     size: int = 0
@@ -139,7 +141,7 @@ def _with_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
             precision, scale = declared.get("precision"), declared.get("scale", 0)
             if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
                 return found
-            found.scale = scale
+            found.precision, found.scale = precision, scale
         found.logical = logical
     return found
 

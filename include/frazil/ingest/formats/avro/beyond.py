@@ -1,0 +1,98 @@
+"""Sights what a written Avro schema has beyond a table's: new fields, and columns that would have to be wider. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.avro.program import filled_columns
+from frazil.ingest.formats.avro.schema import AvroType
+from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, StructOf
+
+_PLAIN = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "long",
+    "float": "float",
+    "double": "double",
+    "bytes": "binary",
+    "string": "string",
+    "enum": "string",
+}
+_WIDER: dict[tuple[str, type[iceberg.IcebergType]], str] = {
+    ("long", iceberg.IntegerType): "long",
+    ("double", iceberg.FloatType): "double",
+}
+_MOST_DIGITS = 38
+
+
+def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> Sightings:
+    """What records of a written schema may have that a table lacks. The schema says it, whatever values they have."""
+    found = list(_beyond(written, struct, (), frozenset()))
+    new = {path: seen for path, seen, _ in found if seen is not None}
+    wider = {path: kind for path, _, kind in found if kind} if widening else {}
+    return Sightings(new, wider)
+
+
+def _beyond(
+    written: AvroType, kind: iceberg.IcebergType, path: Path, inside: frozenset[int]
+) -> Iterator[tuple[Path, Seen, str]]:
+    if written.kind == "union":
+        for branch in written.parts:
+            yield from _beyond(branch, kind, path, inside)
+        return
+    match written.kind, kind:
+        case "record", iceberg.StructType() if id(written) not in inside:
+            columns = {field.name: field.field_type for field in kind.fields}
+            filled = filled_columns(written, columns)
+            for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True)):
+                if i in filled:
+                    yield from _beyond(part, columns[filled[i]], (*path, filled[i]), inside | {id(written)})
+                else:
+                    yield (*path, names[0]), seen_type(part), ""
+        case "array", iceberg.ListType():
+            yield from _beyond(written.parts[0], kind.element_type, (*path, "element"), inside)
+        case "map", iceberg.MapType():
+            yield from _beyond(written.parts[0], kind.value_type, (*path, "value"), inside)
+        case _, iceberg.DecimalType() if written.logical == "decimal" and written.scale == kind.scale:
+            if kind.precision < written.precision <= _MOST_DIGITS:
+                yield path, None, f"decimal({written.precision}, {written.scale})"
+        case _ if not written.logical and (wider := _WIDER.get((written.kind, type(kind)))):
+            yield path, None, wider
+
+
+def seen_type(written: AvroType, inside: tuple[int, ...] = ()) -> Seen:  # noqa: PLR0911 - a table
+    """The type of a column for values of a written type; MIXED if a column can hold only some, or no values."""
+    if id(written) in inside or len(inside) > DEEPEST:
+        return MIXED
+    within = (*inside, id(written))
+    match written.kind:
+        case "null":
+            return None
+        case "union":
+            branches = [part for part in written.parts if part.kind != "null"]
+            return None if not branches else seen_type(branches[0], within) if len(branches) == 1 else MIXED
+        case "record":
+            names = (names[0] for names in written.fields)
+            parts = (seen_type(part, within) for part in written.parts)
+            return StructOf(dict(zip(names, parts, strict=True)))
+        case "array":
+            return ListOf(seen_type(written.parts[0], within))
+        case "map":
+            return MapOf(seen_type(written.parts[0], within))
+    return _scalar(written)
+
+
+def _scalar(written: AvroType) -> Seen:
+    match written.logical:
+        case "date":
+            return "date"
+        case "decimal":
+            fits = written.precision <= _MOST_DIGITS
+            return f"decimal({written.precision}, {written.scale})" if fits else MIXED
+        case "time-millis" | "time-micros":
+            return MIXED  # Spark cannot read a table with a column of times
+        case logical if logical:
+            return "timestamp" if logical.startswith("local-") else "timestamptz"
+    return f"fixed[{written.size}]" if written.kind == "fixed" else _PLAIN[written.kind]

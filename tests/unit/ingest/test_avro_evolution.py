@@ -1,0 +1,96 @@
+"""What a written Avro schema has beyond a table's, and how the table's next schema reads it."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import fastavro
+import pytest
+from pyiceberg import types as t
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import decoder
+from frazil.ingest.formats.avro.beyond import beyond_schema, seen_type
+from frazil.ingest.formats.avro.schema import parsed
+from frazil.ingest.sightings import MIXED, ListOf, MapOf, Seen, StructOf, new_fields
+from frazil.table.evolution import Addition
+from frazil.table.growth import grown
+
+TABLE = Schema(
+    t.NestedField(1, "id", t.IntegerType(), required=True),
+    t.NestedField(2, "in", t.StructType(t.NestedField(3, "x", t.FloatType()))),
+    t.NestedField(
+        4, "all", t.ListType(5, t.StructType(t.NestedField(6, "x", t.DecimalType(9, 2))), element_required=False)
+    ),
+)
+
+
+def record(*fields: tuple[str, Any], name: str = "R") -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": kind} for n, kind in fields]}
+
+
+def decimal(precision: int) -> dict[str, Any]:
+    return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        ("int", "int"),
+        (["null", "double"], "double"),
+        (["int", "string"], MIXED),
+        ("null", None),
+        ({"type": "int", "logicalType": "date"}, "date"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, "timestamptz"),
+        ({"type": "long", "logicalType": "local-timestamp-micros"}, "timestamp"),
+        ({"type": "long", "logicalType": "time-micros"}, MIXED),
+        (decimal(12), "decimal(12, 2)"),
+        (decimal(39), MIXED),
+        ({"type": "fixed", "name": "F", "size": 4}, "fixed[4]"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, "string"),
+        ({"type": "array", "items": ["null", "bytes"]}, ListOf("binary")),
+        ({"type": "map", "values": "boolean"}, MapOf("boolean")),
+        (record(("a", "long"), ("b", ["null", "R"])), StructOf({"a": "long", "b": MIXED})),
+    ],
+    ids=str,
+)
+def test_each_type_of_avro_has_one_of_a_column(kind: Any, seen: Seen):
+    assert seen_type(parsed(json.dumps(kind))) == seen
+
+
+def test_new_fields_and_wider_columns_are_seen_at_every_level():
+    written = parsed(
+        json.dumps(
+            record(
+                ("id", "long"),
+                ("in", ["null", record(("x", "double"), ("y", "string"), name="In")]),
+                ("all", {"type": "array", "items": record(("x", decimal(11)), ("z", "int"), name="All")}),
+                ("more", "boolean"),
+            )
+        )
+    )
+    found = beyond_schema(written, TABLE.as_struct(), widening=True)
+    assert found.new == {("in", "y"): "string", ("all", "element", "z"): "int", ("more",): "boolean"}
+    assert found.wider == {("id",): "long", ("in", "x"): "double", ("all", "element", "x"): "decimal(11, 2)"}
+    assert not beyond_schema(written, TABLE.as_struct(), widening=False).wider
+
+
+def test_a_table_that_grew_by_a_written_schema_holds_its_records():
+    written = record(("id", "int"), ("who", ["null", "string"]), ("tags", {"type": "map", "values": decimal(5)}))
+    value = {"id": 1, "who": "x", "tags": {}}
+    buffer = io.BytesIO()
+    fastavro.schemaless_writer(buffer, fastavro.parse_schema(written), value)
+    chunk = Chunk.of_values([buffer.getvalue()] * 2)
+    plain = {"type": "avro", "schema-text": json.dumps(written)}
+
+    first = decoder(plain, TABLE, {}, "additive")(chunk)
+    assert first.rows.num_rows == first.sighted.records == 2
+    added = {new.path: Addition(new.path, new.type, None) for new in new_fields(first.sighted) if new.type}
+    wider = assign_fresh_schema_ids(Schema(*grown(TABLE.as_struct(), (), added).fields))
+    second = decoder(plain, wider, {}, "additive")(chunk)
+    assert not second.sighted
+    assert second.rows.select(["id", "who", "tags"]).to_pylist() == [{**value, "tags": []}] * 2
+    assert not decoder(plain, TABLE, {})(chunk).sighted
