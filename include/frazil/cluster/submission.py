@@ -11,8 +11,8 @@ from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
 
 PACKAGE_FOLDER = "frazil-package"
+"""Where Spark unpacks the archive of `frazil package`, in the working folder of executors and of a cluster's driver."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
-"""In the driver's working folder, where Spark unpacks the archive of `frazil package`."""
 PYTHON_OVERHEAD_MIB = 1024
 """Memory of the driver's container for its Python, beside the JVM's heap."""
 _POD_NAME_AT_MOST = 63

@@ -18,6 +18,8 @@ WHO = "YARN's ResourceManager"
 _WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 _SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
 _PYTHONS_EXIT = re.compile(r"User application exited with status (\d+)")
+_ENDED_EARLY = "User did not initialize spark context!"
+"""What YARN calls a failure is, for Spark's ApplicationMaster, a Python that ended in order before it started Spark."""
 _CONTAINERS_EXIT = re.compile(r"exited with\s+exitCode: (-?\d+)")
 _ENDS = {
     -103: "its container exceeded its virtual memory",
@@ -167,6 +169,8 @@ def _failure(said: str, first: str) -> DriverStatus:
     """The last exit that is named is that of the last attempt."""
     if codes := _PYTHONS_EXIT.findall(said):
         return DriverStatus(DriverState.FAILED, f"its Python ended with exit code {codes[-1]}", int(codes[-1]))
+    if _ENDED_EARLY in said:
+        return DriverStatus(DriverState.SUCCEEDED, "it ended in order, before it started Spark", 0)
     if codes := _CONTAINERS_EXIT.findall(said):
         return DriverStatus(DriverState.FAILED, _ENDS.get(int(codes[-1]), f"its container ended with {codes[-1]}"))
     return DriverStatus(DriverState.FAILED, first or "YARN does not say why")

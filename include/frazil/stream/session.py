@@ -12,6 +12,7 @@ from ipaddress import ip_address
 
 from pyspark import SparkConf, SparkContext
 
+from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import LEAN, java_options
 from frazil.spark.java import java_needed
@@ -25,9 +26,6 @@ HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory of one Python worker, and of the records that it stages."""
-PACKAGE_FOLDER = "frazil-package"
-"""Where an executor has the unpacked archive of `frazil package`, in its working folder."""
-PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 

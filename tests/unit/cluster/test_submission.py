@@ -1,4 +1,4 @@
-"""What spark-submit is told: accepted by Spark on a YARN of Hadoop 3.4.2; for Kubernetes, by its documentation."""
+"""What spark-submit is told. Spark on a YARN of Hadoop 3.4.2 took it; for Kubernetes, see `test_kubernetes_pods`."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ def driver(*apis: Api | str, user: str | None = None) -> YarnDriver:
         ("succeeded", DriverState.SUCCEEDED, 0, "it ended in order"),
         ("failed at once", DriverState.FAILED, 11, "its Python ended with exit code 11"),
         ("failed later", DriverState.FAILED, 11, "its Python ended with exit code 11"),
+        ("ended before Spark", DriverState.SUCCEEDED, 0, "before it started Spark"),
         ("killed", DriverState.KILLED, None, "was killed by user alice"),
     ],
 )
