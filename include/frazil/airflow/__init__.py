@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits.dag import audit_asset, audit_dag_id, audit_dags
     from frazil.airflow.backfills.dag import backfill_dag
+    from frazil.airflow.dead_letters.dag import dead_letters_dag
     from frazil.airflow.declared import check_declarations
     from frazil.airflow.health.dag import health_dag
     from frazil.airflow.maintenance.dag import maintenance_dag_id, maintenance_dags
@@ -35,6 +36,7 @@ __all__ = [
     "check_declarations",
     "daily_dag_id",
     "daily_dags",
+    "dead_letters_dag",
     "health_dag",
     "maintenance_dag_id",
     "maintenance_dags",
@@ -62,6 +64,7 @@ _HOMES = {
     "reopened_asset": "frazil.airflow.assets",
     "daily_dag_id": "frazil.airflow.aggregations.dag",
     "daily_dags": "frazil.airflow.aggregations.dag",
+    "dead_letters_dag": "frazil.airflow.dead_letters.dag",
     "reopened_dag_id": "frazil.airflow.aggregations.dag",
     "health_dag": "frazil.airflow.health.dag",
     "maintenance_dag_id": "frazil.airflow.maintenance.dag",

@@ -1,0 +1,62 @@
+"""The DAG `frazil_dead_letters`: a form asks to decode a stream's dead letters again, or to discard them.
+
+Its task runs `frazil dlq replay` or `frazil dlq discard` in a process of its own. Cleared, or triggered again with the
+same form, it goes on where it was interrupted. A dry run only counts.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Param, task
+
+from frazil.airflow.dead_letters.tasks import settle
+from frazil.airflow.declared import declared_streams
+from frazil.airflow.writers.dag import START_DATE, OnFailure
+
+DAG_ID = "frazil_dead_letters"
+RETRIES = 2
+RETRY_DELAY = timedelta(minutes=1)
+
+
+def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DAG:
+    """The DAG that replays or discards the dead letters of any declared stream. Its runs queue.
+
+    :param streams: folder of the declared streams.
+    :param on_failure: notifiers, called when a run needs a person.
+    """
+    folder = Path(streams).absolute()
+    with DAG(
+        DAG_ID,
+        description="Decodes dead letters again, each of them once, or discards them",
+        doc_md=__doc__,
+        schedule=None,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        default_args={"on_failure_callback": on_failure, "retries": RETRIES, "retry_delay": RETRY_DELAY},
+        params=_form([found.name for found in declared_streams(folder) if found.spec is not None]),
+        tags={"frazil", "dead letters"},
+    ) as dag:
+        task(settle)(str(folder))
+    return dag
+
+
+def _form(streams: list[str]) -> dict[str, Param]:
+    def moment(title: str) -> Param:
+        return Param(None, type=["null", "string"], format="date-time", title=title, section="Rejected")
+
+    reasons: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string", "pattern": r"^\w+$"}}
+    return {
+        "stream": Param(streams[0] if streams else None, type="string", enum=streams or [""], title="Stream"),
+        "act": Param("replay", type="string", enum=["replay", "discard"], title="What to do"),
+        "dry-run": Param(True, type="boolean", title="Dry run", description="Count the letters, and stop there."),
+        "reasons": Param(None, **reasons, title="Reasons", description="Error classes, one a line; all, if empty."),
+        "from": moment("From"),
+        "to": moment("To, and before"),
+        "because": Param(
+            None, type=["null", "string"], title="Because", description="Of a discard: why. Kept with each letter."
+        ),
+    }

@@ -1,0 +1,57 @@
+"""What the task does: `frazil dlq` in a process of its own, because decoders need what Airflow must not load."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import get_current_context
+from airflow.sdk.exceptions import AirflowFailException
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-c", "from frazil.cli.main import main; main()")
+
+
+def settle(streams: str) -> dict[str, Any]:
+    """Replay or discard as the form says. Returns how many letters landed, failed again, were discarded or are meant.
+
+    A form that cannot be carried out fails the task for good; errors that may pass are retried.
+    """
+    from frazil.errors import NO_RESTART  # noqa: PLC0415 - not when a DAG file is parsed
+
+    arguments = dlq_arguments(get_current_context()["params"])
+    log.info("frazil %s", " ".join(arguments))
+    done = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)
+    for line in done.stderr.splitlines():
+        log.info("%s", line)
+    if done.returncode:
+        words = done.stderr.strip().rpartition("\n")[2]
+        error = AirflowFailException if done.returncode in {2, *NO_RESTART} else RuntimeError
+        raise error(f"exit code {done.returncode}: {words}")
+    told: dict[str, Any] = json.loads(done.stdout)
+    log.info("%s", told)
+    return told
+
+
+def dlq_arguments(form: Mapping[str, Any]) -> list[str]:
+    """The arguments of `frazil` for a filled-in form. Pure. Raises AirflowFailException if it says too little."""
+    discards = form["act"] == "discard"
+    because = (form.get("because") or "").strip()
+    if discards and not because:
+        raise AirflowFailException("a discard says why: fill in `because`. Nothing is changed")
+    bounds = [(f"--{name}", form[name]) for name in ("from", "to") if form.get(name)]
+    reasons = [("--reason", reason) for reason in form.get("reasons") or ()]
+    return [
+        "dlq",
+        form["act"],
+        form["stream"],
+        *(word for option in (*reasons, *bounds) for word in option),
+        *(("--because", because, "--yes") if discards else ()),
+        *(("--dry-run",) if form["dry-run"] else ()),
+        "--json",
+    ]
