@@ -250,7 +250,7 @@ def check_rows(topic: tuple[Kind, list[Any]]) -> None:
 
 
 @given(topics())
-@settings(max_examples=1000)
+@settings(max_examples=600)
 def test_a_row_is_what_avro_reads(topic: tuple[Kind, list[Any]]) -> None:
     check_rows(topic)
 
@@ -300,7 +300,7 @@ def check_damaged(topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes],
 
 
 @given(topics(), st.lists(damage(), min_size=1, max_size=8))
-@settings(max_examples=400)
+@settings(max_examples=250)
 def test_a_damaged_record_is_its_own_row_or_a_rejection_and_nobody_elses(
     topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes], bytes]]
 ) -> None:

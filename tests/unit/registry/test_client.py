@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import base64
-import json
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest import mock
 
@@ -20,70 +16,27 @@ from frazil.errors import RegistryUnavailable, SpecError
 from frazil.registry import client
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, registry
 from frazil.spec.formats import Registry
-
-Answer = tuple[int, Any]
-NO_SCHEMA = (404, {"error_code": 40403, "message": "Schema not found"})
-
-
-@dataclass
-class Server:
-    """What it answers, by path; other paths are unknown schemas. A list is answered in turn, its last for ever."""
-
-    url: str = ""
-    answers: dict[str, list[Answer]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-
-    def answer(self, path: str) -> Answer:
-        found = self.answers.get(path, [NO_SCHEMA])
-        return found.pop(0) if len(found) > 1 else found[0]
+from tests.made_registry import Answer, MadeRegistry, made_registry
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    told = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            told.asked.append(self.path)
-            told.headers.append(dict(self.headers))
-            status, document = told.answer(self.path)
-            body = document if isinstance(document, bytes) else json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    told.url = f"http://127.0.0.1:{http.server_port}"
-    try:
-        yield told
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+def server() -> Iterator[MadeRegistry]:
+    with made_registry() as made:
+        yield made
 
 
 def opened(url: str, **more: Any) -> SchemaRegistry:
     return SchemaRegistry(Registry(url=url, timeout=timedelta(seconds=more.pop("timeout_s", 5)), **more), {"P": "pw"})
 
 
-def test_a_schema_is_asked_for_once(server: Server) -> None:
+def test_a_schema_is_asked_for_once(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/7"] = [(200, {"schema": '"string"'})]
     found = opened(server.url + "/")
     assert [found.get(7), found.get(7)] == [SchemaText("AVRO", '"string"')] * 2
     assert server.asked == ["/schemas/ids/7"]
 
 
-def test_what_a_schema_refers_to_comes_before_it_once(server: Server) -> None:
+def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> None:
     def of(text: str, *references: tuple[str, str, int]) -> list[Answer]:
         keys = ("name", "subject", "version")
         return [
@@ -107,7 +60,7 @@ def test_what_a_schema_refers_to_comes_before_it_once(server: Server) -> None:
     assert len(server.asked) == 3
 
 
-def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: Server) -> None:
+def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: MadeRegistry) -> None:
     found = opened(server.url)
     for schema_id in (9, 9, -1, 0):
         with pytest.raises(UnknownSchema):
@@ -118,7 +71,7 @@ def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: Se
         assert found.get(9).text == "{}"
 
 
-def test_a_reference_that_is_gone_is_an_unknown_schema(server: Server) -> None:
+def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> None:
     reference = {"name": "x", "subject": "x", "version": 1}
     server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "references": [reference]})]
     with pytest.raises(UnknownSchema, match="version 1 of x, which the registry lacks"):
@@ -138,13 +91,13 @@ def test_a_reference_that_is_gone_is_an_unknown_schema(server: Server) -> None:
         ((429, b""), "answers with 429"),
     ],
 )
-def test_what_is_no_answer_blames_no_record(server: Server, answer: Answer, said: str) -> None:
+def test_what_is_no_answer_blames_no_record(server: MadeRegistry, answer: Answer, said: str) -> None:
     server.answers["/schemas/ids/1"] = [answer]
     with pytest.raises(RegistryUnavailable, match=said):
         opened(server.url, timeout_s=0.3).get(1)
 
 
-def test_a_passing_error_is_asked_over(server: Server) -> None:
+def test_a_passing_error_is_asked_over(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/1"] = [(503, b""), (500, b""), (200, {"schema": "{}"})]
     assert opened(server.url).get(1).text == "{}"
 
@@ -164,7 +117,7 @@ def test_silence_and_an_address_without_a_server_are_told_without_what_is_secret
         opened(url, timeout_s=0.2).get(1)
 
 
-def test_credentials_are_references_and_go_with_each_request(server: Server) -> None:
+def test_credentials_are_references_and_go_with_each_request(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/1"] = [(200, {"schema": "{}"})]
     opened(server.url, username="u", password="${env:P}").get(1)
     opened(server.url, token="${env:P}", properties={"X-Tenant": "${env:P}"}).get(1)
@@ -182,7 +135,7 @@ def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:
     assert registry(declared, {"T": "b"}) is not one
 
 
-def test_only_so_many_schemas_are_kept(server: Server) -> None:
+def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:
     server.answers = {f"/schemas/ids/{i}": [(200, {"schema": "{}"})] for i in (1, 2, 3)}
     found = opened(server.url)
     with mock.patch.object(client, "MOST_SCHEMAS", 2):

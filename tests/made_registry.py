@@ -1,0 +1,61 @@
+"""A schema registry that answers as a test tells it, with Confluent's API, in this process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = tuple[int, Any]
+NO_SCHEMA = (404, {"error_code": 40403, "message": "Schema not found"})
+
+
+@dataclass
+class MadeRegistry:
+    """What it answers, by path; other paths are unknown schemas. A list is answered in turn, its last for ever."""
+
+    url: str = ""
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    def answer(self, path: str) -> Answer:
+        found = self.answers.get(path, [NO_SCHEMA])
+        return found.pop(0) if len(found) > 1 else found[0]
+
+
+@contextmanager
+def made_registry() -> Iterator[MadeRegistry]:
+    told = MadeRegistry()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            told.asked.append(self.path)
+            told.headers.append(dict(self.headers))
+            status, document = told.answer(self.path)
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    told.url = f"http://127.0.0.1:{http.server_port}"
+    try:
+        yield told
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
