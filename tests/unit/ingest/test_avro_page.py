@@ -28,9 +28,7 @@ def test_every_row_of_the_page_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("written", "octets", "declared", "unit", "outcome"), ROWS)
-def test_a_value_becomes_what_the_page_says(
-    written: str, octets: str, declared: str, unit: str, outcome: str
-) -> None:
+def test_a_value_becomes_what_the_page_says(written: str, octets: str, declared: str, unit: str, outcome: str) -> None:
     assert becomes(written, octets, declared, unit) == outcome
 
 
