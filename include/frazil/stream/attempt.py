@@ -9,9 +9,11 @@ Imports little, for the daemon: see `frazil.stream.worker_daemon`.
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,12 +27,16 @@ class Abandoned(BaseException):
 
 def check_wanted() -> None:
     """Raises Abandoned if the executor has closed the connection."""
-    if _connection is None or not hasattr(select, "POLLRDHUP"):
-        return
-    look = select.poll()
-    look.register(_connection, select.POLLRDHUP)
-    if look.poll(0):
+    if _connection is not None and _is_closed(_connection):
         raise Abandoned
+
+
+def _is_closed(connection: int) -> bool:
+    if not hasattr(select, "POLLRDHUP"):
+        return False
+    look = select.poll()
+    look.register(connection, select.POLLRDHUP)
+    return bool(look.poll(0))
 
 
 def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
@@ -41,9 +47,20 @@ def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
         _connection = outfile.fileno()
         for number in (signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, _end)
-        return main(infile, outfile)
+        try:
+            return main(infile, outfile)
+        except SystemExit:
+            if _is_closed(_connection):
+                _discard_rest(outfile)
+            raise
 
     return run
+
+
+def _discard_rest(outfile: Any) -> None:
+    """Nobody reads it. Spark's daemon would log a page of traces when it cannot send what is left."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), outfile.fileno())
 
 
 def _end(_: int, __: FrameType | None) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from typing import IO
 
 import pytest
 
@@ -44,6 +45,22 @@ def test_a_closed_connection_ends_the_attempt_also_with_data_that_nobody_read(ex
 def test_an_executor_that_ends_takes_its_attempts_along(number: signal.Signals) -> None:
     with pytest.raises(Abandoned):
         os.kill(os.getpid(), number)
+
+
+@pytest.mark.usefixtures("executor")
+def test_an_abandoned_attempt_leaves_nothing_that_spark_fails_to_send() -> None:
+    """Its daemon flushes the connection after the attempt, and logs a page of traces if that fails."""
+
+    def fail(_: object, outfile: IO[bytes]) -> None:
+        outfile.write(b"the trace of Abandoned")
+        raise SystemExit(-1)
+
+    theirs, ours = socket.socketpair()
+    with ours, os.fdopen(os.dup(ours.fileno()), "wb") as outfile:  # as Spark's daemon opens it
+        theirs.close()
+        with pytest.raises(SystemExit):
+            watched(fail)(None, outfile)
+        outfile.flush()
 
 
 def test_a_process_without_an_executor_is_never_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
