@@ -10,15 +10,24 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from frazil.errors import Fenced
+from frazil.errors import Fenced, WorkerDied
 from frazil.home import run_folder
+from frazil.host.endings import WITH_APPLICATION
+from frazil.host.launcher import ProcessState
+from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
+from frazil.supervise.decision import WriterAction
+from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervisor import Supervisor
 
 from .exactness import check_exact, parquet_files
 
 PROGRAM = Path(__file__).parent / "crashing_application.py"
+MAIN = Path(__file__).parents[2] / "spark_apps" / "write_application.py"
+WITHOUT_JVM = Path(__file__).parents[1] / "writer_without_jvm.py"
 BAD = [b"not json", b"[]"]
 NAMES = ("a", "b", "c")
 
@@ -31,10 +40,15 @@ class Application:
         (self.folder,) = {one.streams for one in streams.values()}
 
     def start(
-        self, *arguments: str, crash: str = "", home: Path | None = None, said: int = subprocess.DEVNULL
+        self,
+        *arguments: str,
+        crash: str = "",
+        home: Path | None = None,
+        said: int = subprocess.DEVNULL,
+        program: Path = PROGRAM,
     ) -> subprocess.Popen[str]:
         environment = {**os.environ, "FRAZIL_TEST_CRASH": crash, **({"FRAZIL_HOME": str(home)} if home else {})}
-        command = [sys.executable, str(PROGRAM), "small", "--streams", str(self.folder), *arguments]
+        command = [sys.executable, str(program), "small", "--streams", str(self.folder), *arguments]
         return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said, text=True)
 
     def catch_up(self) -> None:
@@ -123,6 +137,78 @@ def test_an_application_that_stood_still_and_was_replaced_on_another_host_change
     shared.catch_up()
     for one in shared.streams.values():
         check_exact(one, range(300))
+
+
+@pytest.mark.soak
+def test_a_stream_moves_to_a_process_of_its_own_and_back_while_the_others_go_on(
+    shared: Application, events: Callable[[Iterable[int]], Iterator[bytes]], eventually: Callable[..., Any]
+):
+    """Its own supervisor, as Airflow runs it, and the application's process see each other by the run folder alone."""
+
+    def produce(numbers: range) -> None:
+        for one in shared.streams.values():
+            one.produce(events(numbers), partitions=2)
+
+    def all_have(rows: int) -> bool:
+        own.step()
+        return all(one.has_rows(rows) for one in shared.streams.values())
+
+    moving = shared.streams["a"]
+    own = Supervisor(WriterProgram("a", shared.folder, WITHOUT_JVM))
+    produce(range(100))
+    process = shared.start()
+    try:
+        eventually(lambda: all_have(100))
+        moving.declare("commit: {interval: 1s}\n")
+        eventually(lambda: own.step() and LocalLauncher("a").observe().process is ProcessState.RUNNING, within_s=90)
+        produce(range(100, 200))
+        eventually(lambda: all_have(200))
+        moving.declare("application: small\ncommit: {interval: 1s}\n")
+        eventually(lambda: own.step() and LocalLauncher("a").observe().process is ProcessState.HOSTED, within_s=90)
+        produce(range(200, 300))
+        eventually(lambda: all_have(300))
+        eventually(lambda: own.step().decision.action is WriterAction.END, within_s=60)
+        assert not read_exits(run_folder("b")), "the others were not restarted"
+        assert not read_exits(run_folder("c"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        LocalLauncher("a").stop(force=True)
+    assert process.returncode == 0
+    for one in shared.streams.values():
+        check_exact(one, range(300))
+
+
+@pytest.mark.soak
+def test_a_jvm_that_is_killed_ends_the_application_whose_next_start_loses_and_repeats_nothing(
+    shared: Application,
+    events: Callable[[Iterable[int]], Iterator[bytes]],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+):
+    for one in shared.streams.values():
+        one.produce(events(range(100)), partitions=2)
+    log = tmp_path / "application.log"
+    with log.open("w") as out:
+        process = shared.start(program=MAIN, said=out.fileno())
+    try:
+        eventually(lambda: all(one.has_rows(100) for one in shared.streams.values()), within_s=180)
+        for one in shared.streams.values():
+            one.produce(events(range(100, 200)), partitions=2)
+        (jvm,) = [p for p in psutil.Process(process.pid).children() if p.name() == "java"]
+        jvm.kill()
+        process.wait(120)
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert process.returncode == WorkerDied.exit_code, said[-3000:]
+    assert "the JVM" in said
+    assert {exit_.stopped_for for name in NAMES for exit_ in read_exits(run_folder(name))} <= {WITH_APPLICATION, None}
+
+    shared.catch_up()
+
+    for one in shared.streams.values():
+        check_exact(one, range(200))
 
 
 def fenced(name: str) -> bool:
