@@ -54,7 +54,7 @@ def infer(  # noqa: PLR0913 - one for each option
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:
     """How to reach Kafka: what all streams of the folder have in common, and the option. Raises SpecError."""
     file = folder / DEFAULTS_FILE
-    source = read_mapping(file).get("source", {}) if file.exists() else {}
+    source = (read_mapping(file).get("source") or {}) if file.exists() else {}
     found = {str(key): str(value) for key, value in (source.get("properties") or {}).items()}
     servers = servers or source.get("bootstrap-servers")
     if not servers:

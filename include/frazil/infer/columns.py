@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -49,9 +49,13 @@ def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     found: list[Column] = []
+    before: dict[str, str] = {}
     for name, observed in whole.fields.items():
-        reason = _no_column(name, (column.name for column in found if column.type is not None))
-        found.append(Column(name, None, remark=reason) if reason else _column(name, observed, sampled, middle_s))
+        if reason := _no_column(name, before):
+            found.append(Column(name, None, remark=reason))
+        else:
+            before[name.lower()] = name
+            found.append(_column(name, observed, sampled, middle_s))
     return tuple(found)
 
 
@@ -61,12 +65,13 @@ def event_times(columns: Sequence[Column]) -> list[Column]:
     return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.near_s))
 
 
-def _no_column(name: str, before: Iterator[str]) -> str:
+def _no_column(name: str, before: Mapping[str, str]) -> str:
+    """Why a field cannot be a column; `before` has the columns by their names in lower case."""
     if not name or "." in name or name != name.strip() or not name.isprintable():
         return "no column can have this name"
     if name.lower() in COORDINATES:
         return "frazil adds a column of this name"
-    same = next((other for other in before if other.lower() == name.lower()), None)
+    same = before.get(name.lower())
     return f"differs from {same} only by case" if same else ""
 
 
@@ -149,14 +154,15 @@ def _text_type(observed: Observed) -> str:
 
 
 def _object_type(observed: Observed) -> str:
-    inner = {name: field for name, field in observed.fields.items() if not _no_column(name, iter(()))}
-    kinds = {_type(field) for field in observed.fields.values() if field.kind is not None}
+    types = {name: _type(field) for name, field in observed.fields.items()}  # once: what is nested is deep
+    inner = [name for name in types if not _no_column(name, {})]
+    kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}
     a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])
     many = len(observed.fields) >= MAP_FROM and a_record <= len(observed.fields) / 4
     if len(kinds) == 1 and (many or not inner):
         return f"map<string, {kinds.pop()}>"
-    distinct = {name.lower(): name for name in reversed(inner)}
-    plain = [name for name in inner if name in distinct.values() and re.fullmatch(r"[A-Za-z_]\w*", name)]
+    distinct = set({name.lower(): name for name in reversed(inner)}.values())
+    plain = [name for name in inner if name in distinct and re.fullmatch(r"[A-Za-z_]\w*", name)]
     if not plain:
         return "map<string, string>"
-    return f"struct<{', '.join(f'{name}: {_type(inner[name])}' for name in plain)}>"
+    return f"struct<{', '.join(f'{name}: {types[name]}' for name in plain)}>"

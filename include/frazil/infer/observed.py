@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 MOST_DISTINCT = 5_000
+MOST_DEEP = 32
+"""What is nested deeper is not looked at."""
 
 _PATTERNS = {
     "timestamptz": re.compile(
@@ -58,7 +60,7 @@ class Observed:
         of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
         return self.present - of_kind
 
-    def add(self, value: Any) -> None:
+    def add(self, value: Any, depth: int = 0) -> None:
         match value:
             case None:
                 self.kinds["null"] += 1
@@ -72,13 +74,13 @@ class Observed:
                 self._add_text(value)
             case dict():
                 self.kinds["object"] += 1
-                for name, inner in value.items():
-                    self.fields.setdefault(name, Observed()).add(inner)
+                for name, inner in value.items() if depth < MOST_DEEP else ():
+                    self.fields.setdefault(name, Observed()).add(inner, depth + 1)
             case list():
                 self.kinds["array"] += 1
                 self.elements = self.elements or Observed()
-                for element in value:
-                    self.elements.add(element)
+                for element in value if depth < MOST_DEEP else ():
+                    self.elements.add(element, depth + 1)
         if isinstance(value, str | int) and len(self.distinct) < MOST_DISTINCT:
             self.distinct.add(value)
 

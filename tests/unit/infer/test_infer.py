@@ -193,6 +193,12 @@ def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> 
         proposed(sample([b"\0\0\0\0\7\x02\x06abc"] * 10))
 
 
+@pytest.mark.parametrize("nested", ['{"a":' * 800 + "1" + "}" * 800, '{"a": ' + "[" * 800 + "]" * 800 + "}"])
+def test_what_is_nested_without_end_has_a_sound_proposal(nested: str) -> None:
+    _, spec = proposed(sample([nested.encode()] * 3))
+    check_supported(schema(spec), spec.source.format)
+
+
 def test_what_does_not_fit_is_counted() -> None:
     values = [b'{"a": 1}'] * 90 + [b'{"a": "x"}'] * 6 + [b"nonsense"] * 3 + [None]
     text, spec = proposed(sample(values))
