@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,3 +37,27 @@ def test_a_form_comes_to_one_command() -> None:
     assert dlq_arguments(discard) == ["dlq", "discard", "flights", *bounds, "--because", "a test", "--yes", "--json"]
     with pytest.raises(AirflowFailException, match="says why"):
         dlq_arguments({**discard, "because": " "})
+
+
+@pytest.mark.soak  # three runs of Airflow
+def test_a_run_counts_then_replays_and_discards(stream: Any, events: Any, dag_runner: Callable[..., Any]) -> None:
+    stream.produce([*events(range(10)), b'{"id": "11", "at": "2024-01-01T00:00:00Z"}', b"not json"])
+    stream.catch_up()
+    assert stream.ids() == list(range(10))
+    path = stream.streams / "events.yaml"
+    path.write_text(path.read_text().replace("note: string", "note: string, more: string"))
+    stream.catch_up()
+    airflow = dag_runner(stream.streams)
+
+    dry = airflow.run("frazil_dead_letters", conf={"stream": "events"})
+    assert dry["state"] == "success"
+    replayed = airflow.run("frazil_dead_letters", conf={"stream": "events", "dry-run": False})
+    assert replayed["state"] == "success"
+    because = {"act": "discard", "because": "a test", "reasons": ["NotAnObject"]}
+    discarded = airflow.run("frazil_dead_letters", conf={"stream": "events", "dry-run": False, **because})
+    assert discarded["state"] == "success"
+    letters = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert {(r["error_class"], r["replays"], r["discard_reason"]) for r in letters} == {
+        ("TypeMismatch", 1, None),
+        ("NotAnObject", 1, "a test"),
+    }

@@ -92,7 +92,7 @@ def show(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, l
 
     \b
     Example:
-      frazil dlq show flights --reason WrongType --limit 3
+      frazil dlq show flights --reason TypeMismatch --limit 3
     """
     opened = _open(stream, streams_folder)
     selection = _selection(discarded=discarded, **which)
@@ -125,7 +125,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 
     \b
     Example:
-      frazil dlq discard flights --reason NotJson --because "a test of the producer's" --dry-run
+      frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
     """
     opened, selection = _open(stream, streams_folder), _selection(**which)
     meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
@@ -150,7 +150,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
 
     \b
     Example:
-      frazil dlq replay flights --reason MissingField --dry-run
+      frazil dlq replay flights --reason MissingRequired --dry-run
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
     opened, selection = _open(stream, streams_folder), _selection(**which)
