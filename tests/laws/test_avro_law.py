@@ -256,6 +256,7 @@ def test_a_row_is_what_avro_reads(topic: tuple[Kind, list[Any]]) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @given(topics())
 @settings(max_examples=50_000)
 def test_a_row_is_what_avro_reads_for_many_schemas(topic: tuple[Kind, list[Any]]) -> None:
@@ -308,6 +309,7 @@ def test_a_damaged_record_is_its_own_row_or_a_rejection_and_nobody_elses(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @given(topics(), st.lists(damage(), min_size=1, max_size=8))
 @settings(max_examples=50_000)
 def test_many_damaged_records_are_their_own_rows_or_rejections(

@@ -238,3 +238,11 @@ def test_a_column_that_avro_cannot_fill_is_refused_beforehand() -> None:
     columns = Schema(t.NestedField(1, "m", t.MapType(2, t.LongType(), 3, t.LongType())))
     with pytest.raises(SpecError, match="keys of format avro are strings"):
         check_supported(columns, AvroFormat(schema_text="{}"))
+
+
+def test_a_declared_schema_that_is_none_or_cannot_be_read_is_a_mistake_of_the_declaration() -> None:
+    with pytest.raises(SpecError, match="the declared schema is no schema of Avro: KeyError: 'type'"):
+        check_supported(COLUMNS, AvroFormat(schema_text="{}"))
+    with pytest.raises(SpecError, match=r"source\.format\.schema-file: nowhere\.avsc cannot be read"):
+        check_supported(COLUMNS, AvroFormat(schema_file="nowhere.avsc"))
+    check_supported(COLUMNS, AvroFormat(schema_text=json.dumps(FIRST)))

@@ -12,6 +12,7 @@ from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder
+from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
 from frazil.ingest.formats.csv.lines import Line
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
@@ -112,8 +113,13 @@ def quoter(plain: PlainFormat) -> Quoter:
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:
-    """Refuse a column that no record could fill. Raises SpecError."""
+    """Refuse a column that no record could fill, and a declared schema that is none. Raises SpecError."""
     CHECKS[_known(declared.type)](schema.as_struct())
+    if isinstance(declared, AvroFormat) and declared.registry is None:
+        try:
+            parsed(schema_of(declared))
+        except UnreadableSchema as error:
+            raise SpecError(f"source.format: the declared schema is no schema of Avro: {error}") from None
 
 
 def _parsed(plain: PlainFormat) -> ValueFormat:
