@@ -13,7 +13,9 @@ import pytest
 from frazil.home import run_folder
 from frazil.host import launchers
 from frazil.host.given_up import announce_given_up, confirm_given_up
+from frazil.host.json_file import replace_json
 from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.supervise.desired import DesiredStore
 
 STREAM = """
@@ -91,6 +93,12 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
     monkeypatch.setattr(launchers, "open_launcher", lambda _: never)
     seen = trigger()._look()
     assert (seen.state, seen.given_up) == ("the application small does not run on this host", None)
+
+
+def test_a_stream_whose_application_was_killed_is_said_to_have_ended_with_it(trigger: Any) -> None:
+    replace_json(run_folder("s") / "lock", Launch("one", LaunchKind.HOSTED, 0, application="small").to_json())
+    append_exit(run_folder("s"), ExitRecord("one", None, 0, 1, "f", 0, committed=False))
+    assert trigger()._look().state == "ended: it was killed with its application, or its host went down"
 
 
 def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: Any) -> None:

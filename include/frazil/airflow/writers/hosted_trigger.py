@@ -17,7 +17,7 @@ from frazil.airflow.writers.acts import BY, Act
 from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
 
 if TYPE_CHECKING:
-    from frazil.host.records import GivenUp
+    from frazil.host.records import ExitRecord, GivenUp
     from frazil.supervise.desired import DesiredStore
 
 POLL_SECONDS = 5.0
@@ -118,7 +118,7 @@ class HostedStreamTrigger(FollowingTrigger):
             return Seen(f"the application {self.application} does not run on this host")
         seen = open_launcher(self.stream).observe()
         last = seen.exits[-1] if seen.exits and not seen.process.is_alive else None
-        ended = f" with exit code {last.code}: {last.error or 'as it was asked to'}" if last else ""
+        ended = _ending(last) if last else ""
         given_up = standing_given_up(self.stream, seen)
         held = "; given up: when that is mended, clear this task" if given_up else ""
         return Seen(f"{seen.process}{ended}{held}", is_alive=seen.process.is_alive, given_up=given_up)
@@ -168,3 +168,10 @@ class HostedStreamTrigger(FollowingTrigger):
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)
         return open_desired(spec)
+
+
+def _ending(last: ExitRecord) -> str:
+    """How the stream's last writer ended, after the word "ended"."""
+    if last.code is None:
+        return f": {last.error or 'it was killed with its application, or its host went down'}"
+    return f" with exit code {last.code}: {last.error or 'as it was asked to'}"
