@@ -49,7 +49,9 @@ def evolving(stream: Any) -> Callable[[str], Any]:
     return make
 
 
-def test_a_new_field_becomes_an_optional_column_in_one_commit_before_the_batch(evolving: Callable[[str], Any]):
+def test_a_new_field_becomes_an_optional_column_in_one_commit_before_the_batch(
+    evolving: Callable[[str], Any], frazil: Callable[..., Any]
+):
     stream = evolving("additive")
     stream.produce([record(0)])
     stream.catch_up()
@@ -80,6 +82,7 @@ def test_a_new_field_becomes_an_optional_column_in_one_commit_before_the_batch(e
     assert not any(field.required for field in schema.fields if field.name in {"gate", "weight", "load"})
 
     stream.produce([record(6, gate="B2", load={"bags": 1, "more": {"deep": 1}}), record(7, weight="heavy")])
+    assert "\nundeclared    gate string, load struct<" in frazil("status", "events").stdout
     stream.catch_up()  # another process continues with the columns, without a change of the declaration
     assert schemas(stream) == 3
     assert rows(stream, "gate", "load")[-1] == (6, "B2", {"bags": 1, "doors": None, "more": {"deep": 1}})
@@ -159,6 +162,8 @@ def test_fields_that_can_be_no_columns_are_ignored_and_told_once(
     assert [name for name in stream.table().schema().column_names if not name.startswith("kafka_")] == [
         "id", "at", "note", "gate", "load",
     ]  # fmt: skip
+    newest = stream.table().current_snapshot()
+    assert newest.summary["frazil.with-ignored-fields"] == "1"
     for words in ("'Note' is called note", "'a.b' has a dot", "max-columns is 9", "'mixed' has values that no column"):
         assert caplog.text.count(words) == 1
 

@@ -216,6 +216,7 @@ class Committer:
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
             **({"frazil.future": str(journal.future)} if journal.future else {}),
+            **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),
             **windows_summary(journal.windows),
             "frazil.commit-record": self._tables.journals.path(journal.key),
         }

@@ -61,6 +61,8 @@ class Journal:
     """Rows by window start, in microseconds since the epoch; None if they were not counted."""
     partitions: int | None = None
     """If rows were shuffled: the table partitions of each task's rows, added up. None if they were not."""
+    with_ignored: int = 0
+    """Records with fields that are no columns and became none. Counted only where the table may evolve."""
 
     @property
     def records(self) -> int:
@@ -100,6 +102,7 @@ class Journal:
                 "leader-epochs": nested(self.leader_epochs),
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
+                **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
             },
             separators=(",", ":"),
         ).encode()
@@ -132,6 +135,7 @@ class Journal:
             # Journals of earlier versions count no rows, or late rows only.
             windows=_counts(raw.get("windows")),
             partitions=raw.get("partitions"),
+            with_ignored=raw.get("with-ignored", 0),
         )
 
 

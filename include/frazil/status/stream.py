@@ -27,7 +27,7 @@ from frazil.supervise.desired import DesiredStore
 from frazil.supervise.liveness import beating, has_committed, known_lag
 from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of
-from frazil.table.tables import check_fits, load_stream_table, missing_table
+from frazil.table.tables import check_fits, load_stream_table, missing_table, undeclared_columns
 from frazil.timetext import ago
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
@@ -81,6 +81,8 @@ class StreamStatus:
     """Why it commits less often than declared, or should; among the problems too."""
     distribution: str | None = None
     """Whether its last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
+    undeclared: tuple[str, ...] = ()
+    """The table's columns that are not declared, such as `gate string`: others, or evolution, added them."""
     notices: tuple[str, ...] = ()
     """What the live writer, or the last one that ended, wants people to know; no problems."""
 
@@ -96,6 +98,7 @@ class TableView:
     desired: str | None = None
     desired_reason: str | None = None
     problems: tuple[str, ...] = ()
+    undeclared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         stall=stall,
         throttle=throttle,
         distribution=beat_now.distribution if beat_now else None,
+        undeclared=view.undeclared,
         notices=_notices(spec, observation),
     )
 
@@ -285,8 +289,10 @@ def _look_at_table(spec: StreamSpec, *, committed: bool) -> TableView:
 def _view(table: Table, spec: StreamSpec) -> TableView:
     problems: list[str] = []
     marker = None
+    undeclared: tuple[str, ...] = ()
     try:
         check_fits(table, spec)
+        undeclared = undeclared_columns(table, spec)
     except FrazilError as error:
         problems.append(_words(error))
     try:
@@ -308,6 +314,7 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
         desired=desired,
         desired_reason=reason,
         problems=tuple(problems),
+        undeclared=undeclared,
     )
 
 

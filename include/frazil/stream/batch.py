@@ -386,6 +386,7 @@ class BatchRunner:
             leader_epochs=end.leader_epochs,
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
+            with_ignored=sum(result.sighted.records for result in results),
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:

@@ -327,6 +327,13 @@ def _refuse_unreadable(coming: Schema, table: str) -> None:
             raise SpecError(f"schema.{path}: {coming.find_type(path)} would come into the table {table}: {reason}")
 
 
+def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
+    """The top-level columns that a stream fills beside the declared ones and frazil's own, such as `gate string`."""
+    declared = _as_renamed(_declared_table(spec), table).schema
+    known = {field.name for field in declared.fields} | {*COORDINATES}
+    return tuple(f"{field.name} {field.field_type}" for field in table.schema().fields if field.name not in known)
+
+
 def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
     """Change a stream's table as its records ask, in one update. Returns the changes that were made, and the refusals.
 
