@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from frazil.backfill.commit import abandon
-from frazil.backfill.estimate import estimate, sentences
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
@@ -89,6 +88,8 @@ def backfill(  # noqa: PLR0913 - a command's options
     if not dry_run:
         _run(spec, request, as_json=as_json)
         return
+    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - the decoders, for a dry run alone
+
     with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S) as asked:
         found = estimate(asked, asked.plan(asked.lane()))
     echo_json(found) if as_json else click.echo("\n".join(sentences(found, stream=stream)))

@@ -29,7 +29,6 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, RecordFile
 from frazil.ingest.coordinates import NAMES
 from frazil.ingest.formats import decoder
-from frazil.ingest.headers import packed
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
 from frazil.ingest.parquet_columns import cast_columns, check_columns
 
@@ -155,7 +154,7 @@ def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[n
     if records.letters is not None:
         letters = records.letters.take(kept)
         key, value = (BinaryColumn.of(letters[name].to_pylist()) for name in ("key", "value"))
-        headers = BinaryColumn.of([_packed(found) for found in letters["headers"].to_pylist()])
+        headers = BinaryColumn.of(_packed(letters["headers"].to_pylist()))
         return Chunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
@@ -185,8 +184,10 @@ def _letters(path: str, io: FileIO) -> Iterator[FileRecords]:
             yield FileRecords(rows.select(NAMES), letters=rows.select(LETTER_COLUMNS[len(NAMES) :]))
 
 
-def _packed(headers: list[dict[str, Any]] | None) -> bytes | None:
-    return packed((header["name"], header["value"]) for header in headers or ())
+def _packed(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:
+    from frazil.ingest.headers import packed  # noqa: PLC0415 - Numba, which only a reader's process has
+
+    return [packed((header["name"], header["value"]) for header in of or ()) for of in headers]
 
 
 def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
