@@ -27,8 +27,8 @@ from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
 from frazil.errors import AdoptionRequired, WriterBusy
-from frazil.ingest.contract import StageTask
-from frazil.ingest.record_files import LETTER_COLUMNS, LETTERS
+from frazil.ingest.contract import LETTERS, StageTask
+from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.stage_rows import StageRows

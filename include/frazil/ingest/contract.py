@@ -49,6 +49,10 @@ class StageTask:
         return cls(value["index"], tuple(OffsetRange(**r) for r in value["ranges"]))
 
 
+LETTERS = ".letters"
+"""Copies of dead letters, as Parquet: their bytes are decoded as Kafka's would be."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordFile:
     """A file of records that a backfill reads instead of Kafka, as it was when it was listed."""
@@ -146,12 +150,16 @@ class StageContext:
     @property
     def record_format(self) -> str | Mapping[str, Any]:
         """How the records that are read are encoded: a line of a backfill's file is JSON, whatever the topic has."""
-        return "json" if self.files else self.format
+        return self.format if self._as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
-        """`beside_value` of the records that are read: files have keys and headers as columns."""
-        return {} if self.files else self.beside_value
+        """`beside_value` of the records that are read: a backfill's files have keys and headers as columns."""
+        return self.beside_value if self._as_in_kafka else {}
+
+    @property
+    def _as_in_kafka(self) -> bool:
+        return all(file.path.endswith(LETTERS) for file in self.files)
 
     @property
     def main(self) -> TargetTable:

@@ -26,7 +26,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.contract import OffsetRange, RecordFile
+from frazil.ingest.contract import LETTERS, OffsetRange, RecordFile
 from frazil.ingest.coordinates import NAMES
 from frazil.ingest.formats import decoder
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
@@ -34,8 +34,6 @@ from frazil.ingest.parquet_columns import cast_columns, check_columns
 
 PARQUET = frozenset({".parquet"})
 JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
-LETTERS = ".letters"
-"""Copies of dead letters, as Parquet: their bytes are decoded as Kafka's would be."""
 LETTER_COLUMNS = (*NAMES, "key", "value", "headers")
 IDENTITY = NAMES[:3]
 LETTER_ROWS = 10_000

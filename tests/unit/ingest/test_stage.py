@@ -472,6 +472,35 @@ def test_a_row_of_a_parquet_file_that_cannot_be_told_is_named(make_world: MakeWo
         stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
 
 
+def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_and_headers(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world({"x": "long", "user": "string", "trace": "binary"})
+    letters = pa.table(
+        {
+            "kafka_topic": ["t"],
+            "kafka_partition": pa.array([0], pa.int32()),
+            "kafka_offset": [RANGE_START],
+            "kafka_timestamp": pa.array([0], pa.timestamp("us", "UTC")),
+            "key": [b"ann"],
+            "value": [b"1970-01-01T00:00:00Z,5"],
+            "headers": [[{"name": "trace", "value": b"\xff"}]],
+        }
+    )
+    path = world.folder / "in.letters"
+    pq.write_table(letters, path)
+    of = OffsetRange("t", 0, RANGE_START, RANGE_START + 1)
+    context = replace(
+        world.context(),
+        format={"type": "csv", "columns": ["ts", "x"]},
+        beside_value={"user": None, "trace": "trace"},
+        files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),),
+    )
+    result = stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    (row,) = [row for file in result.files for row in pq.read_table(file.path).to_pylist()]
+    assert (row["x"], row["user"], row["trace"]) == (5, "ann", b"\xff")
+
+
 def test_files_of_a_backfill_have_keys_as_columns_and_lines_of_json_whatever_the_topic_has(
     make_world: MakeWorld,
 ) -> None:
