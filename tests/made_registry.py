@@ -34,6 +34,7 @@ def made_registry() -> Iterator[MadeRegistry]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # headers and body in one packet: the second one would wait for an acknowledgement
 
         def do_GET(self) -> None:
             told.asked.append(self.path)
