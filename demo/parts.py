@@ -17,8 +17,8 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
-from frazil.host.launcher import ProcessState
-from frazil.host.local import LocalLauncher
+from frazil.host.launcher import Launcher, ProcessState
+from frazil.host.launchers import open_launcher
 
 MARK = "FRAZIL_DEMO"
 """An environment variable that every process of a demo inherits; its value is the demo's home."""
@@ -115,14 +115,14 @@ class DemoParts:
         """
         self.airflow.stop()
         if self.run_folder.is_dir():
-            _end_writer(LocalLauncher(self._stream, folder=self.run_folder))
+            _end_writer(open_launcher(self._stream, folder=self.run_folder))
         for server in (self.kafka, self.store, self.database, self.cluster):
             if server is not None:
                 server.stop()
         _end_marked(str(self.home))
 
 
-def _end_writer(launcher: LocalLauncher) -> None:
+def _end_writer(launcher: Launcher) -> None:
     for force, grace_s in ((False, WRITER_GRACE_S), (True, 10)):
         launcher.stop(force=force)
         deadline = time.monotonic() + grace_s

@@ -13,9 +13,10 @@ from typing import Protocol
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, FrazilError, WriterBusy
+from frazil.home import run_folder
 from frazil.host.endings import WITH_APPLICATION, record_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
-from frazil.host.local import LocalLauncher
+from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
@@ -40,7 +41,8 @@ class HostedLauncher(Launcher):
         self, stream: str, *, application: str, make: Callable[[], HostedWriter], cancel: Callable[[str], None]
     ) -> None:
         self._stream, self._application, self._make, self._cancel = stream, application, make, cancel
-        self._outside = LocalLauncher(stream)
+        self._outside = open_launcher(stream)
+        self._folder = run_folder(stream)
         self._launch: Launch | None = None
         self._writer: HostedWriter | None = None
         self._thread: threading.Thread | None = None
@@ -58,7 +60,7 @@ class HostedLauncher(Launcher):
         """See `Launcher.launch`; command and environment are those of this process."""
         if self._ends_with_application:
             raise WriterBusy(f"the application {self._application} ends, and starts no writer")
-        lock = WriterLock(self._outside.folder, streams=(self._stream,))
+        lock = WriterLock(self._folder, streams=(self._stream,))
         lock.acquire()
         try:
             launch = Launch(
@@ -140,7 +142,7 @@ class HostedLauncher(Launcher):
         self.code = code
         try:
             record_exit(
-                self._outside.folder,
+                self._folder,
                 launch,
                 code=code,
                 ended_at_ms=clock.now_ms(),

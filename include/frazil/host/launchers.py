@@ -1,11 +1,19 @@
-"""The one place that chooses how a writer application runs: as a process of this host."""
+"""The one place that chooses how a writer application runs: as a process of a host.
+
+Nothing else of the package builds a launcher of a process by its class.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from frazil.host.launcher import Launcher
 from frazil.host.local import LocalLauncher
 
 
-def open_launcher(application: str) -> Launcher:
-    """The launcher of one writer application, even if another process launched it."""
-    return LocalLauncher(application)
+def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
+    """The launcher of one writer application, even if another process launched it.
+
+    `folder` is its run folder, if that is not below this process's FRAZIL_HOME.
+    """
+    return LocalLauncher(application, folder=folder)
