@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pyiceberg.catalog.rest import CommitTableResponse
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -143,6 +143,7 @@ class ProcessCatalog:
 
     shared: SharedCatalog
     faults: Faults
+    name: ClassVar[str] = "protocol"
 
     def load_table(self, name: str) -> Table:
         stale = self.faults.stale("load")
