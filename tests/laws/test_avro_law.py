@@ -204,12 +204,30 @@ def topics(draw: st.DrawFn, every: bool = False) -> tuple[Kind, list[Any]]:
     return kind, draw(st.lists(kind.values, min_size=1, max_size=4))
 
 
+def exact(schema: Any) -> Any:
+    """The schema with the most digits that its decimals can have.
+
+    A damaged decimal may have more digits than its schema declares. fastavro rounds it to them; a row keeps what its
+    column can hold, as Avro's Java reader does.
+    """
+    if isinstance(schema, list):
+        return [exact(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    deeper = {key: exact(part) for key, part in schema.items()}
+    if schema.get("logicalType") == "decimal":
+        size = schema.get("size", 32)
+        deeper["precision"] = len(str(2 ** (8 * size - 1))) - 1
+    return deeper
+
+
 class Peer:
     """Avro's own writer and reader of a type."""
 
     def __init__(self, kind: Kind) -> None:
         self._norm = kind.norm
         self._schema = fastavro.parse_schema(kind.avro, _force=True)
+        self._exact = fastavro.parse_schema(exact(kind.avro), _force=True)
 
     def written(self, value: Any) -> bytes:
         out = io.BytesIO()
@@ -219,7 +237,7 @@ class Peer:
     def read(self, data: bytes) -> tuple[Any, bool]:
         """The row that a record is, and whether all of it was read."""
         source = io.BytesIO(data)
-        value = fastavro.schemaless_reader(source, self._schema, None)
+        value = fastavro.schemaless_reader(source, self._exact, None)
         return self._norm(value), source.tell() == len(data)
 
 
