@@ -23,6 +23,7 @@ import gc
 import io
 import json
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ class OneSchema:
 
     def __init__(self, schema: Any) -> None:
         self._text = SchemaText("AVRO", json.dumps(schema))
+
+    def ask(self, _: Sequence[int], /) -> None:
+        pass
 
     def get(self, _: int, /) -> SchemaText:
         return self._text

@@ -22,6 +22,8 @@ class MadeRegistry:
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    meeting: threading.Barrier | None = None
+    """Where each request waits for others."""
 
     def answer(self, path: str) -> Answer:
         found = self.answers.get(path, [NO_SCHEMA])
@@ -39,6 +41,8 @@ def made_registry() -> Iterator[MadeRegistry]:
         def do_GET(self) -> None:
             told.asked.append(self.path)
             told.headers.append(dict(self.headers))
+            if told.meeting is not None:
+                told.meeting.wait(30)
             status, document = told.answer(self.path)
             body = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
@@ -21,6 +22,8 @@ MOST_UNKNOWN = 100_000
 UNKNOWN_FOR_S = 60.0
 """How long it is believed that an id has no schema."""
 MOST_REFERENCES = 1000
+MOST_AT_ONCE = 8
+"""Requests to a registry at the same time."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _WAITS_S = (0.1, 0.3, 1.0)
 """Between requests; the last one again and again."""
@@ -45,6 +48,12 @@ class SchemaText(NamedTuple):
 
 class Schemas(Protocol):
     """Schemas by their ids."""
+
+    def ask(self, schema_ids: Sequence[int]) -> None:
+        """Ask for these, several at a time, so that `get` has an answer for each.
+
+        Raises RegistryUnavailable while that cannot be known.
+        """
 
     def get(self, schema_id: int) -> SchemaText:
         """The schema of an id.
@@ -74,24 +83,48 @@ class SchemaRegistry:
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
         self._lock = Lock()
 
+    def ask(self, schema_ids: Sequence[int]) -> None:
+        """As `Schemas.ask`. At most `MOST_SCHEMAS` should be asked for at once, because no more are kept."""
+        with self._lock:
+            missing = [one for one in schema_ids if self._kept(one) is None]
+            if not missing:
+                return
+            with ThreadPoolExecutor(min(MOST_AT_ONCE, len(missing))) as pool:
+                for schema_id, found in zip(missing, pool.map(self._answer, missing), strict=True):
+                    self._keep(schema_id, found)
+
     def get(self, schema_id: int) -> SchemaText:
         """As `Schemas.get`. Each id is asked for once; one without a schema again after a minute."""
         with self._lock:
-            if (found := self._known.get(schema_id)) is not None:
-                self._known.move_to_end(schema_id)
-                return found
-            since, why = self._unknown.get(schema_id, (-UNKNOWN_FOR_S, ""))
-            if time.monotonic() - since < UNKNOWN_FOR_S:
-                raise UnknownSchema(why)
-            try:
-                found = self._known[schema_id] = self._fetched(schema_id)
-            except UnknownSchema as error:
-                self._unknown.pop(schema_id, None)
-                self._unknown[schema_id] = (time.monotonic(), str(error))
-                _limit(self._unknown, MOST_UNKNOWN)
-                raise
-            _limit(self._known, MOST_SCHEMAS)
+            found = self._kept(schema_id)
+            if found is None:
+                found = self._answer(schema_id)
+                self._keep(schema_id, found)
+        if isinstance(found, UnknownSchema):
+            raise UnknownSchema(*found.args)
+        return found
+
+    def _kept(self, schema_id: int) -> SchemaText | UnknownSchema | None:
+        if (found := self._known.get(schema_id)) is not None:
+            self._known.move_to_end(schema_id)
             return found
+        since, why = self._unknown.get(schema_id, (-UNKNOWN_FOR_S, ""))
+        return UnknownSchema(why) if time.monotonic() - since < UNKNOWN_FOR_S else None
+
+    def _keep(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
+        if isinstance(found, UnknownSchema):
+            self._unknown.pop(schema_id, None)
+            self._unknown[schema_id] = (time.monotonic(), str(found))
+            _limit(self._unknown, MOST_UNKNOWN)
+        else:
+            self._known[schema_id] = found
+            _limit(self._known, MOST_SCHEMAS)
+
+    def _answer(self, schema_id: int) -> SchemaText | UnknownSchema:
+        try:
+            return self._fetched(schema_id)
+        except UnknownSchema as error:
+            return error
 
     def _fetched(self, schema_id: int) -> SchemaText:
         if schema_id <= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ class Registered:
     def __init__(self, schemas: Mapping[int, Any]) -> None:
         self._schemas = schemas
         self.asked: list[int] = []
+
+    def ask(self, schema_ids: Sequence[int]) -> None:
+        pass
 
     def get(self, schema_id: int) -> SchemaText:
         self.asked.append(schema_id)

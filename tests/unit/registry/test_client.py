@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -69,6 +70,29 @@ def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: Ma
     server.answers["/schemas/ids/9"] = [(200, {"schema": "{}"})]
     with mock.patch.object(client, "UNKNOWN_FOR_S", 0.0):
         assert found.get(9).text == "{}"
+
+
+def test_several_ids_are_asked_for_together_and_each_once(server: MadeRegistry) -> None:
+    server.answers = {f"/schemas/ids/{i}": [(200, {"schema": str(i)})] for i in (1, 3)}
+    server.meeting = threading.Barrier(4)  # passes only requests that wait at the same time
+    found = opened(server.url)
+    found.ask([-5, 1, 2, 3, 4])
+    assert [found.get(1).text, found.get(3).text] == ["1", "3"]
+    for schema_id in (-5, 2, 4):
+        with pytest.raises(UnknownSchema, match=str(schema_id)):
+            found.get(schema_id)
+    found.ask([1, 2, 3, 4])
+    found.ask([])
+    assert sorted(server.asked) == [f"/schemas/ids/{i}" for i in (1, 2, 3, 4)]
+
+
+def test_what_is_no_answer_to_one_of_several_ids_says_nothing_of_them(server: MadeRegistry) -> None:
+    server.answers["/schemas/ids/2"] = [(401, {})]
+    found = opened(server.url)
+    with pytest.raises(RegistryUnavailable, match="refuses the credentials"):
+        found.ask([1, 2, 3])
+    server.answers["/schemas/ids/2"] = [(200, {"schema": "2"})]
+    assert found.get(2).text == "2"
 
 
 def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> None:

@@ -33,6 +33,8 @@ FRAME_BYTES = 5
 _FILE = 0
 """The id of the declared schema."""
 _SLOTS = 1024
+_ASKED = 1000
+"""Schemas that are asked for together: fewer than a registry's client keeps."""
 
 
 class AvroDecoder:
@@ -126,10 +128,24 @@ class AvroDecoder:
             rejections[i] = ("NotFramed", _instead(values[i] or b""))
         places = np.flatnonzero(framed)
         ids = _ids(values.data, values.starts[places])
-        for schema_id in np.unique(ids).tolist() if len(ids) and (ids != ids[0]).any() else ids[:1].tolist():
-            self._enter(roots, places[ids == schema_id], schema_id, rejections)
+        if len(ids) and (ids == ids[0]).all():
+            self._enter(roots, places, int(ids[0]), rejections)
+        else:
+            self._enter_each(roots, places, ids, rejections)
         content = BinaryColumn(values.data, values.starts + FRAME_BYTES, values.lengths - FRAME_BYTES)
         return roots, content
+
+    def _enter_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
+        """Enter the records of each id. Bytes of something else may look like very many ids."""
+        assert not isinstance(self._schemas, SchemaText)
+        order = np.argsort(ids, kind="stable")
+        distinct, first = np.unique(ids[order], return_index=True)
+        groups = np.split(places[order], first[1:])
+        for at in range(0, len(distinct), _ASKED):
+            some = distinct[at : at + _ASKED].tolist()
+            self._schemas.ask([schema_id for schema_id in some if schema_id not in self._roots])
+            for schema_id, group in zip(some, groups[at : at + _ASKED], strict=True):
+                self._enter(roots, group, schema_id, rejections)
 
     def _enter(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
         if schema_id not in self._roots:
