@@ -8,7 +8,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from frazil.errors import SpecError
 from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
@@ -102,9 +111,24 @@ class Registry(Model):
 class _SchemaFormat(Model):
     registry: Registry | None = Field(default=None, description="Where the schema of each record's id is.")
     schema_file: str | None = Field(
-        default=None, description="A file with the schema of all records, which then have no schema id."
+        default=None,
+        description="A file with the schema of all records, which then have no schema id. A relative path begins at "
+        "the folder of the declaration.",
     )
     schema_text: str | None = Field(default=None, description="The same, as the schema's text itself.")
+    _folder: Path = PrivateAttr(default=Path())
+    """That of the declaration's file; the working directory of a format that no file declares."""
+
+    @model_validator(mode="after")
+    def _know_folder(self, info: ValidationInfo) -> Self:
+        if self.schema_file is not None:
+            self._folder = (info.context or {}).get("folder", Path())
+        return self
+
+    @property
+    def schema_path(self) -> Path | None:
+        """Where the schema's file is."""
+        return None if self.schema_file is None else self._folder / self.schema_file
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
@@ -177,7 +201,8 @@ def schema_of(value: AvroFormat) -> str:
     """The text of the declared schema. Raises SpecError."""
     if value.schema_text is not None:
         return value.schema_text
-    path = Path(value.schema_file or "")
+    path = value.schema_path
+    assert path is not None
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:

@@ -45,7 +45,7 @@ def read_stream(path: Path) -> dict[str, Any]:
 def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
     """The stream of what `read_stream` returned. Raises SpecError as `load_stream`."""
     try:
-        return StreamSpec.model_validate(declared, by_alias=True, by_name=False)
+        return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
         raise SpecError(describe(error, declared, path)) from None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.errors import SpecError
-from frazil.spec.formats import CsvFormat, JsonFormat
+from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, carried_format, plain_format, schema_of
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import environment_names
@@ -32,6 +32,23 @@ def test_a_format_is_a_name_or_a_mapping(declare: Declare) -> None:
     assert load_stream(declare(source=source(format={"type": "csv", "null": "NULL"}))).source.format == CsvFormat(
         null="NULL"
     )
+
+
+def test_a_schemas_file_lies_beside_the_declaration_wherever_it_is_read_from(
+    declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    declared = declare(source=source(format={"type": "avro", "schema-file": "ride.avsc"}))
+    (declared.parent / "ride.avsc").write_text('"string"')
+    found = load_stream(declared).source.format
+    assert isinstance(found, AvroFormat)
+    assert schema_of(found) == '"string"'
+    assert carried_format(found) == {"type": "avro", "schema-text": '"string"'}
+    assert plain_format(found) == {"type": "avro", "schema-file": "ride.avsc"}  # the same on every host
+    absolute = AvroFormat(schema_file=str(declared.parent / "ride.avsc"))
+    assert schema_of(absolute) == '"string"'
 
 
 def test_a_declared_format_survives_its_own_json(declare: Declare) -> None:
