@@ -18,6 +18,7 @@ from frazil.errors import RegistryUnavailable, SpecError
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import check_supported, decoder
+from frazil.ingest.formats.avro import program
 from frazil.ingest.formats.avro.decoder import AvroDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
 from frazil.registry.client import SchemaText, UnknownSchema
@@ -28,6 +29,8 @@ COLUMNS = Schema(
     t.NestedField(2, "l", t.LongType()),
     t.NestedField(3, "in", t.StructType(t.NestedField(4, "x", t.IntegerType(), required=True))),
 )
+
+COLUMNS_OF_ONE = Schema(t.NestedField(1, "s", t.StringType()))
 
 
 def record(*fields: tuple[str, Any], name: str = "R", **more: Any) -> dict[str, Any]:
@@ -225,6 +228,26 @@ def test_many_keys_are_compared_and_a_repeated_one_is_told() -> None:
     assert found[0]["m"] == found[2]["m"] == [*many.items()]
     assert found[1][0] == "TypeMismatch"
     assert "m: the map has a key twice" in found[1][1]
+
+
+def test_types_that_unfold_to_exponentially_many_are_read_or_refused_at_once() -> None:
+    inner: Any = record(name="R0")
+    for i in range(60):
+        inner = record(("a", inner), ("b", f"R{i}"), name=f"R{i + 1}")
+    schema = record(("new", {"type": "array", "items": inner}))
+    decode = AvroDecoder(COLUMNS_OF_ONE, {}, SchemaText("AVRO", json.dumps(schema)))
+    decode.sight(widening=True)
+    assert outcomes(decode(Chunk.of_values([b"\0"]))) == {0: {"s": None}}
+
+
+def test_a_schema_with_too_many_operations_is_refused_and_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MOST_OPERATIONS", 5)
+    wide = record(*((f"f{i}", "int" if i % 2 else "string") for i in range(8)))
+    decode = AvroDecoder(COLUMNS_OF_ONE, {}, Registered({1: wide, 2: record(("s", "string"))}))
+    found = outcomes(decode(Chunk.of_values([framed(1, b""), framed(2, b"\2a")])))
+    assert found[0][0] == "UnreadableSchema"
+    assert "the schema of id 1 is too large: its types take more than 5 operations" in found[0][1]
+    assert found[1] == {"s": "a"}
 
 
 def test_a_declared_schema_travels_to_executors_as_text(tmp_path: Path) -> None:

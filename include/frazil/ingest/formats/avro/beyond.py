@@ -25,6 +25,8 @@ _WIDER: dict[tuple[str, type[iceberg.IcebergType]], str] = {
     ("double", iceberg.FloatType): "double",
 }
 _MOST_DIGITS = 38
+_MOST_PARTS = 10_000
+"""Of a new column's type."""
 
 
 def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> Sightings:
@@ -50,7 +52,7 @@ def _beyond(
                 if i in filled:
                     yield from _beyond(part, columns[filled[i]], (*path, filled[i]), inside | {id(written)})
                 else:
-                    yield (*path, names[0]), seen_type(part), ""
+                    yield (*path, names[0]), seen_type(part) if _has_few_parts(part) else MIXED, ""
         case "array", iceberg.ListType():
             yield from _beyond(written.parts[0], kind.element_type, (*path, "element"), inside)
         case "map", iceberg.MapType():
@@ -82,6 +84,19 @@ def seen_type(written: AvroType, inside: tuple[int, ...] = ()) -> Seen:  # noqa:
         case "map":
             return MapOf(seen_type(written.parts[0], within))
     return _scalar(written)
+
+
+def _has_few_parts(written: AvroType) -> bool:
+    """Whether the type has at most `_MOST_PARTS`; one that is named again and again has exponentially many."""
+    left, count = [(written, 0)], 0
+    while left:
+        one, depth = left.pop()
+        count += 1
+        if count > _MOST_PARTS:
+            return False
+        if depth <= DEEPEST:
+            left += [(part, depth + 1) for part in one.parts]
+    return True
 
 
 def _scalar(written: AvroType) -> Seen:

@@ -20,7 +20,7 @@ from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.beyond import beyond_schema
 from frazil.ingest.formats.avro.loop import NOT_READ, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
-from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
+from frazil.ingest.formats.avro.schema import TooLarge, UnreadableSchema, parsed
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
@@ -175,6 +175,8 @@ class AvroDecoder:
             root = self._program.add(written)
         except UnreadableSchema as error:
             return "UnreadableSchema", f"{what} is no schema of Avro: {error}"
+        except TooLarge as error:
+            return "UnreadableSchema", f"{what} is too large: {error}"
         if self._widening is not None:
             self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening)
         return root

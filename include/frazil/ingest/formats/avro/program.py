@@ -13,7 +13,7 @@ import numpy as np
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro import operations as op
-from frazil.ingest.formats.avro.schema import AvroType
+from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import CHILDREN, REQUIRED, Numbers
 from frazil.ingest.formats.json.types import Units
@@ -34,6 +34,8 @@ _DAY_MS = 86_400_000
 _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
+MOST_OPERATIONS = 100_000
+"""Of one written schema. Types that are named again and again may unfold to exponentially many."""
 MISSING = "MissingRequired"
 Fault = tuple[str, str]
 """The class and the text of an error."""
@@ -56,6 +58,7 @@ class Program:
         self._units = units
         self._record = Target(schema, 0, -1, "")
         self._rows: list[list[int]] = []
+        self._most = 0
         self._places: list[int] = []
         self._paths: list[str] = []
         self._skips: dict[int, int] = {}
@@ -68,9 +71,17 @@ class Program:
         self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: AvroType) -> int:
-        """The operation that a record of this type begins with."""
+        """The operation that a record of this type begins with. Raises TooLarge, and then nothing was added."""
+        rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
+        self._most = rows + MOST_OPERATIONS
         self._kept.append(written)  # `_skips` knows types by their ids
-        root = self._for(written, self._record)
+        try:
+            root = self._for(written, self._record)
+        except TooLarge:
+            del self._rows[rows:], self._paths[rows:], self._places[places:]
+            self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
+            self._skips = skips
+            raise
         self.ops = np.array(self._rows, np.int64)
         self.places = np.array(self._places or [0], np.int64)
         return root
@@ -165,6 +176,8 @@ class Program:
         return row
 
     def _row(self, kind: int, target: Target) -> int:
+        if len(self._rows) >= self._most:
+            raise TooLarge(f"its types take more than {MOST_OPERATIONS:,} operations to be read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
         self._paths.append(target.path)
@@ -277,12 +290,19 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
     return found
 
 
-def may_be_empty(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
+def may_be_empty(written: AvroType) -> bool:
     """Whether a value of this type may take no bytes."""
-    if written.kind == "record":
-        here = inside | {id(written)}
-        return id(written) in inside or all(may_be_empty(part, here) for part in written.parts)
-    return written.kind == "null" or (written.kind == "fixed" and written.size == 0)
+    known: set[int] = set()
+    left = [written]
+    while left:
+        one = left.pop()
+        if one.kind == "record":
+            if id(one) not in known:
+                known.add(id(one))
+                left += one.parts
+        elif one.kind != "null" and not (one.kind == "fixed" and one.size == 0):
+            return False
+    return True
 
 
 def _inside(target: Target, name: str) -> str:

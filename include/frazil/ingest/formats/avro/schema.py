@@ -27,6 +27,10 @@ class UnreadableSchema(Exception):
     """Why a text is no schema of Avro."""
 
 
+class TooLarge(Exception):
+    """Why a schema is not read, although it is one of Avro."""
+
+
 @dataclass(slots=True, eq=False)
 class AvroType:
     """A type. Records may contain themselves, so that types are compared by identity."""
