@@ -248,6 +248,8 @@ def name_problem(name: str) -> str:
         return "has a dot in its name, which separates the names of a path"
     if name != name.strip() or not name.isprintable():
         return "has spaces around its name, or characters that cannot be printed"
+    if '"' in name or "\\" in name:
+        return "has a quote or a backslash in its name"
     if len(name) > 255:
         return "has a name of more than 255 characters"
     return ""

@@ -100,6 +100,8 @@ class Column(Model):
     def _plain_name(cls, value: str) -> str:
         if "." in value or value != value.strip():
             raise ValueError("has a dot or surrounding spaces, which a column's name must not have")
+        if any(c < " " or c in '"\\' for c in value):
+            raise ValueError("has a quote, a backslash or a control character, which a column's name must not have")
         return value
 
 

@@ -200,11 +200,20 @@ def _failure(error: Exception, said: str, stream: str) -> Exception | None:
     if died := next((what for words, what in DIED.items() if words in said), None):
         return WorkerDied(_death(stream, died, said))
     if isinstance(error, Py4JJavaError):
-        return RuntimeError(f"a task of stream {stream!r} failed: {error.java_exception}")
+        return RuntimeError(f"a task of stream {stream!r} failed: {raised_in_task(said) or error.java_exception}")
     # A JVM that answers has a trace to give.
     if isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and "Trace:" not in said):
         return WorkerDied(_death(stream, "the JVM", said))
     return None
+
+
+def raised_in_task(said: str) -> str | None:
+    """The sentence of the error that Python raised in a task, which Spark puts below its whole traceback."""
+    _, found, trace = said.rpartition("PythonException: Traceback")
+    lines = trace.partition("\n\tat ")[0].splitlines()
+    frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
+    below = lines[frames[-1] + 1 :] if frames else []
+    return " ".join(filter(None, map(str.strip, below))) if found else None
 
 
 def _death(stream: str, died: str, said: str) -> str:

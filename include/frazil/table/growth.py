@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
@@ -11,7 +11,6 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 from frazil.table.evolution import Addition, Change, Conflict, Path, Promotion, Relaxation, differences, widens
 
 ELEMENT, VALUE = "element", "value"
-UNREADABLE_NAME = "has a quotation mark, a backslash or a control character in its name, and no column can have that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +53,6 @@ def growth(
                 if change.path[0] not in fixed and here.field_id not in table.identifier_field_ids:
                     changes.append(change)
             case Addition() if here is None and _parent(table, change.path) is not None:
-                unreadable: list[Path] = []
-                kept = _readable_part(change, unreadable)
-                refused.extend(Refusal(path, UNREADABLE_NAME) for path in unreadable)
-                if kept is None:
-                    continue
-                change = kept  # noqa: PLW2901 - what is left of it
                 size = len(index_by_id(Schema(NestedField(-1, change.path[-1], change.type))))
                 if reason := _why_not(table, former, [*changes, change], change.path):
                     refused.append(Refusal(change.path, reason))
@@ -70,44 +63,6 @@ def growth(
                     columns += size
                     changes.append(change)
     return Growth(tuple(changes), tuple(refused))
-
-
-def readable(name: str) -> bool:
-    """Whether the decoders of JSON can read a field of this name."""
-    return not any(c in '"\\' or c < " " for c in name)
-
-
-def _readable_part(addition: Addition, found: list[Path]) -> Addition | None:
-    if not all(map(readable, addition.path)):
-        found.append(addition.path)
-        return None
-    kind = _without_unreadable(addition.type, addition.path, found)
-    if not found:
-        return addition
-    return None if kind is None else replace(addition, type=kind)
-
-
-def _without_unreadable(kind: IcebergType, path: Path, found: list[Path]) -> IcebergType | None:
-    """The type without the fields that cannot be read, whose paths go to `found`; None where nothing is left."""
-    match kind:
-        case ListType():
-            element = _without_unreadable(kind.element_type, (*path, ELEMENT), found)
-            return element and ListType(kind.element_id, element, element_required=kind.element_required)
-        case MapType():
-            value = _without_unreadable(kind.value_type, (*path, VALUE), found)
-            return value and MapType(
-                kind.key_id, kind.key_type, kind.value_id, value, value_required=kind.value_required
-            )
-        case StructType():
-            fields = []
-            for field in kind.fields:
-                here = (*path, field.name)
-                if not readable(field.name):
-                    found.append(here)
-                elif inner := _without_unreadable(field.field_type, here, found):
-                    fields.append(field.model_copy(update={"field_type": inner}))
-            return StructType(*fields) if fields else None
-    return kind
 
 
 def _why_not(table: Schema, former: Sequence[Schema], changes: Sequence[Change], path: Path) -> str | None:

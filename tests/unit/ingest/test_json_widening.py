@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -9,6 +11,7 @@ from pyiceberg.types import (
     FloatType,
     IntegerType,
     ListType,
+    LongType,
     MapType,
     NestedField,
     StringType,
@@ -16,9 +19,10 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
-from frazil.ingest.sightings import Sightings
+from frazil.ingest.sightings import Sightings, new_fields
 
 SCHEMA = Schema(
     NestedField(1, "i", IntegerType()),
@@ -79,3 +83,21 @@ def test_a_record_that_would_stay_refused_changes_nothing(value: bytes):
 def test_the_widest_of_several_records_is_asked_for():
     found = sighted(b'{"s":"","d":123.4}', b'{"s":"","d":12345}', b'{"s":"","d":1234}')
     assert found.wider == {("d",): "decimal(7, 2)"}
+
+
+@pytest.mark.parametrize("name", ['a"q', "back\\slash", "tab\there"])
+def test_a_column_whose_name_json_must_escape_is_refused_by_its_name(name: str):
+    """Others may have made one."""
+    odd = Schema(NestedField(1, "o", StructType(NestedField(2, name, LongType()))))
+    with pytest.raises(SpecError, match=r"schema\.o: the name of column .* JSON escapes; rename it"):
+        decoder("json", odd, {})
+
+
+@pytest.mark.parametrize("name", ['a"q', "back\\slash", "tab\there"])
+def test_a_field_whose_name_json_must_escape_becomes_no_column(name: str):
+    seen = sighted(json.dumps({"s": "", name: 1, "o": {name: 2, "x": 3}}).encode())
+    found = {field.path: field for field in new_fields(seen)}
+    assert found[name,].type is None
+    assert "in its name" in found[name,].problem or "cannot be printed" in found[name,].problem
+    assert found["o", name].type is None
+    assert [field.name for field in found["o",].type.fields] == ["x"]

@@ -61,24 +61,6 @@ def test_names_in_another_case_are_refused_at_every_level():
     assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
 
 
-@pytest.mark.parametrize("name", ['say "hi"', "a\\b", "a\nb", "\x00"])
-def test_a_name_that_the_decoder_cannot_read_becomes_no_column_at_any_level(name: str):
-    changes, refused = asked(new(name), new("place", name), new("stops", "element", name))
-    assert changes == []
-    assert len(refused) == 3
-    assert all("has a quotation mark, a backslash or a control character in its name" in text for text in refused)
-
-
-@pytest.mark.parametrize("name", ['say "hi"', "a\\b", "a\nb"])
-def test_a_new_struct_keeps_the_fields_whose_names_can_be_read(name: str):
-    bad, good = NestedField(1, name, StringType(), required=False), NestedField(2, "b", LongType(), required=False)
-    kept = ListType(3, StructType(good), element_required=False)
-    changes, refused = asked(new("gate", kind=ListType(3, StructType(bad, good), element_required=False)))
-    assert changes == [new("gate", kind=kept)]
-    assert [text.startswith(f"gate.element.{name} ") for text in refused] == [True]
-    assert asked(new("gate", kind=StructType(bad)))[0] == []
-
-
 def test_a_column_that_was_dropped_or_renamed_does_not_come_back():
     before = Schema(NestedField(1, "key", LongType()), NestedField(20, "gone", StringType()))
     changes, refused = asked(new("gone"), new("key"), new("other"), former=(before,))

@@ -39,6 +39,8 @@ def _unsupported(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[s
     match kind:
         case iceberg.StructType():
             for field in kind.fields:
+                if name == "json" and any(c < " " or c in '"\\' for c in field.name):
+                    yield f"{where}: the name of column {field.name!r} has a character that JSON escapes; rename it"
                 yield from _unsupported(field.field_type, f"{where}.{field.name}", name)
         case iceberg.ListType():
             yield from _unsupported(kind.element_type, f"{where}.element", name)
