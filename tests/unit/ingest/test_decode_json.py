@@ -476,6 +476,14 @@ def test_a_record_is_cut_off_wherever_it_is_cut(length: int) -> None:
     assert rejection.error.startswith("the record is cut off")
 
 
+@pytest.mark.parametrize("tail", [b"\0", b"}", b"]"])
+def test_a_record_that_something_follows_is_not_cut_off(tail: bytes) -> None:
+    (rejection,) = decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id": 1}' + tail])).rejections
+    assert (rejection.error_class, rejection.error) == (
+        "InvalidJson", "JSON is malformed: trailing characters (byte 10)"
+    )  # fmt: skip
+
+
 MAPPED = Schema(
     t.NestedField(1, "i", t.IntegerType()),
     t.NestedField(

@@ -9,6 +9,7 @@ from frazil.spec.formats import CsvFormat
 
 SOUND, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
 """What the loop makes of a record."""
+_GZIP = b"\x1f\x8b"
 
 
 class Line:
@@ -35,6 +36,11 @@ class Line:
         }
         if outcome in texts:
             return texts[outcome]
+        if (record or b"").startswith(_GZIP):
+            return "WrongFieldCount", (
+                "the value is compressed with gzip (it begins with 1f 8b): write plain CSV, and let the producer's "
+                "compression.type compress it"
+            )
         found = len(self.fields(record or b""))
         return "WrongFieldCount", f"the line has {found} fields, and {len(columns)} are declared: {', '.join(columns)}"
 

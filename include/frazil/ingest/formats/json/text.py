@@ -95,9 +95,10 @@ def malformed(text: bytes, message: str) -> str:
             if escape[1] is not None:
                 half = f"\\u{escape[1].decode('ascii', 'replace')}"
                 return f"JSON is malformed: {half} is half of a surrogate pair (byte {escape.start()})"
-    if message == "Input data was truncated" or message.endswith(f"(byte {len(text)})"):
+    more = _TRAILING.fullmatch(message)
+    if message == "Input data was truncated" or (more is None and message.endswith(f"(byte {len(text)})")):
         return "the record is cut off: an object, array or string in it does not end"
-    if (more := _TRAILING.fullmatch(message)) and text[int(more[1]) - 1 :].lstrip(WHITE_SPACE).startswith(b"{"):
+    if more and text[int(more[1]) - 1 :].lstrip(WHITE_SPACE).startswith(b"{"):
         return f"the value has several objects (another begins at byte {more[1]}): write a record for each"
     return message
 
