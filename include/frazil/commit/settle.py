@@ -125,7 +125,7 @@ def sweep(
     Safe at any time, from any process, beside a running writer. Batches after the last committed one are left alone
     unless this epoch has `just_settled` them: only then is it certain that nobody will commit them. To keep a start
     short however long a stream has run, these folders are skipped because earlier sweeps covered them: folders older
-    than the oldest commit record, committed batches that are not an epoch's last, and epochs that the marker no longer
+    than the oldest commit record, committed batches but an epoch's last two, and epochs that the marker no longer
     remembers. `keys` are those of the journals that are not folded, if already listed.
     """
     marker = tables.marker()
@@ -196,9 +196,12 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
 
 
 def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the batch was swept earlier: by its own writer, which went on to the next batch, or by many starts."""
-    fate = view.marker.fate(key)
-    return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and view.marker.batches.get(key.epoch) != key.batch)
+    """Whether the batch was swept for good earlier: by its own writer, or by many starts.
+
+    A writer sweeps a batch again before it begins the next but one; until then, executors may leave files in it.
+    """
+    fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
+    return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
 
 def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:

@@ -214,6 +214,19 @@ def test_a_sweep_deletes_abandoned_attempts_and_never_a_committed_file(world):
     assert world.all_parquet_files() == committed
 
 
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_start_sweeps_the_last_two_batches_that_a_killed_writer_had_no_time_to_sweep_again(world, batch):
+    first = world.begin()
+    for offset in range(2):
+        world.run(first, {0: (offset, offset + 1)})
+    journaled(world, first, {0: (2, 3)})  # the next start commits it
+    committed = world.all_parquet_files()
+    stray = world.write(BatchKey(1, batch), [(0, 0)])
+
+    assert world.settle(world.take_over()).deleted_files == len(stray)
+    assert world.all_parquet_files() == committed
+
+
 def test_a_sweep_spares_committed_files_whose_commit_record_is_gone(world):
     first = world.begin()
     world.run(first, {0: (0, 2)}, rejected={0: [1]})
