@@ -12,9 +12,10 @@ from frazil.cli.options import streams_option
 from frazil.cli.output import ask
 from frazil.commit.opened import open_stream
 from frazil.errors import SpecError
+from frazil.spec.coordinates import COORDINATES
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import COORDINATES, NAMED_FIELDS
+from frazil.spec.rules import NAMED_FIELDS
 from frazil.table.renamed import Asked, change_columns, laid_out_by
 
 

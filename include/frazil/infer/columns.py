@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from frazil.infer.observed import MOST_DISTINCT, Observed
-from frazil.spec.rules import COORDINATES
+from frazil.spec.coordinates import COORDINATES
 
 REQUIRED_FROM = 100
 """A column is proposed as required if at least this many records were sampled, and all of them have it."""

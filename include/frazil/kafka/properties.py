@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from confluent_kafka import Consumer, KafkaException
 
-from frazil.spec.rules import is_secret
+from frazil.spec.property_rules import is_secret
 
 _UNKNOWN = ("No such configuration property", "Java ")
 _UNFIT = "Invalid value"

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from frazil.spec.formats import FORMATS, JsonFormat
 from frazil.spec.model import Column, StreamSpec
-from frazil.spec.rules import SET_BY_FRAZIL
+from frazil.spec.property_rules import SET_BY_FRAZIL
 from frazil.spec.units import format_bytes, format_duration
 from frazil.spec.values import SIZE, YamlForm
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
+from frazil.spec.coordinates import COORDINATES, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import COORDINATES, REQUIRED_COORDINATES
 from frazil.spec.types import Field, List, Map, Struct, Type, parse_type
 
 _CLASHES_SHOWN = 10

@@ -42,9 +42,9 @@ from pyiceberg.types import (
 )
 
 from frazil.spec import types
+from frazil.spec.coordinates import COORDINATES, REQUIRED_COORDINATES
 from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import COORDINATES, REQUIRED_COORDINATES
 
 FIRST_PARTITION_FIELD_ID = 1000
 """Iceberg specification, "Partition Specs": the field ids of a first partition spec start here."""

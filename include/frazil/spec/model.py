@@ -15,14 +15,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.formats import BytesFormat, CsvFormat, Format, Header, JsonFormat, Key, StringFormat, ValueFormat
+from frazil.spec.event_time import EventTime, TimeUnit, Watermark
+from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, ValueFormat
+from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
+from frazil.spec.source import Source
 from frazil.spec.types import parse_type
-from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, Start, YamlForm
+from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, YamlForm
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
-TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
 
@@ -31,50 +33,6 @@ def _identifier(value: str) -> str:
     if not _IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
     return value
-
-
-class Source(Model):
-    """Where records come from."""
-
-    bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
-    topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
-        min_length=1, description="What the stream reads; the records of all topics land in one table."
-    )
-    format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
-    key: Key | None = Field(default=None, description="The column that keeps a record's key, if one shall.")
-    headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
-        default=(), description="The columns that keep a record's headers, `{name: …, column: …}`."
-    )
-    start: Start = Field(
-        default="earliest",
-        description="Where a new stream begins: `earliest`, `latest`, or an ISO 8601 time with a zone. "
-        "Later starts continue from the table's marker.",
-    )
-    on_gap: Literal["fail", "skip"] = Field(
-        default="fail",
-        description="When retention deleted records before they were read: `fail` ends the writer with the lost "
-        "offsets; `skip` continues at the first that are left, and records the lost ones in the snapshot's summary. "
-        "The same if a log was cut below what was read: `skip` continues at the cut.",
-    )
-    properties: Properties = Field(
-        default_factory=dict,
-        description="librdkafka consumer properties, such as security. Secrets are references, never values.",
-    )
-
-    @field_validator("topics", mode="before")
-    @classmethod
-    def _one_topic(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("topics")
-    @classmethod
-    def _distinct_topics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for topic in value:
-            if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
-                raise ValueError(f"names the topic {topic!r}; Kafka allows letters, digits, '.', '_' and '-'")
-        if len(set(value)) < len(value):
-            raise ValueError("names a topic twice")
-        return value
 
 
 class Column(Model):
@@ -124,22 +82,6 @@ class Table(Model):
         return _identifier(value)
 
 
-class EventTime(Model):
-    """The column that says when a record happened."""
-
-    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
-    unit: TimeUnit = Field(
-        default="iso",
-        description="How a record writes it: ISO 8601 text, or a number of seconds, ms, us or ns since 1970. The same "
-        "as the column's own `unit`.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _column_alone(cls, value: object) -> object:
-        return {"column": value} if isinstance(value, str) else value
-
-
 class Commit(Model):
     """When a batch is due: by its size or the age of its oldest unread record, whichever comes first."""
 
@@ -166,20 +108,6 @@ class Commit(Model):
     def longest_interval(self) -> timedelta:
         """The commit interval at most, when throttled."""
         return self.max_interval if self.throttle == "stretch" else self.interval
-
-
-class Watermark(Model):
-    """How the stream's event time advances."""
-
-    idle_timeout: PositiveDuration = Field(
-        default=timedelta(minutes=5),
-        description="A topic-partition with nothing unread for this long no longer holds the watermark back.",
-    )
-    max_future: PositiveDuration = Field(
-        default=timedelta(minutes=10),
-        description="An event time further ahead of its record's Kafka timestamp, or of the clock, does not move the "
-        "watermark. The row lands as it is, and is counted.",
-    )
 
 
 class Circuit(Model):
@@ -307,7 +235,7 @@ class StreamSpec(Model):
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:
         if problems := rules.problems(self, wrong=(info.context or {}).get("wrong", frozenset())):
-            raise rules.InconsistentError(problems)
+            raise InconsistentError(problems)
         return self
 
     @property
@@ -401,7 +329,7 @@ def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) ->
         try:
             parsed.append(str(parse(text)))
         except ValueError as error:
-            found.append(rules.Problem(f"{key}.{index}", text, str(error)))
+            found.append(Problem(f"{key}.{index}", text, str(error)))
     if found:
-        raise rules.InconsistentError(tuple(found))
+        raise InconsistentError(tuple(found))
     return tuple(parsed)

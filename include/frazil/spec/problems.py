@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from frazil.spec.formats import FORMATS
+from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.model import STREAM_NAME, Column, StreamSpec, column_of
-from frazil.spec.rules import InconsistentError, Problem, is_secret
+from frazil.spec.property_rules import is_secret
 
 MOST = 50
 """Problems reported for one file."""

@@ -22,8 +22,8 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError, TableLost
 from frazil.spec import iceberg
+from frazil.spec.coordinates import COORDINATES
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import COORDINATES
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors, existing_catalog
 from frazil.table.evolution import (

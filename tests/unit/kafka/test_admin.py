@@ -13,7 +13,7 @@ from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.properties import property_problems
-from frazil.spec.rules import JAVA_ONLY, SET_BY_FRAZIL
+from frazil.spec.property_rules import JAVA_ONLY, SET_BY_FRAZIL
 
 UNKNOWN = {"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}
 

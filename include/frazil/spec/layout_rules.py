@@ -1,0 +1,73 @@
+"""Rules between a table's columns and its partitioning and sort order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from frazil.spec.coordinates import COORDINATES
+from frazil.spec.inconsistent import Problem, did_you_mean
+from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
+from frazil.spec.types import Primitive, Struct, Type, parse_type
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+Columns = Mapping[str, Type | None]
+"""Types by column; None for a type that cannot be read."""
+
+
+def partitioning(spec: StreamSpec) -> Iterator[Problem]:
+    """Each partition field fits its column, and no two clash."""
+    columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
+    for index, term in enumerate(terms):
+        yield from _term(f"partition-by.{index}", term, columns)
+        yield from _partition_field(f"partition-by.{index}", term, terms[:index], columns)
+
+
+def sorting(spec: StreamSpec) -> Iterator[Problem]:
+    """Each sort field fits its column."""
+    for index, text in enumerate(spec.sort_by):
+        yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
+
+
+def _types(spec: StreamSpec) -> Columns:
+    declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
+    return declared | COORDINATES if spec.coordinates else declared
+
+
+def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
+    if columns.get(term.column.split(".")[0], Primitive("")) is None:
+        return
+    source = _source(term.column, columns)
+    if source is None:
+        yield Problem(key, str(term), f"names {term.column!r}, which is no column{did_you_mean(term.column, columns)}")
+    elif not fits(term.transform, source):
+        yield Problem(
+            key,
+            str(term),
+            f"does not fit: {term.column} is {source}; {term.transform} takes {fitting_types(term.transform)}",
+        )
+
+
+def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
+    """Partition field names are unique, and a column has one time granularity (Iceberg Java refuses two)."""
+    other = next((t for t in before if t.field_name == term.field_name), None)
+    if other is not None:
+        yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
+    elif term.transform != "identity" and term.field_name in columns:
+        yield Problem(key, str(term), f"makes the partition field {term.field_name}, which is a column; rename it")
+    elif term.transform in TIME_TRANSFORMS:
+        clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
+        if clash is not None:
+            yield Problem(key, str(term), f"is redundant beside {clash}; keep the finer one")
+
+
+def _source(path: str, columns: Columns) -> Type | None:
+    """The type at a dotted path, which leads through structs only, like Iceberg's sources."""
+    first, *rest = path.split(".")
+    found = columns.get(first)
+    for name in rest:
+        fields = found.fields if isinstance(found, Struct) else ()
+        found = next((field.type for field in fields if field.name == name), None)
+    return found

@@ -1,0 +1,133 @@
+"""Rules about properties, addresses, secrets and references: what a declaration passes on to others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from frazil.spec.addresses import location_problem, servers_problem
+from frazil.spec.formats import Registry
+from frazil.spec.inconsistent import Problem
+from frazil.spec.references import problem_in
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+SET_BY_FRAZIL = {
+    "bootstrap.servers": "write source.bootstrap-servers",
+    "isolation.level": "frazil reads committed records only",
+    "auto.offset.reset": "frazil never jumps over records; a new stream's start is source.start",
+    "enable.partition.eof": "frazil needs it to find the end of a range",
+    "group.id": "offsets live in the table, and there is no consumer group to join",
+    "enable.auto.commit": "offsets live in the table",
+    "enable.auto.offset.store": "offsets live in the table",
+}
+"""librdkafka properties that users must not set, and why."""
+
+JAVA_ONLY = {
+    "sasl.jaas.config": "write sasl.username and sasl.password",
+    "sasl.login.callback.handler.class": "write sasl.oauthbearer.method and its properties",
+    "security.providers": "leave it out",
+    "key.deserializer": "leave it out: source.format says how a record is read",
+    "value.deserializer": "leave it out: source.format says how a record is read",
+    "ssl.truststore.location": "write ssl.ca.location, the path of a PEM file",
+    "ssl.truststore.password": "leave it out: a PEM file of ssl.ca.location has none",
+    "ssl.truststore.type": "leave it out: ssl.ca.location is a PEM file",
+    "ssl.keystore.type": "leave it out: ssl.keystore.location is a PKCS#12 file",
+    "ssl.protocol": "leave it out",
+    "fetch.max.wait.ms": "write fetch.wait.max.ms",
+    "default.api.timeout.ms": "leave it out",
+}
+"""Properties of Kafka's Java client that librdkafka lacks, and what to write instead."""
+
+_WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
+"""Table properties whose value is a whole number (Iceberg's configuration page)."""
+
+_SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
+
+_REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
+
+
+def is_secret(key: str) -> bool:
+    """Whether a property's value must not be in a file."""
+    return _SECRET.search(key) is not None
+
+
+def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
+    """Consumer properties are librdkafka's, and none that frazil sets."""
+    for key, value in spec.source.properties.items():
+        if key in SET_BY_FRAZIL:
+            yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
+        elif key in JAVA_ONLY:
+            what = f"is a property of Kafka's Java client, which librdkafka does not have; {JAVA_ONLY[key]}"
+            yield Problem(f"source.properties.{key}", None, what)
+
+
+def servers(spec: StreamSpec) -> Iterator[Problem]:
+    """The brokers' addresses can be read, unless a reference stands for them."""
+    text = spec.source.bootstrap_servers
+    if "${" not in text and (what := servers_problem(text)):
+        yield Problem("source.bootstrap-servers", None, what)
+
+
+def secrets(spec: StreamSpec) -> Iterator[Problem]:
+    """A secret is a reference, never a value."""
+    for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
+        for key, value in properties.items():
+            if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
+                yield Problem(
+                    f"{path}.{key}",
+                    None,
+                    "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}",
+                )
+    for path, text in _registry_texts(spec):
+        if is_secret(path) and not _REFERENCES.fullmatch(text):
+            what = "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}"
+            yield Problem(path, None, what)
+
+
+def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
+    """What may hold a reference in the registry's declaration, by its key."""
+    registry = getattr(spec.source.format, "registry", None)
+    if isinstance(registry, Registry):
+        parts = {"url": registry.url, "username": registry.username, "password": registry.password}
+        parts |= {"token": registry.token, **{f"properties.{key}": text for key, text in registry.properties.items()}}
+        for name, text in parts.items():
+            if text is not None:
+                yield f"source.format.registry.{name}", text
+
+
+def references(spec: StreamSpec) -> Iterator[Problem]:
+    """References can be read, and stand where they are resolved."""
+    texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
+    texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
+    texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
+    texts |= dict(_registry_texts(spec))
+    for path, text in texts.items():
+        if message := problem_in(text):
+            yield Problem(path, None, message)
+    if spec.table.location and "${" in spec.table.location:
+        yield Problem("table.location", spec.table.location, "holds a reference, which a location does not allow")
+    elif spec.table.location and (what := location_problem(spec.table.location)):
+        yield Problem("table.location", spec.table.location, what)
+
+
+def table_properties(spec: StreamSpec) -> Iterator[Problem]:
+    """Table properties hold no secret, nothing that frazil sets, and values that Iceberg accepts."""
+    for key, value in spec.table.properties.items():
+        path = f"table.properties.{key}"
+        if is_secret(key):
+            yield Problem(
+                path,
+                None,
+                "is a secret, and would be readable in the table; it belongs to the catalog's configuration",
+            )
+        elif key.startswith("frazil."):
+            yield Problem(path, value, "is set by frazil: the prefix frazil. is reserved for it")
+        elif key == "format-version" and value != "2":
+            yield Problem(path, value, "is not supported; frazil writes format version 2")
+        elif key == "write.format.default" and value.lower() != "parquet":
+            yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
+        elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
+            yield Problem(path, value, "is not a whole number, as Iceberg requires")

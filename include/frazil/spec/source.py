@@ -1,0 +1,55 @@
+"""Where a declared stream's records come from."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from frazil.spec.formats import Format, Header, JsonFormat, Key
+from frazil.spec.values import Model, Properties, Start, YamlForm
+
+
+class Source(Model):
+    """Where records come from."""
+
+    bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
+    topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
+        min_length=1, description="What the stream reads; the records of all topics land in one table."
+    )
+    format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
+    key: Key | None = Field(default=None, description="The column that keeps a record's key, if one shall.")
+    headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
+        default=(), description="The columns that keep a record's headers, `{name: …, column: …}`."
+    )
+    start: Start = Field(
+        default="earliest",
+        description="Where a new stream begins: `earliest`, `latest`, or an ISO 8601 time with a zone. "
+        "Later starts continue from the table's marker.",
+    )
+    on_gap: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="When retention deleted records before they were read: `fail` ends the writer with the lost "
+        "offsets; `skip` continues at the first that are left, and records the lost ones in the snapshot's summary. "
+        "The same if a log was cut below what was read: `skip` continues at the cut.",
+    )
+    properties: Properties = Field(
+        default_factory=dict,
+        description="librdkafka consumer properties, such as security. Secrets are references, never values.",
+    )
+
+    @field_validator("topics", mode="before")
+    @classmethod
+    def _one_topic(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("topics")
+    @classmethod
+    def _distinct_topics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for topic in value:
+            if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+                raise ValueError(f"names the topic {topic!r}; Kafka allows letters, digits, '.', '_' and '-'")
+        if len(set(value)) < len(value):
+            raise ValueError("names a topic twice")
+        return value
