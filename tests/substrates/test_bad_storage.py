@@ -30,7 +30,7 @@ from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.kafka.admin import KafkaOffsets
-from frazil.stream import batch
+from frazil.stream import outage
 from frazil.stream.batch import BatchRunner
 from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
@@ -250,7 +250,7 @@ def test_a_storage_that_stays_bad_turns_the_status_red_and_green_again(
 def test_a_storage_that_stays_away_ends_the_writer_restartably_and_the_next_one_goes_on(
     writer: Writer, bucket: TroubledProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "OUTAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(outage, "OUTAGE_PATIENCE_S", 0.0)
     writer.begin().run()
     bucket.trouble = of_uploads(reset)
     with pytest.raises(CommitUnavailable, match="the object store fails"):

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice, pairwise
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer
-from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
-from frazil.commit.manifest_lists import manifests_of
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import CommitUnavailable, Fenced, FrazilError, RegistryUnavailable, StaleBatch, TableLost
+from frazil.errors import Fenced, FrazilError
 from frazil.events import (
     BatchCommitted,
     DistributionChosen,
@@ -37,45 +33,35 @@ from frazil.events import (
 )
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
-from frazil.ingest.contract import RangeProgress, Routes, StageContext
+from frazil.ingest.contract import Routes, StageContext
 from frazil.ingest.rejects import join_rejects
 from frazil.kafka.admin import KafkaOffsets
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
+from frazil.stream.batch_rates import metadata_of, write_rates_of
 from frazil.stream.circuit import check_circuit
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import evolved, ignored
-from frazil.stream.plan import learned
+from frazil.stream.joined_ranges import join_ranges
+from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
-from frazil.stream.throttle import Bounds, Measure, Throttle, throttle
+from frazil.stream.throttle import Bounds, Throttle, throttle
 from frazil.table.catalogs import catalog_errors
-from frazil.table.expired import has_expired
 from frazil.table.growth import Refusal
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-OUTAGE_PATIENCE_S = 600.0
-"""How long a batch waits for a catalog or a storage that fails: as long as a commit does."""
-OUTAGE_WAIT_MOST_S = 30.0
 EVOLVED_MOST = 10
 """So often a batch is staged again at most, because its records let the table evolve."""
 IGNORED_TOLD_MOST = 100
 """So many fields that become no columns are told in an epoch: records may have endlessly many."""
-EXPIRED_MOST = 3
-"""So many times in a row a batch may outlive the credentials that it began with."""
-OUTLIVED = (
-    "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
-    "smaller batches (commit.size, commit.max-records) or more resources.cores"
-)
 RECENT_BATCHES = 4
 """How many commit records show a new writer what batches write by table partition: a record may have megabytes."""
 
@@ -170,8 +156,11 @@ class BatchRunner:
     def _journal_and_commit(self, journal: Journal) -> float:
         """Returns how many seconds the commit took."""
         self.emit(PhaseBegan(Phase.JOURNALING))
-        written = self._patiently(
-            lambda: self.tables.journals.put(journal), f"the journal of batch {journal.key} cannot be written"
+        written = waited_out(
+            lambda: self.tables.journals.put(journal),
+            f"the journal of batch {journal.key} cannot be written",
+            wait=self.wait,
+            tell=self._tell_outage,
         )
         if not written:
             raise Fenced(
@@ -217,42 +206,16 @@ class BatchRunner:
             self._clear_progress()
             self.emit(PhaseBegan(Phase.STAGING, key))
 
-        return self._patiently(
-            lambda: self.staged(stage, key, end, tasks=tasks), f"batch {key} cannot be staged", again=again
+        return waited_out(
+            lambda: self.staged(stage, key, end, tasks=tasks),
+            f"batch {key} cannot be staged",
+            wait=self.wait,
+            tell=self._tell_outage,
+            again=again,
         )
 
-    def _patiently(self, act: Callable[[], T], what: str, *, again: Callable[[], None] = lambda: None) -> T:
-        """What `act` returns, once nothing is away that it needs. Raises its error once patience is over.
-
-        Credentials that expire within a try are no outage: the next try begins at once, with others.
-        """
-        began, expired, tries = time.monotonic(), 0, 0
-        until = began + OUTAGE_PATIENCE_S
-        while True:
-            try:
-                done = act()
-            except TableLost:
-                raise
-            except (CommitUnavailable, RegistryUnavailable) as error:
-                expired += has_expired(error)
-                if expired > EXPIRED_MOST:
-                    raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {OUTLIVED}") from error
-                tries += 1
-                wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, OUTAGE_WAIT_MOST_S)
-                left_s = until - time.monotonic()
-                if left_s < wait_s:
-                    raise
-                sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
-                # Once an outage at the level that reaches people; `frazil status` has the newest sentence.
-                log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)
-                again()
-                self.emit(OutageMet(sentence))
-                if self.wait(wait_s):
-                    raise
-            else:
-                if tries > expired:
-                    log.warning("the outage is over after %.0f s (%s)", time.monotonic() - began, what)
-                return done
+    def _tell_outage(self, sentence: str) -> None:
+        self.emit(OutageMet(sentence))
 
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
@@ -392,7 +355,7 @@ class BatchRunner:
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
         """Record what the next batches are planned with. A failure is only logged, because the batch has landed."""
         try:
-            self._learn(journal, answers, batch_s=batch_s)
+            write_rates_of(open_exchange(self.run_folder), journal, answers, batch_s=batch_s)
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
@@ -400,26 +363,9 @@ class BatchRunner:
         except Exception as error:  # storages and full disks raise anything
             log.warning("the planner did not get the rates of batch %s: %r", journal.key, error)
 
-    def _learn(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
-        exchange, task_s = open_exchange(self.run_folder), [a.seconds for a in answers]
-        rates = learned(
-            read_rates(exchange),
-            records=journal.records,
-            written_bytes=sum(f.bytes for f in journal.staged_for("main")),
-            task_s=sum(task_s),
-            overhead_s=batch_s - max(task_s, default=0.0),
-        )
-        write_rates(exchange, rates)
-
     def _measure_metadata(self, commit_s: float) -> None:
-        """Tell the planner how far to stretch the commit interval, and emit why.
-
-        Counts main's snapshots only, like maintenance: an open branch has one of its own beside each.
-        """
-        table = self.tables.main.current()
-        main = list(ancestors(table.metadata))
-        manifests = len(manifests_of(main[0], table.io)) if main else 0
-        measure = Measure(len(main), manifests, commit_s, self.tables.clock_ms())
+        """Tell the planner how far to stretch the commit interval, and emit why."""
+        measure = metadata_of(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
         pressed = before is not None and before.reason is not None
@@ -437,33 +383,3 @@ def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None
             return None
         total.update(count)
     return dict(total)
-
-
-def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """Join the pieces that several tasks read into one range per topic-partition.
-
-    Raises `StaleBatch` for a hole between two pieces, which is a bug, so that such a batch is never journaled.
-    """
-    whole = []
-    for (topic, partition), group in groupby(sorted(pieces, key=_by_offset), key=lambda p: p.topic_partition):
-        parts = list(group)
-        if any(a.end != b.start for a, b in pairwise(parts)):
-            raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
-        times = [p.max_event_time_us for p in parts if p.max_event_time_us is not None]
-        whole.append(
-            RangeProgress(
-                topic,
-                partition,
-                parts[0].start,
-                parts[-1].end,
-                records=sum(p.records for p in parts),
-                rejected=sum(p.rejected for p in parts),
-                max_event_time_us=max(times, default=None),
-                future=sum(p.future for p in parts),
-            )
-        )
-    return tuple(whole)
-
-
-def _by_offset(piece: RangeProgress) -> tuple[str, int, int]:
-    return (piece.topic, piece.partition, piece.start)

@@ -19,8 +19,11 @@ from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.events import DistributionChosen, Happening, NoticeGiven
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
-from frazil.stream.batch import BatchRunner, join_ranges
+from frazil.stream.batch import BatchRunner
+from frazil.stream.batch_rates import write_rates_of
 from frazil.stream.engine import TaskAnswer
+from frazil.stream.joined_ranges import join_ranges
+from frazil.stream.outage import waited_out
 from frazil.stream.plan import Rates
 from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.progress import Counted, ProgressFolder
@@ -128,9 +131,8 @@ def test_a_tick_reaches_no_spark():
 def test_a_tick_teaches_no_rates(tmp_path: Path):
     exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
     write_rates(exchange, rates)
-    runner: Any = SimpleNamespace(run_folder=tmp_path)
     tick: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
-    BatchRunner._learn(runner, tick, [], batch_s=9.0)
+    write_rates_of(exchange, tick, [], batch_s=9.0)
     assert read_rates(exchange) == rates
 
 
@@ -189,9 +191,7 @@ def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path)
 
 
 def test_an_outage_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):
-    rest: Any = None
-    emitted: list[Happening] = []
-    runner = BatchRunner(rest, rest, {}, rest, rest, rest, emitted.append, rest, rest, wait=lambda _: None)
+    said: list[str] = []
     answers: Any = iter([CommitUnavailable("away"), CommitUnavailable("still away"), "staged"])
 
     def act() -> str:
@@ -201,13 +201,13 @@ def test_an_outage_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.Log
         return str(answer)
 
     with caplog.at_level(logging.INFO):
-        assert runner._patiently(act, "batch 3-1 cannot be staged") == "staged"
+        assert waited_out(act, "batch 3-1 cannot be staged", wait=lambda _: None, tell=said.append) == "staged"
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [line.partition("; trying")[0] for line in told] == [
         "batch 3-1 cannot be staged: away",
         "the outage is over after 0 s (batch 3-1 cannot be staged)",
     ]
-    assert len(emitted) == 2, "`frazil status` has the newest"
+    assert len(said) == 2, "`frazil status` has the newest"
 
 
 def test_a_sweep_that_fails_does_not_replace_the_error_at_hand(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,70 @@
+"""Lets a batch wait for what it needs and what is away: a catalog, a storage, a registry, or valid credentials."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from frazil.errors import CommitUnavailable, RegistryUnavailable, TableLost
+from frazil.table.expired import has_expired
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OUTAGE_PATIENCE_S = 600.0
+"""How long a batch waits for a catalog or a storage that fails: as long as a commit does."""
+OUTAGE_WAIT_MOST_S = 30.0
+EXPIRED_MOST = 3
+"""So many times in a row a batch may outlive the credentials that it began with."""
+OUTLIVED = (
+    "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
+    "smaller batches (commit.size, commit.max-records) or more resources.cores"
+)
+
+
+def waited_out(
+    act: Callable[[], T],
+    what: str,
+    *,
+    wait: Callable[[float], object],
+    tell: Callable[[str], None],
+    again: Callable[[], None] = lambda: None,
+) -> T:
+    """What `act` returns, once nothing is away that it needs.
+
+    `what` says what cannot be done meanwhile, and `again` makes ready for another try. `wait` waits for so many
+    seconds, and returns something true if the writer is asked to end. `tell` receives a sentence for each try that
+    failed. Credentials that expire within a try are no outage: the next try begins at once, with newer ones. Raises the
+    error of `act` if it is none of these, if the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
+    """
+    began, expired, tries = time.monotonic(), 0, 0
+    until = began + OUTAGE_PATIENCE_S
+    while True:
+        try:
+            done = act()
+        except TableLost:
+            raise
+        except (CommitUnavailable, RegistryUnavailable) as error:
+            expired += has_expired(error)
+            if expired > EXPIRED_MOST:
+                raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {OUTLIVED}") from error
+            tries += 1
+            wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, OUTAGE_WAIT_MOST_S)
+            left_s = until - time.monotonic()
+            if left_s < wait_s:
+                raise
+            sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
+            # Once an outage at the level that reaches people; `frazil status` has the newest sentence.
+            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)
+            again()
+            tell(sentence)
+            if wait(wait_s):
+                raise
+        else:
+            if tries > expired:
+                log.warning("the outage is over after %.0f s (%s)", time.monotonic() - began, what)
+            return done
