@@ -71,7 +71,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
       frazil dlq list flights
       frazil dlq list flights --from 2013-12-30T00:00:00Z --json
     """
-    opened = _open(stream, streams_folder)
+    opened = _open(stream, streams_folder, which["reasons"])
     found = counts(opened.tables.dead_letters.current(), opened.spec, _selection(discarded=discarded, **which))
     if as_json:
         echo_json(found)
@@ -94,7 +94,7 @@ def show(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, l
     Example:
       frazil dlq show flights --reason TypeMismatch --limit 3
     """
-    opened = _open(stream, streams_folder)
+    opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
     found = samples(opened.tables.dead_letters.current(), opened.spec, selection, most=limit)
     if as_json:
@@ -106,7 +106,10 @@ def show(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, l
         )
         for name, text in (("key", letter.key), ("value", letter.value), ("discarded", letter.discarded)):
             if text is not None:
-                click.echo(f"    {name}: {_printable(text[:SHOWN])}{'…' if len(text) > SHOWN else ''}")
+                click.echo(f"    {name}: {_cut(text)}")
+        for name, values in letter.headers.items():
+            for text in values:
+                click.echo(f"    header {_cut(name)}: {'null' if text is None else _cut(text)}")
     if not found:
         click.echo(f"Stream {stream} has no such dead letters.")
 
@@ -127,7 +130,7 @@ def discard_(  # noqa: PLR0913 - a command's options
     Example:
       frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
     """
-    opened, selection = _open(stream, streams_folder), _selection(**which)
+    opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
     meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not meant:
         _tell(
@@ -153,19 +156,33 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --reason MissingRequired --dry-run
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
-    opened, selection = _open(stream, streams_folder), _selection(**which)
+    opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
     if dry_run:
         meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
-        said = f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again."
+        said = (
+            f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. If the declaration has new "
+            "columns, start the writer first: its start adds them to the table."
+        )
         _tell(as_json, said, landed=0, failed=0, meant=meant)
         return
     allow_pandas()
     from frazil.dead_letters.replay import replay  # noqa: PLC0415 - the decoders, which only a replay needs
 
     done = replay(opened, selection)
-    landed, failed = sum(d.landed for d in done), sum(d.failed for d in done)
-    said = f"Stream {stream}: {counted(landed, 'dead letter', 'is a row|are rows')} now; {failed:,} failed again."
-    _tell(as_json, said, landed=landed, failed=failed)
+    if not as_json:
+        for earlier in (d for d in done if d.interrupted):
+            click.echo(f"Finished the replay that was interrupted. {_came_to(stream, earlier.landed, earlier.failed)}")
+    new = done if as_json else [d for d in done if not d.interrupted]
+    landed, failed = sum(d.landed for d in new), sum(d.failed for d in new)
+    _tell(as_json, _came_to(stream, landed, failed), landed=landed, failed=failed)
+
+
+def _came_to(stream: str, landed: int, failed: int) -> str:
+    return f"Stream {stream}: {counted(landed, 'dead letter', 'is a row|are rows')} now; {failed:,} failed again."
+
+
+def _cut(text: str) -> str:
+    return f"{_printable(text[:SHOWN])}{'…' if len(text) > SHOWN else ''}"
 
 
 def _printable(text: str) -> str:
@@ -180,8 +197,16 @@ def _tell(as_json: bool, sentence: str, **numbers: int) -> None:
         click.echo(sentence)
 
 
-def _open(stream: str, streams_folder: Path) -> OpenStream:
-    return open_stream(find_stream(streams_folder, stream))
+def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
+    """The stream. Tells on stderr of reasons that none of its letters has, discarded ones included."""
+    opened = open_stream(find_stream(streams_folder, stream))
+    if reasons:
+        every = Selection(discarded=True)
+        there = {c.reason for c in counts(opened.tables.dead_letters.current(), opened.spec, every)}
+        if strange := sorted({*reasons} - there):
+            named = f"; there are letters of {', '.join(sorted(there))}" if there else ""
+            click.echo(f"Stream {stream} has no letters of {', '.join(strange)}{named}.", err=True)
+    return opened
 
 
 def _selection(

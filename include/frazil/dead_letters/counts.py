@@ -38,6 +38,8 @@ class Letter:
     error: str
     key: str | None
     value: str | None
+    headers: dict[str, list[str | None]]
+    """Values by name, which may come more than once."""
     replays: int
     discarded: str | None
     """By whom and why; None if nobody did."""
@@ -66,7 +68,9 @@ def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int) 
 def _letters(table: Table, spec: StreamSpec, selection: Selection) -> Iterator[Letter]:
     columns = ("kafka_topic", "kafka_partition", "kafka_offset", "rejected_at", "error_class", "error", "key", "value")
     marks = ("replays", "discarded_at", "discarded_by", "discard_reason")
-    for rows in read(table, selection.row_filter(spec), (*columns, *marks)):
+    # A table of an earlier version gets `headers` at its writer's next start.
+    headers = ("headers",) if "headers" in table.schema().column_names else ()
+    for rows in read(table, selection.row_filter(spec), (*columns, *marks, *headers)):
         for row in rows.to_pylist():
             yield Letter(
                 where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
@@ -75,6 +79,7 @@ def _letters(table: Table, spec: StreamSpec, selection: Selection) -> Iterator[L
                 error=row["error"],
                 key=_shown(row["key"]),
                 value=_shown(row["value"]),
+                headers=_headers(row.get("headers")),
                 replays=row["replays"] or 0,
                 discarded=_discarded(row),
             )
@@ -84,6 +89,13 @@ def _discarded(row: dict[str, Any]) -> str | None:
     if (moment := row["discarded_at"]) is None:
         return None
     return f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}"
+
+
+def _headers(of: list[dict[str, Any]] | None) -> dict[str, list[str | None]]:
+    found: dict[str, list[str | None]] = {}
+    for header in of or ():
+        found.setdefault(header["name"], []).append(_shown(header["value"]))
+    return found
 
 
 def _shown(value: bytes | None) -> str | None:

@@ -59,7 +59,9 @@ def read(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.T
     if head is None:
         return
     scan = table.scan(row_filter=row_filter, selected_fields=tuple(columns), snapshot_id=head.snapshot_id)
-    arrow = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
+    # The snapshot may be older than a column, such as `headers`, which a writer has added since.
+    columns_now = table.schema().select(*columns)
+    arrow = ArrowScan(table.metadata, table.io, columns_now, scan.row_filter)
     for task in scan.plan_files():
         for batch in arrow.to_record_batches([task]):
             if batch.num_rows:

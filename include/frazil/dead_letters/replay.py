@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import pyarrow as pa
@@ -46,6 +46,8 @@ class Replayed:
     """Letters that are rows by now."""
     failed: int
     """Letters that today's declaration rejects as well."""
+    interrupted: bool = False
+    """Whether it was begun by an earlier command, with that command's selection."""
 
 
 def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
@@ -60,7 +62,8 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
                 f"backfill {lane.id} of stream {lane.stream!r} is {lane.state}: finish it, or end it with `frazil "
                 f"backfill {lane.stream} --abandon`, before dead letters are replayed"
             )
-        done.append(_run(opened, parse_request(lane.request)))
+        finished = _run(opened, parse_request(lane.request))
+        done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
     _delete_old_copies(opened)
     folder = f"{_folder(opened)}/{uuid.uuid4().hex}"

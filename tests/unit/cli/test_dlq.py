@@ -23,6 +23,8 @@ schema: {at: timestamptz}
 event-time: at
 """
 
+HEADERS = [{"name": "a", "value": b"\xff"}, {"name": "b", "value": None}, {"name": "a", "value": b"2"}]
+
 
 @pytest.fixture
 def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
@@ -42,7 +44,10 @@ def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
         "rejected_at": when,
     }
     letters = [("NotJson", b"\xffno"), ("NotJson", None), ("WrongType", b"{}")]
-    rows = [{**row, "kafka_offset": n, "error_class": of, "value": value} for n, (of, value) in enumerate(letters)]
+    rows = [
+        {**row, "kafka_offset": n, "error_class": of, "value": value, "headers": HEADERS if of == "WrongType" else None}
+        for n, (of, value) in enumerate(letters)
+    ]
     table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
     return folder
 
@@ -72,6 +77,33 @@ def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
     assert all(": a test" in letter["discarded"] for letter in shown)
     assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
+
+
+def test_headers_are_shown_where_there_are_some(streams: Path) -> None:
+    assert call(streams, "show", "made", "--reason", "WrongType").splitlines()[1:] == [
+        "    value: {}",
+        "    header a: \\xff",
+        "    header a: 2",
+        "    header b: null",
+    ]
+
+
+def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_the_column(streams: Path) -> None:
+    spec, catalog = load_stream(streams / "made.yaml"), load_catalog(None)
+    table = ensure_dead_letters(catalog, spec)
+    with table.update_schema() as change:
+        change.delete_column("headers")
+    rows = table.scan().to_arrow()
+    table.append(rows.set_column(2, "kafka_offset", pa.array([n + 10 for n in range(3)], rows["kafka_offset"].type)))
+    assert "header" not in call(streams, "show", "made")
+    ensure_dead_letters(catalog, spec)
+    assert "header" not in call(streams, "show", "made", "--reason", "NotJson")
+
+
+def test_a_reason_that_no_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
+    assert "no letters of nope; there are letters of NotJson, WrongType." in call(
+        streams, "show", "made", "--reason", "nope"
+    )
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

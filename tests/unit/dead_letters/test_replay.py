@@ -148,6 +148,16 @@ def test_only_what_is_selected_is_replayed_and_nothing_is_no_replay(live: Any, i
     check_audit(live)
 
 
+def test_a_replay_that_was_interrupted_is_told_apart_from_the_one_that_finishes_it(
+    live: Any,
+    in_this_process: None,  # noqa: ARG001
+) -> None:
+    with killed_at(5), pytest.raises(Killed):
+        replay(open_stream(live.spec), Selection(reasons=("NotAnObject",)))
+    done = replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
+    assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), 0)]
+
+
 def test_an_abandoned_replay_leaves_the_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001
     before = letters(live)
     opened = open_stream(live.spec)

@@ -57,7 +57,8 @@ def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_o
         "First at t[0]@0, t[1]@1, t[2]@2, t[3]@3, t[4]@4 and in 2 more partitions. "
         "t[1]@6 MissingField: no id at 6 | t[0]@5 NotJson: it is no object | t[1]@7 MissingField: no id at 7. "
         "If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, `frazil resume "
-        "rides --accept` takes what it has sent until now as dead letters, and `frazil reset rides` skips records"
+        "rides --accept` takes what it has sent until now as dead letters, and `frazil reset rides --to latest` "
+        "skips what Kafka has now"
     )
 
 
