@@ -79,7 +79,7 @@ class LaneCommitter:
         Raises `Fenced`, and `StaleBatch` if its files no longer fit the table.
         """
         if not self.own.journals.put(journal):
-            raise Fenced(f"chunk {journal.key} of backfill {self.lane.id} is journaled already: another run has it")
+            raise Fenced(_replaced(self.lane, f"chunk {journal.key} is journaled already"))
         return self._commit(journal, planned=planned)
 
     def staged(self) -> Lane:
@@ -168,11 +168,20 @@ def _check_mine(found: Lane | None, lane: Lane) -> Lane:
     """Check that the lane is still this epoch's. Raises `Fenced`."""
     if found is None or (found.id, found.epoch) != (lane.id, lane.epoch) or not found.is_open:
         now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
-        raise Fenced(
-            f"epoch {lane.epoch} of backfill {lane.id} of stream {lane.stream!r} was replaced: the lane {now}. "
-            f"See `frazil backfill {lane.stream} --status`"
-        )
+        raise Fenced(_replaced(lane, f"the lane {now}"))
     return found
+
+
+def _replaced(lane: Lane, seen: str) -> str:
+    if lane.replays:
+        return (
+            f"another `frazil dlq replay {lane.stream}` took this replay over, or a person abandoned it: this command "
+            f"changes nothing more. If no other command runs, run it again ({seen})"
+        )
+    return (
+        f"epoch {lane.epoch} of backfill {lane.id} of stream {lane.stream!r} was replaced by another run of it: "
+        f"{seen}. See `frazil backfill {lane.stream} --status`"
+    )
 
 
 def _publish(  # noqa: PLR0913 - what is published, and where
@@ -221,6 +230,15 @@ def abandon(tables: StreamTables, lane: Lane) -> None:
     """End a backfill that is under way: remove its branches and everything it staged."""
     _drop(tables, tables.main, lane)
     clear_ended(tables)
+
+
+def unfinished(tables: StreamTables) -> Lane | None:
+    """The stream's backfill or replay that is under way, or was published without its dead letters. Changes nothing."""
+    lane = _lane_of(tables.main, tables.stream)
+    if lane is None or lane.is_open or lane.state is not LaneState.PUBLISHED:
+        return lane if lane and lane.is_open else None
+    letters = _lane_of(tables.dead_letters, tables.stream)
+    return lane if letters and letters.id == lane.id and letters.is_open else None
 
 
 def clear_ended(tables: StreamTables) -> None:
@@ -299,6 +317,11 @@ def _taken(lane: Lane | None, request: BackfillRequest) -> Lane:
         asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
         own_id = f"{request.digest}-{epoch}"
         return Lane(request.stream, own_id, asked, request.digest, epoch, batches={epoch: 0})
+    if lane.digest != request.digest and lane.replays:
+        raise WriterBusy(
+            f"dead letters of stream {request.stream!r} are being replayed ({lane.request['dead-letters']}): wait "
+            f"until that has ended. If it was interrupted, `frazil dlq replay {request.stream}` finishes it first"
+        )
     if lane.digest != request.digest:
         raise WriterBusy(
             f"backfill {lane.id} of stream {request.stream!r} is {lane.state}, and was requested differently: "

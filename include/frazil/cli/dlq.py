@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from frazil import clock
+from frazil.backfill.commit import unfinished
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import ask, echo_json, echo_table
@@ -81,6 +82,12 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         rows = [(f"{c.day}", c.reason, f"{c.letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         numbers = frozenset({"letters", "replayed in vain", "discarded"})
         echo_table(["day", "reason", "letters", "replayed in vain", "discarded"], rows, numbers=numbers)
+    if (lane := unfinished(opened.tables)) and lane.replays:
+        click.echo(
+            f"A replay of stream {stream} ({lane.request['dead-letters']}) runs, or was interrupted: "
+            f"`frazil dlq replay {stream}` finishes it.",
+            err=True,
+        )
 
 
 @dlq.command()
@@ -166,15 +173,18 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         _tell(as_json, said, landed=0, failed=0, meant=meant)
         return
     allow_pandas()
-    from frazil.dead_letters.replay import replay  # noqa: PLC0415 - the decoders, which only a replay needs
+    from frazil.dead_letters.replay import Replayed, replay  # noqa: PLC0415 - the decoders, which only a replay needs
 
     done = replay(opened, selection)
-    if not as_json:
-        for earlier in (d for d in done if d.interrupted):
-            click.echo(f"Finished the replay that was interrupted. {_came_to(stream, earlier.landed, earlier.failed)}")
-    new = done if as_json else [d for d in done if not d.interrupted]
-    landed, failed = sum(d.landed for d in new), sum(d.failed for d in new)
-    _tell(as_json, _came_to(stream, landed, failed), landed=landed, failed=failed)
+    own = next((d for d in done if not d.interrupted), Replayed("", 0, 0))
+    earlier = next((d for d in done if d.interrupted), None)
+    if as_json:
+        before = {"finished": {"landed": earlier.landed, "failed": earlier.failed}} if earlier else {}
+        echo_json({"landed": own.landed, "failed": own.failed, **before})
+        return
+    if earlier:
+        click.echo(f"Finished a replay that another command began. {_came_to(stream, earlier.landed, earlier.failed)}")
+    click.echo(_came_to(stream, own.landed, own.failed))
 
 
 def _came_to(stream: str, landed: int, failed: int) -> str:

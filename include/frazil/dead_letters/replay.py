@@ -17,7 +17,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frazil.backfill.commit import clear_ended
+from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import Backfill
@@ -26,7 +26,7 @@ from frazil.commit.lane import Lane, read_lane
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import AdoptionRequired, WriterBusy
+from frazil.errors import AdoptionRequired, Fenced, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.stage import stage
@@ -56,13 +56,14 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     Raises WriterBusy while a backfill of the stream is under way, and what a backfill raises.
     """
     done = []
-    if (lane := _lane(opened)) and lane.is_open:
-        if not lane.replays:
-            raise WriterBusy(
-                f"backfill {lane.id} of stream {lane.stream!r} is {lane.state}: finish it, or end it with `frazil "
-                f"backfill {lane.stream} --abandon`, before dead letters are replayed"
-            )
-        finished = _run(opened, parse_request(lane.request))
+    lane = unfinished(opened.tables)
+    if lane and lane.is_open and not lane.replays:
+        raise WriterBusy(
+            f"backfill {lane.id} of stream {lane.stream!r} is {lane.state}: finish it, or end it with `frazil "
+            f"backfill {lane.stream} --abandon`, before dead letters are replayed"
+        )
+    if lane and lane.replays:
+        finished = _run(opened, parse_request(lane.request)) if lane.is_open else _replayed(lane)
         done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
     _delete_old_copies(opened)
@@ -73,16 +74,31 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
 
 
 def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
-    files = FileSource.open(request.files or "", opened.tables.main.refresh())
-    lane = run(Backfill(files.pinned(request), opened, files), ThisProcess())
+    epoch = _epoch(opened)
+    try:
+        files = FileSource.open(request.files or "", opened.tables.main.refresh())
+        lane = run(Backfill(files.pinned(request), opened, files), ThisProcess())
+    except Exception as error:
+        if isinstance(error, Fenced) or _epoch(opened) <= epoch + 1:
+            raise
+        # Whoever took it over has deleted what this one was reading or writing.
+        raise Fenced(
+            f"another `frazil dlq replay {request.stream}` took this replay over: this command changes nothing more"
+        ) from error
     if lane is None:  # all of them are rows already
         opened.tables.store.delete([f.path for f in files.files])
         return None
+    return _replayed(lane)
+
+
+def _replayed(lane: Lane) -> Replayed:
     return Replayed(lane.id, lane.records, lane.rejected)
 
 
-def _lane(opened: OpenStream) -> Lane | None:
-    return read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+def _epoch(opened: OpenStream) -> int:
+    """The number of the stream's last run of a backfill or replay."""
+    lane = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+    return lane.epoch if lane else 0
 
 
 def _folder(opened: OpenStream) -> str:

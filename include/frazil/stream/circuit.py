@@ -64,8 +64,8 @@ def opened(stream: str, judged: Judged, rejects: Rejects, *, before: Journal | N
         f"stream {stream!r} stops before a commit: {judged.reason} (dead-letters.circuit). {_before(before)}Reasons: "
         f"{reasons}. First at {_firsts(rejects)}. {' | '.join(map(_said, _samples(rejects)))}. If the declaration is "
         f"wrong, correct it: the batch is read again. If the producer was wrong, `frazil resume {stream} --accept` "
-        f"takes what it has sent until now as dead letters, and `frazil reset {stream} --to latest` skips what Kafka has "
-        "now"
+        f"takes what it has sent until now as dead letters, and `frazil reset {stream} --to latest` skips what Kafka "
+        "has now"
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyiceberg.schema import Schema
 
 from frazil.cli.main import frazil
+from frazil.commit.lane import Lane, LaneState, property_name
+from frazil.commit.opened import open_stream
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
@@ -90,11 +94,11 @@ def test_headers_are_shown_where_there_are_some(streams: Path) -> None:
 
 def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_the_column(streams: Path) -> None:
     spec, catalog = load_stream(streams / "made.yaml"), load_catalog(None)
-    table = ensure_dead_letters(catalog, spec)
-    with table.update_schema() as change:
-        change.delete_column("headers")
-    rows = table.scan().to_arrow()
-    table.append(rows.set_column(2, "kafka_offset", pa.array([n + 10 for n in range(3)], rows["kafka_offset"].type)))
+    made = ensure_dead_letters(catalog, spec)
+    rows = made.scan().to_arrow().drop_columns(["headers"])
+    columns = [f for f in made.schema().fields if f.name != "headers"]
+    catalog.drop_table(made.name())
+    catalog.create_table(made.name(), Schema(*columns), properties=made.properties).append(rows)
     assert "header" not in call(streams, "show", "made")
     ensure_dead_letters(catalog, spec)
     assert "header" not in call(streams, "show", "made", "--reason", "NotJson")
@@ -104,6 +108,25 @@ def test_a_reason_that_no_letter_has_is_answered_with_those_that_there_are(strea
     assert "no letters of nope; there are letters of NotJson, WrongType." in call(
         streams, "show", "made", "--reason", "nope"
     )
+
+
+def test_a_replay_that_was_interrupted_is_told_where_letters_are_listed(streams: Path) -> None:
+    spec = load_stream(streams / "made.yaml")
+    request = {"stream": "made", "files": "copy", "dead-letters": "of NotJson"}
+    lane = Lane("made", "d-1", request, "d", 1)
+    assert "A replay" not in call(streams, "list", "made")
+    for state, letters_state, is_told in (
+        (LaneState.STAGING, LaneState.STAGING, True),
+        (LaneState.PUBLISHED, LaneState.STAGING, True),
+        (LaneState.PUBLISHED, LaneState.PUBLISHED, False),
+        (LaneState.ABANDONED, LaneState.STAGING, False),
+    ):
+        opened = open_stream(spec)
+        for handle, stands in ((opened.tables.main, state), (opened.tables.dead_letters, letters_state)):
+            with handle.refresh().transaction() as change:
+                change.set_properties({property_name("made"): replace(lane, state=stands).to_property()})
+        told = "A replay of stream made (of NotJson) runs, or was interrupted: `frazil dlq replay made` finishes it."
+        assert (told in call(streams, "list", "made")) == is_told
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

@@ -27,6 +27,7 @@ from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
+from frazil.errors import Fenced, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
@@ -158,6 +159,43 @@ def test_a_replay_that_was_interrupted_is_told_apart_from_the_one_that_finishes_
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), 0)]
 
 
+def test_a_replay_that_another_takes_over_says_so_and_each_letter_is_counted_once(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    def overtaken(*args: Any, **more: Any) -> Any:
+        monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
+        told.extend(replay(open_stream(live.spec), Selection(reasons=("MissingField",))))
+        return stage(*args, **{**more, "attempt": 0})
+
+    monkeypatch.setattr(replaying, "stage", overtaken)
+    with pytest.raises(Fenced, match="another `frazil dlq replay events` took this replay over"):
+        replay(open_stream(live.spec), Selection())
+    assert [(d.interrupted, d.landed, d.failed) for d in told] == [(True, len(GOOD), len(BAD))]
+    check_settled(live)
+
+
+def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
+    live: Any,
+    in_this_process: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = replaying._copy
+
+    def while_another_begins(*args: Any) -> int:
+        monkeypatch.setattr(replaying, "_copy", copy)
+        with killed_at(5), pytest.raises(Killed):
+            replay(open_stream(live.spec), Selection(reasons=("NotAnObject",)))
+        return copy(*args)
+
+    monkeypatch.setattr(replaying, "_copy", while_another_begins)
+    with pytest.raises(WriterBusy, match=r"are being replayed \(of NotAnObject\): wait until that has ended"):
+        replay(open_stream(live.spec), Selection())
+    done = replay(open_stream(live.spec), Selection())
+    assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
+
+
 def test_an_abandoned_replay_leaves_the_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001
     before = letters(live)
     opened = open_stream(live.spec)
@@ -226,5 +264,7 @@ def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
     assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
     check_audit(live)
     assert set(live.ids()) | letters(live).keys() == set(range(END)), "no record is ever in no table"
-    replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
+    settled = GOOD[0] not in letters(live)
+    done = replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
+    assert sum(d.landed for d in done) == (0 if settled else len(GOOD)), "each is told once"
     check_settled(live, letters(live)[1][1])

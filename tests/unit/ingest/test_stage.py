@@ -501,6 +501,43 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
     assert (row["x"], row["user"], row["trace"]) == (5, "ann", b"\xff")
 
 
+def test_a_replayed_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fills_no_column_of_the_key(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world({"x": "long", "user": "string"})
+    value = b'{"ts": "1970-01-01T00:00:00Z", "x": 5, "user": "from-value"}'
+    records = [(b"ann", b"\0\0\0\0\1" + value), (b"\xff", b"\0\0\0\0\1" + value), (b"ann", value)]
+    letters = pa.table(
+        {
+            "kafka_topic": ["t"] * 3,
+            "kafka_partition": pa.array([0] * 3, pa.int32()),
+            "kafka_offset": [RANGE_START + n for n in range(3)],
+            "kafka_timestamp": pa.array([0] * 3, pa.timestamp("us", "UTC")),
+            "key": [key for key, _ in records],
+            "value": [value for _, value in records],
+            "headers": pa.nulls(3, pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()}))),
+        }
+    )
+    path = world.folder / "in.letters"
+    pq.write_table(letters, path)
+    of = OffsetRange("t", 0, RANGE_START, RANGE_START + 3)
+    context = replace(
+        world.context(),
+        format={"type": "json", "framing": "confluent"},
+        beside_value={"user": None},
+        files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),),
+    )
+    result = stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    rows: dict[str, list[Any]] = {"main": [], "dead-letters": []}
+    for file in result.files:
+        rows[file.target] += pq.read_table(file.path).to_pylist()
+    assert [(row["x"], row["user"]) for row in rows["main"]] == [(5, "ann")]
+    assert {row["kafka_offset"] - RANGE_START: row["error_class"] for row in rows["dead-letters"]} == {
+        1: "InvalidUtf8",
+        2: "NotFramed",
+    }
+
+
 def test_files_of_a_backfill_have_keys_as_columns_and_lines_of_json_whatever_the_topic_has(
     make_world: MakeWorld,
 ) -> None:
