@@ -243,7 +243,9 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         there = e.rows.seen | e.dead_letters.seen
-        holes = [(a[1], b[0] - 1) for a, b in pairwise(merged_ranges(current))]
+        # The marker ends them: a reset may have moved it, and nothing was committed since.
+        read = [*merged_ranges(current), (e.marker, e.marker)] if current else []
+        holes = [(a[1], b[0] - 1) for a, b in pairwise(read) if a[1] < b[0]]
         holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & between(a, b))])
         skipped = sum(last - first + 1 for first, last in holes)
         yield _finding(

@@ -125,6 +125,11 @@ def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
     (note,) = compare(skipping)
     assert (note.kind, note.count, "10 to 19" in note.sentence) == (FindingKind.SKIPPED, 10, True)
     assert wrong(compare(replace(skipping, rows=OffsetTally(range(30))))) == [(FindingKind.UNCLAIMED, 10)]
+    (first, *_) = skipping.ranges
+    at_once = replace(skipping, ranges=(first,), rows=OffsetTally(range(10)))
+    (note,) = compare(at_once)
+    assert (note.kind, note.count, "10 to 29" in note.sentence) == (FindingKind.SKIPPED, 20, True), "before a commit"
+    assert compare(replace(at_once, marker=5)) == (), "back is no skip"
 
 
 def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
