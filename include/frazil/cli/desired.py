@@ -22,7 +22,7 @@ from frazil.spec.last_sound import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
-from frazil.table.tables import lost_table
+from frazil.table.lost import lost_table
 
 ENDS_NAMED = 5
 _reason_option = click.option("--reason", default="", help="Why; shown in the log and by `frazil status`.")

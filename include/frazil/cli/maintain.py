@@ -26,7 +26,7 @@ from frazil.spark.catalog_jars import catalog_jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.table.catalogs import existing_catalog
-from frazil.table.tables import not_there
+from frazil.table.lost import not_there
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

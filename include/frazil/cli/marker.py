@@ -27,7 +27,8 @@ from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, consequences, target_of
-from frazil.table.tables import ensure_table, load_stream_table, lost_table
+from frazil.table.lost import lost_table
+from frazil.table.tables import ensure_table, load_stream_table
 from frazil.timetext import utc
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")

@@ -23,7 +23,7 @@ from frazil.spec.load import sound_streams, streams_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import existing_catalog
-from frazil.table.tables import not_there
+from frazil.table.lost import not_there
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalog_mistakes import wrongly_configured
 from frazil.table.catalogs import CatalogConfig, catalog_config, catalog_errors
+from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.remains import STATE
 from frazil.table.storage import open_store
-from frazil.table.tables import DEFAULT_PROPERTIES
 
 log = logging.getLogger(__name__)
 

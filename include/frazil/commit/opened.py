@@ -12,7 +12,8 @@ from frazil.errors import SpecError, TableLost
 from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.tables import ensure_dead_letters, load_stream_table, lost_table
+from frazil.table.lost import lost_table
+from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 PATIENCE_S = 60.0
 """A command waits for a catalog for a shorter time than a writer does, because a person waits for it."""

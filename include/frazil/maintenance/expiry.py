@@ -32,7 +32,8 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Expiry
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
-from frazil.table.tables import DEFAULT_PROPERTIES, may_delete_files
+from frazil.table.declared import DEFAULT_PROPERTIES
+from frazil.table.tables import may_delete_files
 
 READER_TAG = "frazil-reader-"
 """A consumer that reads increments tags its position; everything after the tag is kept."""

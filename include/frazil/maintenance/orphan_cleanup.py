@@ -45,9 +45,10 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors
+from frazil.table.lost import not_there
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
-from frazil.table.tables import may_delete_files, not_there, state_location
+from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,9 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.liveness import beating, has_committed
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.supervise.table_state import TableState
+from frazil.table.lost import missing_table
 from frazil.table.storage import open_store
-from frazil.table.tables import load_stream_table, missing_table, state_location
+from frazil.table.tables import load_stream_table, state_location
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
-from frazil.table.tables import lost_table
+from frazil.table.lost import lost_table
 
 
 @dataclass(frozen=True, slots=True)

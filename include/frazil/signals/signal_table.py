@@ -32,8 +32,9 @@ from frazil.partitions.window_rows import between
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
 from frazil.table.catalogs import catalog_errors
+from frazil.table.declared import DeclaredTable
 from frazil.table.storage import open_store
-from frazil.table.tables import DeclaredTable, data_location, ensure_declared
+from frazil.table.tables import data_location, ensure_declared
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,9 @@ from frazil.supervise.desired import DesiredStore
 from frazil.supervise.liveness import beating, has_committed, known_lag
 from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of
-from frazil.table.tables import check_fits, load_stream_table, missing_table, undeclared_columns
+from frazil.table.lost import missing_table
+from frazil.table.schema_update import undeclared_columns
+from frazil.table.tables import check_fits, load_stream_table
 from frazil.timetext import ago
 
 KAFKA_ANSWERS_WITHIN_S = 1.0

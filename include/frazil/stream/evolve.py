@@ -12,7 +12,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.evolution import Addition, Change, Promotion, Relaxation
 from frazil.table.growth import Refusal
-from frazil.table.tables import evolve, told
+from frazil.table.schema_update import evolve, told
 
 NAMED_MOST = 5
 """So many fields that are ignored are named."""

@@ -49,7 +49,8 @@ from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
-from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, lost_table
+from frazil.table.lost import lost_table
+from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
 log = logging.getLogger(__name__)
 

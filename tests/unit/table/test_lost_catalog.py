@@ -26,15 +26,9 @@ from frazil.errors import AccessDenied, TableLost
 from frazil.signals.signal_table import IDENTIFIER, SCHEMA, SPEC
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.tables import (
-    DeclaredTable,
-    ensure_dead_letters,
-    ensure_declared,
-    ensure_table,
-    load_stream_table,
-    lost_table,
-    state_location,
-)
+from frazil.table.declared import DeclaredTable
+from frazil.table.lost import lost_table
+from frazil.table.tables import ensure_dead_letters, ensure_declared, ensure_table, load_stream_table, state_location
 
 Stream = Callable[..., StreamSpec]
 

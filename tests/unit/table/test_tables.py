@@ -17,13 +17,7 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
-from frazil.table.tables import (
-    data_location,
-    dead_letter_identifier,
-    ensure_dead_letters,
-    ensure_table,
-    state_location,
-)
+from frazil.table.tables import data_location, ensure_dead_letters, ensure_table, state_location
 
 Stream = Callable[..., StreamSpec]
 
@@ -230,7 +224,7 @@ def test_dead_letters_have_a_table_of_their_own(catalog: Catalog, stream: Stream
     assert table.schema().as_struct() == iceberg.DEAD_LETTER_SCHEMA.as_struct()
     assert [str(field.transform) for field in table.spec().fields] == ["day"]
     assert ensure_dead_letters(catalog, stream()).metadata_location == table.metadata_location
-    assert dead_letter_identifier(stream(dead_letters={"table": "ops.rejected"})) == "ops.rejected"
+    assert stream(dead_letters={"table": "ops.rejected"}).dead_letter_table == "ops.rejected"
 
 
 def test_a_dead_letter_table_of_an_earlier_version_gets_the_headers_column(catalog: Catalog, stream: Stream) -> None:

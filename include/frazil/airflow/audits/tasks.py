@@ -17,7 +17,8 @@ from frazil.commit.opened import open_stream
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired
 from frazil.spec.model import StreamSpec
-from frazil.table.tables import load_stream_table, lost_table
+from frazil.table.lost import lost_table
+from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)
 

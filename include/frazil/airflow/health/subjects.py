@@ -31,7 +31,7 @@ from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import existing_catalog
-from frazil.table.tables import stream_catalog
+from frazil.table.lost import stream_catalog
 
 log = logging.getLogger(__name__)
 

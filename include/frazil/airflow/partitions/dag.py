@@ -149,7 +149,7 @@ def release(streams: str) -> None:
     """Release the window that the form names, on behalf of the person who triggered the run."""
     from frazil.partitions.windows import Window  # noqa: PLC0415 - as above
     from frazil.signals import completion  # noqa: PLC0415 - as above
-    from frazil.table.tables import stream_catalog  # noqa: PLC0415 - as above
+    from frazil.table.lost import stream_catalog  # noqa: PLC0415 - as above
 
     context = get_current_context()
     form, person = context["params"], context["dag_run"].triggering_user_name or "Airflow"

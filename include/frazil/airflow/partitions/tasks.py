@@ -25,7 +25,7 @@ from frazil.signals.completion import assess, signal
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import existing_catalog
-from frazil.table.tables import stream_catalog
+from frazil.table.lost import stream_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

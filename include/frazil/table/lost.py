@@ -1,0 +1,97 @@
+"""Tells a table that its catalog lost from one that has never been made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyiceberg.catalog import Catalog
+
+from frazil.errors import SpecError, TableLost
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import catalog_errors, existing_catalog
+from frazil.table.declared import DeclaredTable, declared_table
+from frazil.table.remains import Remains, place_of_new, remains_of
+
+
+def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
+    """What lies where a declared table would be made; None if nothing does."""
+    place = place_of_new(
+        catalog,
+        declared.identifier,
+        declared.schema,
+        location=declared.location,
+        properties=declared.properties,
+    )
+    return remains_of(place) if place else None
+
+
+def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
+    """What happened to a table whose files are there and which its catalog does not have, and what to do now."""
+    ways = ["Let FRAZIL_HOME or .pyiceberg.yaml name the right catalog"]
+    if found.newest is not None:
+        ways.append(f"register the table again: `{_registration(catalog, identifier, found.newest.path)}`")
+    return (
+        f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds one: "
+        f"{found}. The catalog may have been lost or exchanged. {', or '.join(ways)}. If the table was dropped on "
+        "purpose, move that folder away, or declare another `table.location`"
+    )
+
+
+def _registration(catalog: Catalog, identifier: str, metadata: str) -> str:
+    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
+    return (
+        f'python -c "from frazil.table.catalogs import load_catalog; c = load_catalog({catalog.name!r}); '
+        f'c.create_namespace_if_not_exists({namespace!r}); c.register_table({identifier!r}, {metadata!r})"'
+    )
+
+
+def lost_table(spec: StreamSpec) -> str | None:
+    """Why a stream's table that is not in its catalog is no new one, as a sentence; None where it may be made.
+
+    For reading alone: it asks nothing of a server that knows no such namespace. Raises what catalog and storage raise.
+    """
+    catalog = existing_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        if catalog.table_exists(spec.table.identifier):
+            return None
+        found = remains_in_place(catalog, declared_table(spec))
+    return lost_sentence(catalog, spec.table.identifier, found) if found else None
+
+
+def stream_catalog(spec: StreamSpec) -> Catalog:
+    """The catalog of a stream's table, for everybody but its writer: it is not made if it does not exist.
+
+    Raises TableLost if the catalog lost the table, and what `lost_table` raises.
+    """
+    if lost := lost_table(spec):
+        raise TableLost(f"stream {spec.name!r}: {lost}")
+    return existing_catalog(spec.table.catalog)
+
+
+def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
+    """The error for a table that its catalog does not have: lost with a table of these streams, or not made yet.
+
+    Raises as `lost_table` does.
+    """
+    for spec in specs:
+        if lost := lost_table(spec):
+            return TableLost(lost)
+    return SpecError(f"there is no table {identifier} yet: its writer's first start makes it")
+
+
+def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
+    """What is wrong where the catalog does not have a stream's table; None before the stream's first start.
+
+    `committed`: a writer of this host committed to it. Raises as `lost_table` does.
+    """
+    if found := lost_table(spec):
+        return f"{TableLost.__name__}: {found}"
+    if not committed:
+        return None
+    catalog = existing_catalog(spec.table.catalog).name
+    return (
+        f"{TableLost.__name__}: a writer of this host committed to the table {spec.table.identifier}, and the catalog "
+        f"{catalog!r} does not have it: the catalog was lost or exchanged, or the table was dropped or renamed. Name "
+        f"the right catalog, or register the table's newest metadata file; `frazil forget {spec.name}` if it was "
+        "dropped on purpose"
+    )

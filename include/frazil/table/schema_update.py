@@ -1,0 +1,177 @@
+"""Evolves the schema of an existing table: to a declaration, or to what records ask for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField
+
+from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
+from frazil.spec.coordinates import COORDINATES
+from frazil.spec.model import StreamSpec
+from frazil.spec.types import UNREADABLE
+from frazil.table.catalogs import catalog_errors
+from frazil.table.declared import DeclaredTable, declared_table, name_of
+from frazil.table.evolution import (
+    ACCEPTED_SCHEMA,
+    Addition,
+    Change,
+    Conflict,
+    Promotion,
+    Relaxation,
+    differences,
+    relaxed,
+)
+from frazil.table.growth import Growth, growth
+from frazil.table.renamed import former_columns, renamed_fields
+
+logger = logging.getLogger(__name__)
+
+EVOLUTION_ATTEMPTS = 5
+
+
+def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
+    """Evolve the table to the declared schema in one update; another process may do the same.
+
+    Raises SchemaIncompatible, SpecError, CommitUnavailable.
+    """
+    for _ in range(EVOLUTION_ATTEMPTS):
+        changes = evolutions(table, declared, stream)
+        if not changes:
+            return table
+        try:
+            _apply(table, changes)
+        except CommitFailedException:
+            logger.info("the schema of %s changed while stream %s evolved it; trying again", name_of(table), stream)
+        table = table.catalog.load_table(table.name())
+    raise _never_evolved(table, stream)
+
+
+def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
+    """The evolutions to the declared schema. Raises SchemaIncompatible if they are not all safe."""
+    existing = table.schema()
+    wanted = _adoptable(_as_renamed(declared, table), existing)
+    found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
+    if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
+        raise SchemaIncompatible(_refusal(table, conflicts, stream))
+    return [difference for difference in found if not isinstance(difference, Conflict)]
+
+
+def _former_schemas(table: Table) -> list[Schema]:
+    """The former schemas from the oldest to the newest, without those before the one that a person accepted."""
+    accepted = table.properties.get(ACCEPTED_SCHEMA, "")
+    first = int(accepted) if accepted.isdecimal() else 0
+    schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
+    return [schema for schema in schemas if schema.schema_id >= first]
+
+
+def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
+    """The declaration with the names that people gave the table's columns by `frazil evolve`."""
+    if not (former := former_columns(table.properties)):
+        return declared
+    schema = renamed_fields(declared.schema, table.schema(), former)
+    new = {field.name for field in schema.fields} - {field.name for field in declared.schema.fields}
+    relaxable = declared.relaxable and declared.relaxable | new
+    return replace(declared, schema=schema, declarable=declared.declarable | new, relaxable=relaxable)
+
+
+def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
+    """Let frazil's own columns be optional: it always has a value, and tables may have got them later."""
+    there = {field.name: field for field in existing.fields}
+
+    def adopted(field: NestedField) -> NestedField:
+        found = there.get(field.name)
+        if found is not None and field.name in declared.relaxable:
+            return relaxed(field, found)
+        is_required = field.name not in COORDINATES if found is None else found.required
+        if is_required or field.name in declared.declarable:
+            return field
+        return field.model_copy(update={"required": False})
+
+    return Schema(*map(adopted, declared.schema.fields), schema_id=declared.schema.schema_id)
+
+
+def refuse_unreadable(coming: Schema, table: str) -> None:
+    """Refuse to add a column that would make the whole table unreadable to an engine. Raises SpecError."""
+    for path in coming.column_names:
+        if reason := UNREADABLE.get(str(coming.find_type(path))):
+            raise SpecError(f"schema.{path}: {coming.find_type(path)} would come into the table {table}: {reason}")
+
+
+def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
+    """The top-level columns that a stream fills beside the declared ones and frazil's own, such as `gate string`."""
+    declared = _as_renamed(declared_table(spec), table).schema
+    known = {field.name for field in declared.fields} | {*COORDINATES}
+    return tuple(f"{field.name} {field.field_type}" for field in table.schema().fields if field.name not in known)
+
+
+def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
+    """Change a stream's table as its records ask, in one update. Returns the changes that were made, and the refusals.
+
+    Another stream may do the same: each of them looks at what the other has made of the table. Raises
+    CommitUnavailable, AccessDenied.
+    """
+    fixed = frozenset({spec.event_time.column, *COORDINATES})
+    with catalog_errors(table.catalog.name):
+        for _ in range(EVOLUTION_ATTEMPTS):
+            found = growth(
+                table.schema(),
+                _former_schemas(table),
+                asked,
+                max_columns=spec.evolution.max_columns,
+                fixed=fixed,
+            )
+            if not found.changes:
+                return found
+            try:
+                _apply(table, found.changes)
+            except CommitFailedException:
+                logger.info("the schema of %s changed while stream %s evolved it", name_of(table), spec.name)
+            else:
+                return found
+            table = table.catalog.load_table(table.name())
+    raise _never_evolved(table, spec.name)
+
+
+def _never_evolved(table: Table, stream: str) -> CommitUnavailable:
+    return CommitUnavailable(
+        f"stream {stream}: the schema of {name_of(table)} changed at each of {EVOLUTION_ATTEMPTS} attempts to evolve it"
+    )
+
+
+def _apply(table: Table, changes: Sequence[Change]) -> None:
+    for change in changes:
+        if not isinstance(change, Relaxation):
+            refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), name_of(table))
+    with table.update_schema() as update:
+        for change in changes:
+            match change:
+                case Addition():
+                    update.add_column(change.path, change.type, doc=change.doc, required=False)
+                case Promotion():
+                    update.update_column(change.path, field_type=change.type)
+                case Relaxation():
+                    update.make_column_optional(change.path)
+    for change in changes:
+        logger.info("%s: %s", name_of(table), told(change))
+
+
+def told(change: Change) -> str:
+    """A change that was made, in words."""
+    column = f"column {'.'.join(change.path)}"
+    match change:
+        case Addition():
+            return f"added {column} {change.type}"
+        case Promotion():
+            return f"widened {column} to {change.type}"
+    return f"made {column} optional"
+
+
+def _refusal(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
+    lines = [f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts]
+    return f"stream {stream}: the declared schema does not fit the table {name_of(table)}: " + "; ".join(lines)
