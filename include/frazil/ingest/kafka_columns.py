@@ -5,11 +5,6 @@ it then zeroes the address in `_messages`, so that each message is destroyed exa
 between. The loop stops at an event (an end of partition, an error), at a record that does not fit, and at a topic that
 it does not know; Python handles that, and the loop continues. librdkafka calls back into Python only for errors of the
 client; its log lines go to a queue of their own, which is emptied after each fetch.
-
-Asking librdkafka for headers that are not there would cost a third of all that reading costs. In Kafka's record format
-2, the number of headers is the byte behind the value, in the same buffer: where it is zero, the loop does not ask. It
-asks nevertheless at each `_SURE_EVERY`th offset: if librdkafka ever keeps values elsewhere, the loop finds out, and
-asks for every record from then on.
 """
 
 from __future__ import annotations
@@ -24,11 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.compiled import call, call64, call_for_three, compiled, load8, load32, load64, memcpy
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import put32
 from frazil.ingest.kafka import (
     CHUNK_BYTES,
     CHUNK_RECORDS,
@@ -36,6 +29,22 @@ from frazil.ingest.kafka import (
     WATERMARKS_TIMEOUT_S,
     RangeReader,
     consumer_properties,
+)
+from frazil.ingest.kafka_loop import (
+    CHUNK_FULL,
+    COUNT,
+    ENDED,
+    ENDS,
+    HEADERS_END,
+    HEADERS_NEEDED,
+    KEYS_END,
+    NEXT,
+    NO_RECORD,
+    NO_ROOM,
+    POSITION,
+    RECORDS,
+    VALUES_END,
+    take,
 )
 from frazil.kafka.client import client_errors
 from frazil.kafka.librdkafka import ErrorCallback, Message, librdkafka
@@ -47,183 +56,6 @@ _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.
 """By syslog's levels; lower ones are errors."""
 _ROOM_BYTES = 2**20
 """Room for a first chunk's values, and for its keys; later chunks begin with what the previous one needed."""
-
-# Why the loop stops.
-_ALL_TAKEN, _CHUNK_FULL, _NO_ROOM, _NO_RECORD, _UNKNOWN_TOPIC = range(5)
-# Where the loop stands: the slots of its `at`.
-_NEXT, _COUNT, _RECORDS, _VALUES_END, _KEYS_END, _ENDED, _HEADERS_END, _HEADERS_NEEDED, _ASKS = range(9)
-_SURE_EVERY = 64
-_ENDS = [_VALUES_END, _KEYS_END, _HEADERS_END]
-# Columns of `ranges` and of `topics`; the ranges of a topic's partitions are `lookup[first : first + partitions]`.
-_POSITION, _END, _IS_OPEN = range(3)
-_RKT, _FIRST, _PARTITIONS = range(3)
-
-_ERR, _TOPIC, _PARTITION = Message.err.offset, Message.rkt.offset, Message.partition.offset
-_PAYLOAD, _LENGTH = Message.payload.offset, Message.len.offset
-_KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message.offset.offset
-
-
-@compiled
-def length_of_text(address: Any) -> Any:
-    """Of the C string at an address."""
-    length = np.int64(0)
-    while load8(address + length) != 0:
-        length += 1
-    return length
-
-
-@compiled
-def size_of_headers(headers: Any, get: int, work: Any) -> Any:
-    """How many bytes a record's headers need; `work` has room for three words."""
-    index, size = np.int64(0), np.int64(0)
-    while call_for_three(get, headers, index, work.ctypes.data) == 0:
-        size += 9 + length_of_text(work[0])
-        if work[1] != 0:
-            size += work[2]
-        index += 1
-    return size
-
-
-@compiled
-def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
-    """Write a record's headers as `frazil.ingest.headers` packs them."""
-    index = np.int64(0)
-    while call_for_three(get, headers, index, work.ctypes.data) == 0:
-        name, value = work[0], work[1]
-        length, size = length_of_text(name), work[2] if value != 0 else np.int64(0)
-        put32(to, at, length)
-        put32(to, at + 4, size if value != 0 else NULL)
-        memcpy(to.ctypes.data + at + 8, name, length)
-        at += 8 + length
-        memcpy(to.ctypes.data + at, value, size)
-        to[at + size] = 10
-        at += size + 1
-        index += 1
-
-
-@compiled
-def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Whether the byte behind the value says so. Only records of format 2 have a leader's epoch, and that byte."""
-    payload = load64(message + _PAYLOAD)
-    if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
-        return False
-    return bool(load8(payload + load64(message + _LENGTH)) == 0)
-
-
-@compiled
-def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all there is per record
-    messages: Any,
-    at: Any,
-    topics: Any,
-    lookup: Any,
-    ranges: Any,
-    ended: Any,
-    values: Any,
-    value_places: Any,
-    keys: Any,
-    key_places: Any,
-    headers: Any,
-    header_places: Any,
-    index: Any,
-    places: Any,
-    work: Any,
-    destroy: int,
-    timestamp: int,
-    leader_epoch: int,
-    headers_of: int,
-    get_header: int,
-) -> int:
-    """Copy records into columns. Returns why the loop stopped.
-
-    `messages` are addresses of `rd_kafka_message_t`, from `at[_NEXT]` to `at[_COUNT]`; `ranges`, `topics` and `lookup`
-    say which records are wanted; `ended` receives the ranges that end here. `values`, `keys` and `headers` are bytes;
-    the rows of `value_places`, `key_places` and `header_places` are starts and lengths in them, those of `places` are
-    offsets and timestamps. `work` has room for three words. `destroy`, `timestamp`, `leader_epoch`, `headers_of` and
-    `get_header` are the addresses of librdkafka's functions.
-    """
-    capacity = index.shape[0]
-    i, count, record = at[_NEXT], at[_COUNT], at[_RECORDS]
-    values_end, keys_end, number_ended = at[_VALUES_END], at[_KEYS_END], at[_ENDED]
-    headers_end = at[_HEADERS_END]
-    known_topic, topic = np.int64(0), 0
-    why = _ALL_TAKEN
-    while i < count:
-        if record == capacity or values_end + keys_end + headers_end >= CHUNK_BYTES:
-            why = _CHUNK_FULL
-            break
-        message = messages[i]
-        if load32(message + _ERR) != 0:
-            why = _NO_RECORD
-            break
-        rkt = load64(message + _TOPIC)
-        if rkt != known_topic:
-            topic = -1
-            for t in range(topics.shape[0]):
-                if topics[t, _RKT] == rkt:
-                    topic, known_topic = t, rkt
-            if topic < 0:
-                known_topic = np.int64(0)
-                why = _UNKNOWN_TOPIC
-                break
-        partition = load32(message + _PARTITION)
-        r = -1
-        if 0 <= partition < topics[topic, _PARTITIONS]:
-            r = lookup[topics[topic, _FIRST] + partition]
-        if r >= 0:
-            offset = load64(message + _OFFSET)
-            end = ranges[r, _END]
-            if offset < end:
-                payload, key = load64(message + _PAYLOAD), load64(message + _KEY)
-                length = load64(message + _LENGTH) if payload != 0 else np.int64(0)
-                key_length = load64(message + _KEY_LENGTH) if key != 0 else np.int64(0)
-                header_list: Any = np.int64(0)
-                headers_length: Any = np.int64(0)
-                none = has_no_headers(message, leader_epoch)
-                asks = not none or at[_ASKS] != 0 or offset % _SURE_EVERY == 0
-                if asks and call64(headers_of, message, work.ctypes.data) & 0xFFFFFFFF == 0:
-                    header_list = work[0]
-                    headers_length = size_of_headers(header_list, get_header, work)
-                    if none and headers_length != 0:
-                        at[_ASKS] = 1
-                if (
-                    values_end + length >= values.shape[0]
-                    or keys_end + key_length >= keys.shape[0]
-                    or headers_end + headers_length > headers.shape[0]
-                ):
-                    at[_HEADERS_NEEDED] = headers_length
-                    why = _NO_ROOM
-                    break
-                memcpy(values.ctypes.data + values_end, payload, length)
-                values[values_end + length] = 10
-                value_places[0, record] = values_end
-                value_places[1, record] = length if payload != 0 else NULL
-                values_end += length + 1
-                memcpy(keys.ctypes.data + keys_end, key, key_length)
-                keys[keys_end + key_length] = 10
-                key_places[0, record] = keys_end
-                key_places[1, record] = key_length if key != 0 else NULL
-                keys_end += key_length + 1
-                header_places[0, record] = headers_end
-                header_places[1, record] = headers_length if headers_length != 0 else NULL
-                if headers_length != 0:
-                    copy_headers(header_list, get_header, work, headers, headers_end)
-                    headers_end += headers_length
-                index[record] = r
-                places[0, record] = offset
-                places[1, record] = call64(timestamp, message, 0)
-                record += 1
-                ranges[r, _POSITION] = offset + 1
-            if offset >= end - 1 and ranges[r, _IS_OPEN] != 0:
-                ranges[r, _IS_OPEN] = 0
-                ended[number_ended] = r
-                number_ended += 1
-        messages[i] = 0
-        call(destroy, message)
-        i += 1
-    at[_NEXT], at[_RECORDS] = i, record
-    at[_VALUES_END], at[_KEYS_END], at[_ENDED] = values_end, keys_end, number_ended
-    at[_HEADERS_END] = headers_end
-    return why
 
 
 def compile_now() -> None:
@@ -244,7 +76,7 @@ class ColumnReader(RangeReader):
         self._at = np.zeros(9, np.int64)
         self._work = np.zeros(3, np.int64)
         self._states = np.array([(r.start, r.end, r.start < r.end) for r in ranges], np.int64).reshape(-1, 3)
-        self._positions = self._states[:, _POSITION]
+        self._positions = self._states[:, POSITION]
         self._ended = np.zeros(len(ranges), np.int32)
         self._open_by_topic = Counter(topic for topic, _ in self._open)
         self._before = np.zeros(2, np.int64)
@@ -294,19 +126,19 @@ class ColumnReader(RangeReader):
     def _fetch(self, wanted: int, timeout_s: float) -> int:
         messages = self._messages.ctypes.data
         count = self._library.consume_batch_queue(self._queue, int(timeout_s * 1000), messages, wanted)
-        self._at[_NEXT], self._at[_COUNT] = 0, max(count, 0)
+        self._at[NEXT], self._at[COUNT] = 0, max(count, 0)
         self._pass_on_log_lines()
-        return int(self._at[_COUNT])
+        return int(self._at[COUNT])
 
     def _chunks(self) -> Iterator[Chunk]:
         at, before = self._at, self._taken()
         while why := self._take():
-            if why == _CHUNK_FULL:
+            if why == CHUNK_FULL:
                 yield from self._rest()
-            elif why == _NO_ROOM:
+            elif why == NO_ROOM:
                 message = self._next_message()
-                self._columns.make_room(at, message.len, message.key_len, int(at[_HEADERS_NEEDED]))
-            elif why == _NO_RECORD:
+                self._columns.make_room(at, message.len, message.key_len, int(at[HEADERS_NEEDED]))
+            elif why == NO_RECORD:
                 self._take_event()
             else:
                 self._learn_topic()
@@ -315,17 +147,17 @@ class ColumnReader(RangeReader):
             self._bytes_per_record = max(1.0, size / records - 2)  # its value and its key have a newline each
 
     def _rest(self) -> Iterator[Chunk]:
-        if self._at[_RECORDS]:
+        if self._at[RECORDS]:
             self._before = self._taken()
             columns, self._columns = self._columns, self._columns.successor(self._at)
             chunk = columns.chunk(self._at)
-            self._at[[_RECORDS, *_ENDS]] = 0
+            self._at[[RECORDS, *ENDS]] = 0
             yield chunk
 
     def _taken(self) -> NDArray[np.int64]:
         """Records taken so far, and bytes of their values, keys and headers."""
         at = self._at
-        taken: NDArray[np.int64] = self._before + np.array([at[_RECORDS], at[_ENDS].sum()])
+        taken: NDArray[np.int64] = self._before + np.array([at[RECORDS], at[ENDS].sum()])
         return taken
 
     def _take(self) -> int:
@@ -345,25 +177,25 @@ class ColumnReader(RangeReader):
             of["message_headers"],
             of["header_get_all"],
         )
-        if number := self._at[_ENDED]:
-            self._at[_ENDED] = 0
+        if number := self._at[ENDED]:
+            self._at[ENDED] = 0
             self._finish(self._ended[:number].tolist())
         return why
 
     def _next_message(self) -> Message:
-        return Message.from_address(int(self._messages[self._at[_NEXT]]))
+        return Message.from_address(int(self._messages[self._at[NEXT]]))
 
     def _drop_message(self) -> None:
-        place = self._at[_NEXT]
+        place = self._at[NEXT]
         address = int(self._messages[place])
         self._messages[place] = 0
-        self._at[_NEXT] += 1
+        self._at[NEXT] += 1
         self._library.message_destroy(address)
 
     def _take_event(self) -> None:
         message = self._next_message()
         topic = self._library.topic_name(message.rkt).decode() if message.rkt else ""
-        text = self._library.message_errstr(int(self._messages[self._at[_NEXT]])).decode(errors="replace")
+        text = self._library.message_errstr(int(self._messages[self._at[NEXT]])).decode(errors="replace")
         code, place, offset = message.err, (topic, message.partition), message.offset
         self._drop_message()
         self._on_partition(code, text, place, offset)
@@ -417,20 +249,20 @@ class _Columns:
 
     def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
         """Make room for one more record of this size."""
-        self.values = _with_room(self.values, int(at[_VALUES_END]), value_bytes + 1)
-        self.keys = _with_room(self.keys, int(at[_KEYS_END]), key_bytes + 1)
-        self.headers = _with_room(self.headers, int(at[_HEADERS_END]), headers_bytes)
+        self.values = _with_room(self.values, int(at[VALUES_END]), value_bytes + 1)
+        self.keys = _with_room(self.keys, int(at[KEYS_END]), key_bytes + 1)
+        self.headers = _with_room(self.headers, int(at[HEADERS_END]), headers_bytes)
 
     def successor(self, at: NDArray[np.int64]) -> _Columns:
         """Empty columns, with room for a quarter more than these hold."""
-        needed = (at[_ENDS] * 5 // 4 + _ROOM_BYTES // 16).tolist()
+        needed = (at[ENDS] * 5 // 4 + _ROOM_BYTES // 16).tolist()
         return _Columns(*(min(size, CHUNK_BYTES) for size in needed))
 
     def chunk(self, at: NDArray[np.int64]) -> Chunk:
-        count, end = at[_RECORDS], at[_HEADERS_END]
+        count, end = at[RECORDS], at[HEADERS_END]
         return Chunk(
-            BinaryColumn(self.values[: at[_VALUES_END]], *self.value_places[:, :count]),
-            BinaryColumn(self.keys[: at[_KEYS_END]], *self.key_places[:, :count]),
+            BinaryColumn(self.values[: at[VALUES_END]], *self.value_places[:, :count]),
+            BinaryColumn(self.keys[: at[KEYS_END]], *self.key_places[:, :count]),
             self.index[:count],
             *self.places[:, :count],
             headers=BinaryColumn(self.headers[:end], *self.header_places[:, :count]) if end else None,

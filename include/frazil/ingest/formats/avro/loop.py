@@ -3,7 +3,8 @@
 One loop, compiled once, reads records of any schemas: the table of operations drives it, and each record has the
 operation that it begins with. A length, a count or a number is only trusted when the record has the bytes for it: no
 record makes the loop read, allocate or go on for more than its own bytes are worth. Where values go is in
-`json.words`.
+`json.words`. The module is long because it is this one loop: a part in another module would have all of its state as
+arguments.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs

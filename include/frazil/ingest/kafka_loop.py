@@ -1,0 +1,196 @@
+"""Compiled: copies the messages that librdkafka returned into the columns of a chunk, and destroys them.
+
+Asking librdkafka for headers that are not there would cost a third of all that reading costs. In Kafka's record format
+2, the number of headers is the byte behind the value, in the same buffer: where it is zero, the loop does not ask. It
+asks nevertheless at each `_SURE_EVERY`th offset: if librdkafka ever keeps values elsewhere, the loop finds out, and
+asks for every record from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from frazil.ingest.binary_column import NULL
+from frazil.ingest.compiled import call, call64, call_for_three, compiled, load8, load32, load64, memcpy
+from frazil.ingest.headers import put32
+from frazil.ingest.kafka import CHUNK_BYTES
+from frazil.kafka.librdkafka import Message
+
+# Why the loop stops.
+ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD, UNKNOWN_TOPIC = range(5)
+# Where the loop stands: the slots of its `at`.
+NEXT, COUNT, RECORDS, VALUES_END, KEYS_END, ENDED, HEADERS_END, HEADERS_NEEDED, ASKS = range(9)
+_SURE_EVERY = 64
+ENDS = [VALUES_END, KEYS_END, HEADERS_END]
+# Columns of `ranges` and of `topics`; the ranges of a topic's partitions are `lookup[first : first + partitions]`.
+POSITION, END, IS_OPEN = range(3)
+_RKT, _FIRST, _PARTITIONS = range(3)
+
+_ERR, _TOPIC, _PARTITION = Message.err.offset, Message.rkt.offset, Message.partition.offset
+_PAYLOAD, _LENGTH = Message.payload.offset, Message.len.offset
+_KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message.offset.offset
+
+
+@compiled
+def length_of_text(address: Any) -> Any:
+    """Of the C string at an address."""
+    length = np.int64(0)
+    while load8(address + length) != 0:
+        length += 1
+    return length
+
+
+@compiled
+def size_of_headers(headers: Any, get: int, work: Any) -> Any:
+    """How many bytes a record's headers need; `work` has room for three words."""
+    index, size = np.int64(0), np.int64(0)
+    while call_for_three(get, headers, index, work.ctypes.data) == 0:
+        size += 9 + length_of_text(work[0])
+        if work[1] != 0:
+            size += work[2]
+        index += 1
+    return size
+
+
+@compiled
+def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
+    """Write a record's headers as `frazil.ingest.headers` packs them."""
+    index = np.int64(0)
+    while call_for_three(get, headers, index, work.ctypes.data) == 0:
+        name, value = work[0], work[1]
+        length, size = length_of_text(name), work[2] if value != 0 else np.int64(0)
+        put32(to, at, length)
+        put32(to, at + 4, size if value != 0 else NULL)
+        memcpy(to.ctypes.data + at + 8, name, length)
+        at += 8 + length
+        memcpy(to.ctypes.data + at, value, size)
+        to[at + size] = 10
+        at += size + 1
+        index += 1
+
+
+@compiled
+def has_no_headers(message: Any, leader_epoch: int) -> bool:
+    """Whether the byte behind the value says so. Only records of format 2 have a leader's epoch, and that byte."""
+    payload = load64(message + _PAYLOAD)
+    if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
+        return False
+    return bool(load8(payload + load64(message + _LENGTH)) == 0)
+
+
+@compiled
+def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all there is per record
+    messages: Any,
+    at: Any,
+    topics: Any,
+    lookup: Any,
+    ranges: Any,
+    ended: Any,
+    values: Any,
+    value_places: Any,
+    keys: Any,
+    key_places: Any,
+    headers: Any,
+    header_places: Any,
+    index: Any,
+    places: Any,
+    work: Any,
+    destroy: int,
+    timestamp: int,
+    leader_epoch: int,
+    headers_of: int,
+    get_header: int,
+) -> int:
+    """Copy records into columns. Returns why the loop stopped.
+
+    `messages` are addresses of `rd_kafka_message_t`, from `at[NEXT]` to `at[COUNT]`; `ranges`, `topics` and `lookup`
+    say which records are wanted; `ended` receives the ranges that end here. `values`, `keys` and `headers` are bytes;
+    the rows of `value_places`, `key_places` and `header_places` are starts and lengths in them, those of `places` are
+    offsets and timestamps. `work` has room for three words. `destroy`, `timestamp`, `leader_epoch`, `headers_of` and
+    `get_header` are the addresses of librdkafka's functions.
+    """
+    capacity = index.shape[0]
+    i, count, record = at[NEXT], at[COUNT], at[RECORDS]
+    values_end, keys_end, number_ended = at[VALUES_END], at[KEYS_END], at[ENDED]
+    headers_end = at[HEADERS_END]
+    known_topic, topic = np.int64(0), 0
+    why = ALL_TAKEN
+    while i < count:
+        if record == capacity or values_end + keys_end + headers_end >= CHUNK_BYTES:
+            why = CHUNK_FULL
+            break
+        message = messages[i]
+        if load32(message + _ERR) != 0:
+            why = NO_RECORD
+            break
+        rkt = load64(message + _TOPIC)
+        if rkt != known_topic:
+            topic = -1
+            for t in range(topics.shape[0]):
+                if topics[t, _RKT] == rkt:
+                    topic, known_topic = t, rkt
+            if topic < 0:
+                known_topic = np.int64(0)
+                why = UNKNOWN_TOPIC
+                break
+        partition = load32(message + _PARTITION)
+        r = -1
+        if 0 <= partition < topics[topic, _PARTITIONS]:
+            r = lookup[topics[topic, _FIRST] + partition]
+        if r >= 0:
+            offset = load64(message + _OFFSET)
+            end = ranges[r, END]
+            if offset < end:
+                payload, key = load64(message + _PAYLOAD), load64(message + _KEY)
+                length = load64(message + _LENGTH) if payload != 0 else np.int64(0)
+                key_length = load64(message + _KEY_LENGTH) if key != 0 else np.int64(0)
+                header_list: Any = np.int64(0)
+                headers_length: Any = np.int64(0)
+                none = has_no_headers(message, leader_epoch)
+                asks = not none or at[ASKS] != 0 or offset % _SURE_EVERY == 0
+                if asks and call64(headers_of, message, work.ctypes.data) & 0xFFFFFFFF == 0:
+                    header_list = work[0]
+                    headers_length = size_of_headers(header_list, get_header, work)
+                    if none and headers_length != 0:
+                        at[ASKS] = 1
+                if (
+                    values_end + length >= values.shape[0]
+                    or keys_end + key_length >= keys.shape[0]
+                    or headers_end + headers_length > headers.shape[0]
+                ):
+                    at[HEADERS_NEEDED] = headers_length
+                    why = NO_ROOM
+                    break
+                memcpy(values.ctypes.data + values_end, payload, length)
+                values[values_end + length] = 10
+                value_places[0, record] = values_end
+                value_places[1, record] = length if payload != 0 else NULL
+                values_end += length + 1
+                memcpy(keys.ctypes.data + keys_end, key, key_length)
+                keys[keys_end + key_length] = 10
+                key_places[0, record] = keys_end
+                key_places[1, record] = key_length if key != 0 else NULL
+                keys_end += key_length + 1
+                header_places[0, record] = headers_end
+                header_places[1, record] = headers_length if headers_length != 0 else NULL
+                if headers_length != 0:
+                    copy_headers(header_list, get_header, work, headers, headers_end)
+                    headers_end += headers_length
+                index[record] = r
+                places[0, record] = offset
+                places[1, record] = call64(timestamp, message, 0)
+                record += 1
+                ranges[r, POSITION] = offset + 1
+            if offset >= end - 1 and ranges[r, IS_OPEN] != 0:
+                ranges[r, IS_OPEN] = 0
+                ended[number_ended] = r
+                number_ended += 1
+        messages[i] = 0
+        call(destroy, message)
+        i += 1
+    at[NEXT], at[RECORDS] = i, record
+    at[VALUES_END], at[KEYS_END], at[ENDED] = values_end, keys_end, number_ended
+    at[HEADERS_END] = headers_end
+    return why
