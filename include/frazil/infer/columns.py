@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -17,6 +17,8 @@ INT_BELOW = 2**30
 """Greater numbers are proposed as `long`; an `int` that grows can be widened later."""
 MAP_FROM = 20
 """An object with at least this many names, few of them in each record, is proposed as a map."""
+REMARKS_MOST = 3
+"""At most this many of what is doubtful in one column is named."""
 NEAR_S = 400 * 86_400.0
 """A number without a name that says so is a time if it is this close to Kafka's timestamps."""
 
@@ -79,26 +81,49 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
     unit = _unit(name, observed, middle_s)
     kind = "timestamptz" if unit else _type(observed)
     is_time = kind in {"timestamptz", "timestamp"}
+    is_of_interest = 0 < len(observed.distinct) < MOST_DISTINCT and not is_time and not observed.others
     remarks = []
     absent = sampled - observed.present
     if observed.kind is None:
         remarks.append("only null was seen")
     elif absent:
         remarks.append(f"absent in {absent / sampled:.1%}")
-    if observed.others:
-        remarks.append(f"{observed.others:,} of {observed.present:,} values are of another type: dead letters")
-    if observed.elements is not None and observed.elements.kind is None:
-        remarks.append("only empty lists were seen")
+    inside = list(_guessed(observed, ""))
+    remarks += inside[:REMARKS_MOST]
+    if len(inside) > REMARKS_MOST:
+        remarks.append("and more like it")
     return Column(
         name,
         kind,
         required=not absent and not observed.others and sampled >= REQUIRED_FROM,
         unit=unit,
         remark="; ".join(remarks),
-        distinct=len(observed.distinct) if 0 < len(observed.distinct) < MOST_DISTINCT and not is_time else None,
+        distinct=len(observed.distinct) if is_of_interest else None,
         is_time=is_time,
         near_s=_distance_s(observed, unit, middle_s) if is_time else float("inf"),
     )
+
+
+def _guessed(observed: Observed, path: str) -> Iterator[str]:
+    """Where the type is not that of all values, or rests on none: of a value, and of what is in it."""
+    where = f"{path}: " if path else ""
+    if observed.others:
+        yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"
+    if observed.kind is None:
+        if path:
+            yield f"{where}only null was seen"
+    elif observed.kind == "array" and observed.elements is not None:
+        if observed.elements.kinds:
+            yield from _guessed(observed.elements, f"{path}[]")
+        else:
+            yield f"{where}only empty lists were seen"
+    elif observed.kind == "object":
+        if not observed.fields:
+            yield f"{where}only empty objects were seen"
+        is_struct = _object_type(observed).startswith("struct")  # the names of a map are data
+        for name, field in observed.fields.items() if is_struct else ():
+            if not _no_column(name, {}):
+                yield from _guessed(field, f"{path}.{name}" if path else name)
 
 
 def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:

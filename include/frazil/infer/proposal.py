@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import yaml
+
 from frazil.infer.columns import Column, columns_of, event_times
 from frazil.infer.encoding import Encoding, encoding_of
 from frazil.infer.observed import observe
 from frazil.infer.sample import Sample
+from frazil.infer.trial import dead_letters
 from frazil.spec.formats import BytesFormat, plain_format
 from frazil.spec.units import rounded_bytes
 
@@ -44,9 +47,7 @@ def proposal(sample: Sample, named: Named) -> str:
     columns = _columns(sample, encoding)
     times = event_times(columns)
     event_time = times[0].name if times else KAFKA_TIME
-    lines = [
-        "# yaml-language-server: $schema=stream.schema.json",
-        *_head(sample, encoding),
+    declared = [
         f"name: {named.name}",
         *_source(sample, encoding, named),
         f"table: {named.table}",
@@ -55,7 +56,9 @@ def proposal(sample: Sample, named: Named) -> str:
         *_event_time(times),
         *_layout(sample, columns, event_time),
     ]
-    return "\n".join(lines) + "\n"
+    rejected = dead_letters(yaml.safe_load("\n".join(declared)), sample)
+    head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected)]
+    return "\n".join([*head, *declared]) + "\n"
 
 
 def _columns(sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
@@ -68,14 +71,12 @@ def _columns(sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
     return (*columns, Column("value", "string", remark="no field of the records can be a column"))
 
 
-def _head(sample: Sample, encoding: Encoding) -> Iterator[str]:
-    count, values = len(sample.records), sum(record.value is not None for record in sample.records)
+def _head(sample: Sample, rejected: Counter[str]) -> Iterator[str]:
+    count = len(sample.records)
     yield f"# Proposed by frazil infer from {count:,} of about {sample.in_topic:,} records of {sample.topic}. Edit it."
-    if values < count:
-        yield f"# {count - values:,} of them are tombstones (no value)" + ", which become dead letters."
-    read = len(encoding.records)
-    if read < values and not isinstance(encoding.format, BytesFormat):
-        yield f"# {values - read:,} of them are not {encoding.format.type}, and would be dead letters."
+    if rejected:
+        reasons = ", ".join(f"{name} {of:,}" for name, of in rejected.most_common())
+        yield f"# As declared below, {rejected.total():,} of these {count:,} would be dead letters: {reasons}."
     yield from _sizes(sample)
 
 

@@ -44,7 +44,7 @@ from frazil.stream.batch_rates import metadata_of, write_rates_of
 from frazil.stream.circuit import check_circuit
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import evolved, ignored
+from frazil.stream.evolve import NAMED_MOST, evolved, ignored
 from frazil.stream.joined_ranges import join_ranges
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -250,6 +250,8 @@ class BatchRunner:
         new = [refusal for refusal in refused if refusal.path not in self.ignored]
         if new and len(self.ignored) < IGNORED_TOLD_MOST:
             self.emit(NoticeGiven(ignored(new, table=self.tables.main.identifier)))
+            for refusal in new[NAMED_MOST:IGNORED_TOLD_MOST]:  # a line each, in writer.log alone
+                log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
             self.ignored |= {refusal.path for refusal in new}
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:

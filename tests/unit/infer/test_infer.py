@@ -203,10 +203,36 @@ def test_what_does_not_fit_is_counted() -> None:
     values = [b'{"a": 1}'] * 90 + [b'{"a": "x"}'] * 6 + [b"nonsense"] * 3 + [None]
     text, spec = proposed(sample(values))
     assert types(spec) == {"a": "int"}
-    assert "6 of 96 values are of another type: dead letters" in text
-    assert "3 of them are not json" in text
-    assert "1 of them are tombstones" in text
+    assert "6 of 96 values are of another type" in text
+    assert "10 of these 100 would be dead letters: TypeMismatch 6, NotAnObject 3, Tombstone 1." in text
     assert len(rejected(spec, sample(values))) == 10
+
+
+@pytest.mark.parametrize(
+    ("values", "remarks", "rejected_by"),
+    [
+        ([b'{"o": {"a": [1, 2, {"b": null}]}}'], ["o: ", "a[]: 1 of 3 values are of another type"], "TypeMismatch 1"),
+        ([b'{"a": {}, "o": {"x": null, "l": []}}'], ["only empty objects", "x: only null", "l: only empty lists"], ""),
+        ([b"some words"] * 120 + [b"\xff"] * 3 + [None], [], "InvalidUtf8 3, MissingRequired 1"),
+        ([b"a,1"] * 30 + [b"a,x"] * 20 + [b"one"] * 2, ["20 of 50 values"], "TypeMismatch 20, WrongFieldCount 2"),
+    ],
+)
+def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
+    values: list[bytes | None], remarks: list[str], rejected_by: str
+) -> None:
+    of = sample(values)
+    text, spec = proposed(of)
+    assert [remark for remark in remarks if remark not in text] == []
+    assert ("would be dead letters" in text) == bool(rejected_by)
+    assert rejected_by in text
+    assert sum(int(part.split()[1]) for part in filter(None, rejected_by.split(", "))) == len(rejected(spec, of))
+
+
+def test_a_column_whose_values_differ_in_type_is_not_one_to_sort_by() -> None:
+    values = [b'{"s": "a%d"}' % (i % 5) for i in range(60)]
+    assert proposed(sample(values))[1].sort_by[0].startswith("s ")
+    mixed = sample([*values, *(b'{"s": %d}' % i for i in range(30))])
+    assert not proposed(mixed)[1].sort_by[0].startswith("s ")
 
 
 def test_keys_and_headers_are_told() -> None:

@@ -1,0 +1,31 @@
+"""Decodes a sample as the proposed declaration would: what would be dead letters is counted, not guessed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from frazil.infer.sample import Sample
+from frazil.ingest.beside_value import value_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.formats import decoder
+from frazil.spec import iceberg
+from frazil.spec.formats import plain_format
+from frazil.spec.load import validate_stream
+
+_ANY_BROKER = "localhost:9092"
+
+
+def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
+    """How many of the sample's records would be dead letters, by error class, tombstones among them."""
+    source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
+    spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
+    schema = iceberg.schema(spec)
+    filled = value_schema(record_schema(schema, spec.coordinates), spec.beside_value)
+    units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    values = [record.value for record in sample.records]
+    decoded = decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values))
+    return Counter(rejection.error_class for rejection in decoded.rejections)
