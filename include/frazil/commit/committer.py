@@ -21,6 +21,7 @@ from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import BatchKey, Marker, first_marker, merged_identity, of_same_topics, read_marker
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
+from frazil.commit.reasons import reasons_summary
 from frazil.commit.rules import (
     Verdict,
     check_ancestry,
@@ -215,6 +216,7 @@ class Committer:
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
+            **reasons_summary(journal.reasons),
             **({"frazil.future": str(journal.future)} if journal.future else {}),
             **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),
             **windows_summary(journal.windows),

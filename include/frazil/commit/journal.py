@@ -20,6 +20,7 @@ from typing import Any
 
 from frazil.commit.folded_records import RECORDS_MOST, FoldedRecords, groups
 from frazil.commit.marker import BatchKey, Fate, Marker, flat, nested
+from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -63,6 +64,8 @@ class Journal:
     """If rows were shuffled: the table partitions of each task's rows, added up. None if they were not."""
     with_ignored: int = 0
     """Records with fields that are no columns and became none. Counted only where the table may evolve."""
+    reasons: Reasons = field(default_factory=dict)
+    """The new dead letters by error class; none in a journal of an earlier version."""
 
     @property
     def records(self) -> int:
@@ -103,6 +106,7 @@ class Journal:
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
                 **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
+                **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
             separators=(",", ":"),
         ).encode()
@@ -136,6 +140,7 @@ class Journal:
             windows=_counts(raw.get("windows")),
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
+            reasons=reasons_from_json(raw.get("reasons", {})),
         )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from frazil.aggregate.due import WaitingDay
+from frazil.commit.reasons import Reasons
 from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
@@ -52,6 +53,12 @@ class StreamState:
     records: int = 0
     """Records committed within an hour, dead letters included."""
     rejected: int = 0
+    recent_minutes: float = 5
+    """The length of the time just before now that a rate is the mean of."""
+    recent_records: int = 0
+    """Records committed within that time, dead letters included."""
+    recent_reasons: Reasons = field(default_factory=dict)
+    """New dead letters within that time, by error class; with a count of 0 those that the last hour had, and it not."""
 
 
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
@@ -114,6 +121,25 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         f"{state.rejected:,} of the {state.records:,} records that stream {name} committed within the last hour are "
         f"dead letters. Their table has the reasons, by error_class: a producer changed what it sends, or the schema",
     )
+    if alerts.dead_letters_per_minute is not None:
+        yield from _rates(state, alerts.dead_letters_per_minute)
+
+
+def _rates(state: StreamState, most: int) -> Iterator[Reading]:
+    """A rule for each error class, with no hold: a rate is a mean over minutes already."""
+    for reason, found in sorted(state.recent_reasons.items()):
+        a_minute, share = found.count / state.recent_minutes, 100 * found.count / max(state.recent_records, 1)
+        times = f"{found.count:,} in {counted(round(state.recent_minutes), 'minute')}, {share:.1f} % of the records"
+        first = f", such as {', '.join(found.places)}" if found.places else ""
+        yield Reading(
+            f"dead-letters:{reason}",
+            a_minute,
+            most,
+            times,
+            f"stream {state.name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {most:,}: {times} "
+            f"that it committed{first}. `frazil dlq show {state.name} --reason {reason}` shows what they are",
+            hold_ms=0,
+        )
 
 
 def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import takewhile
 
@@ -14,6 +15,7 @@ from frazil import clock
 from frazil.commit.history import ancestors, commit_records
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import property_name, read_marker
+from frazil.commit.reasons import Reason, reasons_in
 from frazil.errors import FrazilError
 from frazil.host.given_up import standing_given_up
 from frazil.host.heartbeat import Stall
@@ -33,6 +35,8 @@ from frazil.table.tables import load_stream_table, state_location
 log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
+RECENT_MS = 300_000
+"""Rates are means over this time, or over a commit interval that is longer: minutes without a commit have none."""
 SAID_MOST = 500
 """Characters of what a writer, or its supervisor, said last."""
 WAITING_MOST = 1_000
@@ -49,7 +53,11 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
     writer = _writer(spec.name)
     exits = _fruitless(writer, now_ms=now_ms)
     desired = TableState(clock=clock.now_ms).desired(spec)
-    records, rejected = _rejected(table.metadata, spec.name, now_ms=now_ms) if table else (0, 0)
+    recent_ms = min(max(RECENT_MS, spec.commit.longest_interval // timedelta(milliseconds=1)), HOUR_MS)
+    hour, recent = (
+        _landed(table.metadata if table else None, spec.name, now_ms=now_ms, within_ms=within_ms)
+        for within_ms in (HOUR_MS, recent_ms)
+    )
     return StreamState(
         name=spec.name,
         table=spec.table.identifier,
@@ -68,8 +76,11 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
         fruitless=len(exits),
         stall=_stall(writer, now_ms=now_ms),
         waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
-        records=records,
-        rejected=rejected,
+        records=hour.records,
+        rejected=hour.rejected,
+        recent_minutes=recent_ms / 60_000,
+        recent_records=recent.records,
+        recent_reasons={name: recent.reasons.get(name, Reason(0)) for name in hour.reasons},
     )
 
 
@@ -177,15 +188,28 @@ def _fruitless(writer: Observation | None, *, now_ms: int) -> list[ExitRecord]:
     return row
 
 
-def _rejected(metadata: TableMetadata, stream: str, *, now_ms: int) -> tuple[int, int]:
-    """How many records a stream committed within an hour, and how many of them are dead letters."""
-    records = rejected = 0
-    for snapshot in takewhile(lambda s: now_ms - s.timestamp_ms <= HOUR_MS, ancestors(metadata)):
+@dataclass(slots=True)
+class _Landed:
+    """What a stream committed within some time."""
+
+    records: int = 0
+    """Dead letters included."""
+    rejected: int = 0
+    reasons: dict[str, Reason] = field(default_factory=dict)
+
+
+def _landed(metadata: TableMetadata | None, stream: str, *, now_ms: int, within_ms: int) -> _Landed:
+    found = _Landed()
+    snapshots = ancestors(metadata) if metadata else ()
+    for snapshot in takewhile(lambda s: now_ms - s.timestamp_ms <= within_ms, snapshots):
         said = snapshot.summary.additional_properties if snapshot.summary else {}
         if said.get("frazil.stream") == stream and "frazil.records" in said:
             dead = int(said.get("frazil.rejected", 0))
-            records, rejected = records + int(said["frazil.records"]) + dead, rejected + dead
-    return records, rejected
+            found.records += int(said["frazil.records"]) + dead
+            found.rejected += dead
+            for name, reason in reasons_in(said).items():
+                found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
+    return found
 
 
 def _waiting(table: Table, stream: str) -> int | None:

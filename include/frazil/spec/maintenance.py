@@ -106,6 +106,12 @@ class Alerts(Switched):
     dead_letters: int = Field(
         default=5, gt=0, le=100, description="Percent of the records of the last hour that are dead letters."
     )
+    dead_letters_per_minute: int | None = Field(
+        default=None,
+        gt=0,
+        description="Dead letters of one error class, a minute: the mean of five minutes, or of the longest commit "
+        "interval if that is more. Not judged unless it is declared.",
+    )
     failed_runs: int = Field(
         default=1,
         gt=0,

@@ -16,6 +16,7 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.reasons import reasons_of
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
@@ -352,6 +353,7 @@ class BatchRunner:
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(result.sighted.records for result in results),
+            reasons=reasons_of(join_rejects(result.rejects for result in results)),
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:

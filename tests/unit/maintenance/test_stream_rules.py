@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from frazil.aggregate.due import WaitingDay
+from frazil.commit.journal import Journal
+from frazil.commit.reasons import Reason, reasons_in, reasons_of, reasons_summary
 from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertStates, step_readings
 from frazil.maintenance.stream_rules import (
@@ -179,6 +182,52 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     foreground = observe_stream(spec, None, now_ms=at_ms + MINUTE_MS)
     assert foreground.ended_at_ms == at_ms + 7, "which leaves no exit"
     assert foreground.last_words == "The last one said: OffsetGap: records are gone."
+
+
+def test_a_rate_of_dead_letters_is_told_once_by_its_reason_and_is_over_with_it(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    spec = load_stream(tmp_path / "made.yaml")
+    made = MadeStream(spec, time.time_ns() // 1_000_000, partitions=1)
+    committer = made.begin()
+    samples = tuple(Reject("made", 0, n, "TypeMismatch", "x: secret") for n in (7, 8, 9))
+    rejects = Rejects(
+        {"TypeMismatch": 60, "InvalidJson": 2}, samples=(*samples, Reject("made", 0, 70, "InvalidJson", ""))
+    )
+    batch = made.stage([RangeProgress("made", 0, 0, 100, 38, 62, None)], {}, {})
+    batch = dataclasses.replace(batch, reasons=reasons_of(rejects))
+    assert Journal.from_bytes(batch.to_bytes()) == batch
+    assert b"secret" not in batch.to_bytes()
+    committer.commit(batch)
+    snapshot = made.tables.main.refresh().current_snapshot()
+    assert snapshot is not None
+    alerts, states = Alerts(dead_letters_per_minute=10), AlertStates()
+    told = []
+    for minutes in (1, 4, 6, 61):
+        now_ms = snapshot.timestamp_ms + minutes * MINUTE_MS
+        seen = stream_readings(observe_stream(spec, None, now_ms=now_ms), alerts, now_ms=now_ms)
+        seen = tuple(r for r in seen if r.rule.startswith("dead-letters:"))
+        step = step_readings(states, "stream made", seen, alerts, now_ms=now_ms)
+        states = step.states
+        told.append(([a.sentence for a in step.fired], len(step.active), [a.sentence for a in step.resolved]))
+    fired = (
+        "stream made makes 12 dead letters of TypeMismatch a minute, more than 10: 60 in 5 minutes, 60.0 % of the "
+        "records that it committed, such as made[0]@7, made[0]@8, made[0]@9. `frazil dlq show made --reason "
+        "TypeMismatch` shows what they are"
+    )
+    over = "stream made: the alert dead-letters:TypeMismatch is over: 0 in 5 minutes, 0.0 % of the records"
+    assert told == [([fired], 1, []), ([], 1, []), ([], 0, [over]), ([], 0, [])]
+    undeclared = stream_readings(observe_stream(spec, None, now_ms=snapshot.timestamp_ms), ALERTS, now_ms=NOW_MS)
+    assert not [r for r in undeclared if r.rule.startswith("dead-letters:")]
+
+
+def test_places_of_dead_letters_are_left_out_of_a_summary_that_would_be_long() -> None:
+    long = tuple(Reject("t" * 249, 0, n, f"Class{n}", "") for n in range(20))
+    reasons = reasons_of(Rejects({f"Class{n}": n + 1 for n in range(20)}, samples=long))
+    assert reasons_in(reasons_summary(reasons)) == {name: Reason(of.count) for name, of in reasons.items()}
+    assert reasons_in({}) == reasons_in({"frazil.rejected-by": "[1]"}) == {}
 
 
 def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
