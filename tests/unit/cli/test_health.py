@@ -128,9 +128,10 @@ def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStre
 
 def test_a_stalled_writer_is_said_at_once_with_what_holds_it_back(tmp_path: Path, frazil_home: Path):
     (tmp_path / "made.yaml").write_text(YAML)
-    folder, now_ms = frazil_home / "streams" / "made", time.time_ns() // 1_000_000
-    stall = Stall(StallKind.WATERMARK, now_ms, "made-3", "made-3 holds the watermark back: check its producers")
+    folder = frazil_home / "streams" / "made"
     with WriterLock(folder):
+        now_ms = time.time_ns() // 1_000_000  # not before the launch: that would be an earlier writer's heartbeat
+        stall = Stall(StallKind.WATERMARK, now_ms, "made-3", "made-3 holds the watermark back: check its producers")
         Heartbeat("made", os.getpid(), "f", Phase.WAITING, now_ms, now_ms, stall=stall).write(open_exchange(folder))
         said, found = call(tmp_path).stdout, json.loads(call(tmp_path, "--json").stdout)
     assert said.splitlines()[1].rstrip().endswith("no table yet, stall:made")
