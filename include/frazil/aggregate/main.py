@@ -10,7 +10,8 @@ from frazil.aggregate.day_input import NO_REVISIONS, choose_input, day_signals, 
 from frazil.aggregate.run import aggregate_day
 from frazil.aggregate.spec import AggregationSpec, find_aggregation, parse_day
 from frazil.errors import FrazilError
-from frazil.spark.application import log_to_stderr, start_session
+from frazil.host.process_log import log_to_stderr
+from frazil.spark.application import start_session
 from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger("frazil")

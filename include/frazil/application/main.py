@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, SpecError
+from frazil.host.process_log import log_to_stderr
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application
 from frazil.spec.model import StreamSpec
@@ -40,13 +40,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     With `until_caught_up`, each stream ends by itself; returns their exit codes then. The log goes to standard error,
     with the name of the thread, which is the stream's. Raises what ends them all.
     """
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: [%(threadName)s] %(message)s",
-    )
-    for noisy in ("py4j", "pyiceberg", "botocore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_to_stderr(with_threads=True)
     require_pyspark()
     find_java(os.environ)
     application = find_application(folder, name)

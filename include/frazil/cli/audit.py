@@ -17,6 +17,7 @@ from frazil.commit.opened import open_stream
 from frazil.commit.period import Period, last, period
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, parse_duration
 from frazil.timetext import utc
 
@@ -72,17 +73,7 @@ def audit(  # noqa: PLR0913 - a command's options
       frazil audit flights --from 2013-12-30T00:00:00Z --to 2013-12-31T00:00:00Z --source
     """
     chosen = window_of(length, begin, end, now=datetime.now(UTC))
-    spec = find_stream(streams_folder, stream)
-    try:
-        result = audit_stream(
-            open_stream(spec).tables,
-            coordinates=spec.coordinates,
-            window=chosen,
-            ask_kafka=partial(ask_kafka, spec) if with_source else None,
-        )
-    except AdoptionRequired as not_begun:  # nothing is to be adopted: its name would mislead
-        click.echo(str(not_begun), err=True)
-        raise SystemExit(not_begun.exit_code) from None
+    result = _audited(find_stream(streams_folder, stream), chosen, with_source=with_source)
     if as_json:
         echo_json(result)
     else:
@@ -105,6 +96,19 @@ def window_of(
         return last(length, now) if begin is None and length is not None else period(begin or now, end or now)
     except ValueError as error:
         raise click.UsageError(f"{error}: nothing can have been committed then") from error
+
+
+def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> Audit:
+    try:
+        return audit_stream(
+            open_stream(spec).tables,
+            coordinates=spec.coordinates,
+            window=window,
+            ask_kafka=partial(ask_kafka, spec) if with_source else None,
+        )
+    except AdoptionRequired as not_begun:  # nothing is to be adopted: its name would mislead
+        click.echo(str(not_begun), err=True)
+        raise SystemExit(not_begun.exit_code) from None
 
 
 def _show(result: Audit) -> None:

@@ -92,17 +92,14 @@ def partitions(  # noqa: PLR0913 - a command's options
     specs = _feeding(streams_folder, table)
     table = specs[0].table.identifier
     catalog = existing_catalog(specs[0].table.catalog)
-    now_ms = clock.now_ms()
     person = f"by {getpass.getuser()}, frazil partitions"
     seen = _assess(catalog, specs)
     if held and reason:
-        release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=now_ms)
-        seen = _assess(catalog, specs)
+        release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=clock.now_ms())
     if again:
         wanted = [window for key in again for window in _windows(key, seen.grain)]
-        send_again(catalog, table, wanted, note=f"sent again {person}", clock_ms=now_ms)
-        seen = _assess(catalog, specs)
-    found = _found(seen, last)
+        send_again(catalog, table, wanted, note=f"sent again {person}", clock_ms=clock.now_ms())
+    found = _found(_assess(catalog, specs) if held or again else seen, last)
     if as_json:
         echo_json(found)
     else:

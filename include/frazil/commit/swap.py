@@ -333,42 +333,53 @@ class _Outage:
             log.warning("table %s can be committed to again, after %.0f s", self.identifier, lasted_s)
 
 
+class _Rounds(Generic[T]):
+    """The rounds of one swap. `step` is what the current one does, `table` what the last one saw."""
+
+    def __init__(self, handle: TableHandle, propose: Propose[T]) -> None:
+        self._handle, self._propose = handle, propose
+        self._tried: list[Change[T]] = []
+        self.step = "load"
+        self.table: Table | None = None
+
+    def run(self) -> T:
+        """Run one round. Raises anything if it is not decided."""
+        self.step = "load"
+        self.table = table = self._handle.current()
+        self.step = "prepare"
+        landed = next((change for change in self._tried if change.stands_in(table)), None)
+        if landed is not None:
+            return landed.result
+        proposed = self._propose(table)
+        if isinstance(proposed, Done):
+            return proposed.result
+        self._tried.append(proposed)
+        self.step = "commit"
+        self._handle.commit(table, requirements=proposed.requirements, updates=proposed.updates)
+        return proposed.result
+
+
 def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
     """Commit what `propose` returns for the current table, and repeat until it has landed.
 
     In every round `propose` sees the metadata that its change will replace. It is not called if the table turns out to
     have an attempt whose answer was lost.
     Raises `CommitUnavailable` if no round is decided within `patience.total_s`, or before the caller is asked to end,
-    `CommitRefused` if the catalog refuses
-    the change, and `AccessDenied` if it refuses our credentials.
+    `CommitRefused` if the catalog refuses the change, and `AccessDenied` if it refuses our credentials.
     """
     deadline = patience.clock() + patience.total_s
     attempt = 0
-    table: Table | None = None
-    tried: list[Change[T]] = []
+    rounds = _Rounds(handle, propose)
     refusals = _Refusals(handle.identifier)
     outage = _Outage(handle.identifier, patience.clock)
     while True:
-        step = "load"
         try:
-            table = handle.current()
-            step = "prepare"
-            landed = next((change for change in tried if change.stands_in(table)), None)
-            if landed is not None:
-                outage.over()
-                return landed.result
-            proposed = propose(table)
-            if isinstance(proposed, Done):
-                outage.over()
-                return proposed.result
-            tried.append(proposed)
-            step = "commit"
-            handle.commit(table, requirements=proposed.requirements, updates=proposed.updates)
+            result = rounds.run()
         except FrazilError:
             raise
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
-            refusals.met(error, table)
-            setback = _setback(error, step, handle.identifier, patience.total_s)
+            refusals.met(error, rounds.table)
+            setback = _setback(error, rounds.step, handle.identifier, patience.total_s)
             left_s = deadline - patience.clock()
             if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
@@ -378,7 +389,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
                 patience.tell(setback.now)
         else:
             outage.over()
-            return proposed.result
+            return result
         handle.forget()
         if patience.wait(wait_s):
             raise CommitUnavailable(

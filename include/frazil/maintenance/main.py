@@ -10,11 +10,12 @@ from pathlib import Path
 
 from frazil import clock
 from frazil.errors import FrazilError
+from frazil.host.process_log import log_to_stderr
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
-from frazil.spark.application import log_to_stderr, start_session
+from frazil.spark.application import start_session
 from frazil.spec.load import sound_streams
 from frazil.table.catalogs import existing_catalog
 

@@ -1,9 +1,7 @@
-"""What applications for spark-submit share: their log, and a session whose catalogs never stood on a command line."""
+"""What applications for spark-submit share: a session whose catalogs never stood on a command line."""
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -11,13 +9,6 @@ from pyspark.sql import SparkSession
 
 from frazil.spark.java import java_needed
 from frazil.table.catalogs import spark_properties
-
-
-def log_to_stderr() -> None:
-    """Log frazil's own messages, and warnings of others, to standard error."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("py4j", "pyiceberg", "botocore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def start_session(

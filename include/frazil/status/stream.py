@@ -121,14 +121,9 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     beat = observation.heartbeat if observation else None
     beat_now = beating(observation, now_ms=now_ms) if observation else None
     at = _position(view, beat)
-    stall = beat_now.stall if beat_now else None
-    if stall is not None:
-        problems.append(stall.reason)
-    throttle = beat_now.throttle if beat_now else None
-    if throttle is not None:
-        problems.append(throttle)
-    if beat_now is not None and beat_now.outage is not None:
-        problems.append(beat_now.outage)
+    stall, throttle = (beat_now.stall, beat_now.throttle) if beat_now else (None, None)
+    outage = beat_now.outage if beat_now else None
+    problems += [said for said in (stall.reason if stall else None, throttle, outage) if said]
     lag = known_lag(beat_now) if beat_now else None
     if lag is None and view.marker is not None:
         lag, problem = _ask_kafka(spec, view.marker)

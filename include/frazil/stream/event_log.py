@@ -29,7 +29,7 @@ _folding = logging.getLogger("frazil.stream.record_folding")
 
 
 def log_event(event: Event) -> None:
-    """Log one event."""
+    """Log one event: a case for each kind of event that is logged."""
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError
+from frazil.host.process_log import log_to_stderr
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.model import StreamSpec
 
@@ -37,9 +37,7 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
 
     `sinks` receive the events. The log goes to standard error. Raises what `Writer.run` raises.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("py4j", "pyiceberg", "botocore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_to_stderr()
     # Before the take-over, so that a host without Java or PySpark fences nobody.
     require_pyspark()
     find_java(os.environ)

@@ -36,13 +36,12 @@ def waited_out(
 ) -> T:
     """What `act` returns, once nothing is away that it needs.
 
-    `what` says what cannot be done meanwhile, and `again` makes ready for another try. `wait` waits for so many
-    seconds, and returns something true if the writer is asked to end. `tell` receives a sentence for each try that
-    failed. Credentials that expire within a try are no outage: the next try begins at once, with newer ones. Raises the
-    error of `act` if it is none of these, if the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
+    `what` says what cannot be done meanwhile; `again` makes ready for another try; `tell` receives a sentence for each
+    try that failed. `wait` waits for so many seconds, and returns something true if the writer is asked to end.
+    Credentials that expire within a try are no outage: the next try begins at once, with newer ones. Raises the error
+    of `act` if waiting does not help, if the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
-    until = began + OUTAGE_PATIENCE_S
     while True:
         try:
             done = act()
@@ -54,7 +53,7 @@ def waited_out(
                 raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {OUTLIVED}") from error
             tries += 1
             wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, OUTAGE_WAIT_MOST_S)
-            left_s = until - time.monotonic()
+            left_s = began + OUTAGE_PATIENCE_S - time.monotonic()
             if left_s < wait_s:
                 raise
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
