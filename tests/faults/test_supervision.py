@@ -30,9 +30,12 @@ DAG_FILE = '''
 
 import os
 
-from frazil.airflow import writer_dags
+from frazil.airflow import health_dag, writer_dags
 
 globals().update(writer_dags(os.environ["FRAZIL_STREAMS"], application=os.environ["FRAZIL_TEST_APPLICATION"]))
+globals().update(writer_dags(os.environ["FRAZIL_TEST_REAL"], application=os.environ["FRAZIL_TEST_WRITER"]))
+health = health_dag(os.environ["FRAZIL_TEST_REAL"])
+health.is_paused_upon_creation = True
 '''
 SPEC = """
 name: {name}
@@ -97,9 +100,9 @@ class SupervisedStream:
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
     """One Airflow with a DAG for each stream under test; it ends with every writer that it launched."""
     root = tmp_path_factory.mktemp("supervision")
-    home, streams, dags = root / "frazil", root / "streams", root / "dags"
-    streams.mkdir()
-    dags.mkdir()
+    home, streams, dags, real = root / "frazil", root / "streams", root / "dags", root / "real" / "streams"
+    for folder in (streams, dags, real):
+        folder.mkdir(parents=True)
     (dags / "writers.py").write_text(DAG_FILE)
     for name in STREAMS:
         (streams / f"{name}.yaml").write_text(SPEC.format(name=name, interval="60s"))
@@ -107,6 +110,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflo
         "FRAZIL_HOME": str(home),
         "FRAZIL_STREAMS": str(streams),
         "FRAZIL_TEST_APPLICATION": str(FAKE_WRITER),
+        "FRAZIL_TEST_REAL": str(real),
+        "FRAZIL_TEST_WRITER": str(CHECKOUT / "tests" / "writer_without_jvm.py"),
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
     }
     airflow = EmbeddedAirflow(root / "airflow", CHECKOUT, dags=dags, extra=extra)
@@ -272,3 +277,76 @@ def test_a_broken_declaration_leaves_its_writer_alone_and_says_what_is_wrong(
     assert str(broken.file) in page
     assert client.import_errors() == []
     assert broken.pid == pid
+
+
+CIRCUIT = """
+commit: {interval: 1s}
+dead-letters: {circuit: {share: 50%, at-least: 20}}
+maintenance: {alerts: {dead-letters-per-minute: 5}}
+"""
+
+
+@pytest.mark.soak
+def test_a_circuit_that_opens_fails_the_task_with_its_samples_and_two_commands_get_out_of_it(  # noqa: PLR0913, PLR0917
+    airflow: EmbeddedAirflow,
+    client: AirflowClient,
+    kafka: Any,
+    topic: Any,
+    declared_stream: Any,
+    events: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = airflow.home.parent
+    monkeypatch.setenv("FRAZIL_HOME", str(root / "frazil"))
+    records = declared_stream(root / "real", name="tripped", topic=topic(2), bootstrap=kafka.bootstrap)
+    records.declare(CIRCUIT)
+    tripped = SupervisedStream("tripped", home=root / "frazil", streams=records.streams, airflow=client)
+    client.wait_for_dag(tripped.dag_id, within_s=60)
+
+    def opened(number: int) -> str:
+        """The log of the stream's n-th run, which the circuit failed, once the next run holds."""
+        failed = eventually(lambda: (runs := tripped.runs()) and len(runs) == number + 1 and runs[-2])
+        eventually(lambda: "hold (needs a person)" in tripped.log(tripped.runs()[-1]))
+        assert tripped.task(failed)["state"] == "failed"
+        return tripped.log(failed)
+
+    def health() -> tuple[str, str]:
+        """The state of the task `alerts` of a new run of the DAG of health, and what it says."""
+        run = client.trigger("frazil_health")["dag_run_id"]
+        eventually(lambda: client.run("frazil_health", run)["state"] in {"success", "failed"})
+        states = {task["task_id"]: task["state"] for task in client.tasks("frazil_health", run)}
+        return states["alerts"], client.log("frazil_health", run, "measure")
+
+    client.set_paused("frazil_health", False)
+    records.produce(events(range(10)))
+    eventually(lambda: records.has_rows(10))
+    records.produce([b"secret nonsense %d" % n for n in range(40)])
+    log = opened(1)
+    for said in ("40 of 40 records (100.0 %)", "Reasons: NotAnObject 40", f"First at {records.topic}[0]@10"):
+        assert said in log
+    assert "secret" not in log
+    assert records.has_rows(10)
+    state, said = health()
+    assert state == "failed"
+    assert "active: stream tripped has no writer, and its supervisor gave up: the writer ended" in said
+    assert "`frazil resume tripped --accept` takes what it has sent until now as dead letters" in said
+
+    tripped.command("resume", "--accept", "--reason", "the sensors were repaired")
+    records.produce([*events(range(10, 110)), *(b"more nonsense %d" % n for n in range(30))])
+    eventually(lambda: records.has_rows(110))
+    assert len(tripped.runs()) == 2, "the run that held goes on"
+    eventually(lambda: records.table("_dead_letters").scan().to_arrow().num_rows == 70)
+    state, said = health()
+    assert state == "failed"
+    assert "resolved: stream tripped: the alert writer is over" in said
+    assert "stream tripped makes 6 dead letters of NotAnObject a minute, more than 5: 30 in 5 minutes, " in said
+    assert f"such as {records.topic}[0]@150, {records.topic}[0]@151, {records.topic}[0]@152" in said
+
+    records.produce([b"other nonsense %d" % n for n in range(40)])
+    assert f"First at {records.topic}[0]@180" in opened(2)
+    tripped.command("reset", "--to", "latest", "--yes")
+    records.produce(events(range(110, 120)))
+    eventually(lambda: records.has_rows(120))
+    assert len(tripped.runs()) == 3
+    assert records.ids() == list(range(120))
+    assert records.table("_dead_letters").scan().to_arrow().num_rows == 70, "nobody wants the last forty"

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 HOUR_MS = 3_600_000
 RECENT_MS = 300_000
 """Rates are means over this time, or over a commit interval that is longer: minutes without a commit have none."""
-SAID_MOST = 500
+SAID_MOST = 800
 """Characters of what a writer, or its supervisor, said last."""
 WAITING_MOST = 1_000
 """At most this many waiting batches are counted."""

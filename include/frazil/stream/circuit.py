@@ -55,17 +55,18 @@ def judge(rejects: Rejects, *, records: int, circuit: Circuit) -> Judged:
 
 
 def opened(stream: str, judged: Judged, rejects: Rejects, *, before: Journal | None) -> str:
-    """What happened, how it was before, where it begins, three samples, and the ways to go on.
+    """What happened, how it was before, the ways to go on, where it begins, and three samples.
 
+    What is long comes last: an alert, or a page, may cut the text.
     `before` is the stream's last batch that had records.
     """
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
         f"stream {stream!r} stops before a commit: {judged.reason} (dead-letters.circuit). {_before(before)}Reasons: "
-        f"{reasons}. First at {_firsts(rejects)}. {' | '.join(map(_said, _samples(rejects)))}. If the declaration is "
-        f"wrong, correct it: the batch is read again. If the producer was wrong, `frazil resume {stream} --accept` "
-        f"takes what it has sent until now as dead letters, and `frazil reset {stream} --to latest` skips what Kafka "
-        "has now"
+        f"{reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, "
+        f"`frazil resume {stream} --accept` takes what it has sent until now as dead letters, and `frazil reset "
+        f"{stream} --to latest` skips what Kafka has now. First at {_firsts(rejects)}. "
+        f"{' | '.join(map(_said, _samples(rejects)))}"
     )
 
 
