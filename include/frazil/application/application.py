@@ -233,8 +233,8 @@ class WriterApplication:
             killed_s = one.launcher.killed_at_s
             if killed_s is not None and one.launcher.runs and now_s - killed_s > HANGS_S:
                 raise WorkerDied(
-                    f"the writer of stream {name!r} hangs, and does not end: the application {self.name} ends, and its "
-                    "next start goes on where each table stands"
+                    f"the writer of stream {name!r} hangs and cannot be stopped, so the application {self.name} ends; "
+                    "its next start continues where each table stands"
                 )
 
     def _beat(self, phase: Phase) -> None:

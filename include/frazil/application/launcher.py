@@ -83,7 +83,9 @@ class HostedLauncher(Launcher):
                 thread.start()
             except RuntimeError as error:  # the host allows no more threads
                 self._launch, self._writer, self._thread, self.killed_at_s, self.code = before
-                raise EnvironmentUnusable(f"the writer of stream {self._stream} got no thread: {error}") from error
+                raise EnvironmentUnusable(
+                    f"no thread can be started for the writer of stream {self._stream}: {error}"
+                ) from error
         except BaseException:
             lock.release()
             raise

@@ -89,8 +89,8 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
         f"{found.bytes:,} bytes in {counted(found.files, 'file')} or more, staged in {counted(found.chunks, 'chunk')}."
     )
     touched = (
-        f"A sample of {counted(found.sampled, 'record')} touches {counted(found.partitions, 'partition')} of the "
-        "table: at least so many change, once."
+        f"A sample of {counted(found.sampled, 'record')} falls into {counted(found.partitions, 'partition')} of "
+        "the table: at least that many change, each once."
     )
     return [missing, size, touched]
 

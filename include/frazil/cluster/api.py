@@ -40,7 +40,7 @@ def body(answer: requests.Response, *, who: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
-        raise Silent(f"{who} answered {answer.status_code} with {kind}, and not with JSON: is there a proxy before it?")
+        raise Silent(f"{who} answered {answer.status_code} with {kind}, and not with JSON: is a proxy in front of it?")
     return found
 
 

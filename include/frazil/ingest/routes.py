@@ -44,7 +44,7 @@ class Router:
 
     @property
     def partitions(self) -> int:
-        """How many table partitions the task has had rows of."""
+        """How many table partitions the task has had rows for."""
         return len(self._found)
 
     def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:

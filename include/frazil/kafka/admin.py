@@ -223,7 +223,7 @@ class KafkaOffsets:
 
 
 def is_silence(error: BaseException | None) -> bool:
-    """Whether what a KafkaUnavailable was raised from is that no answer came in time."""
+    """Whether this, the cause of a KafkaUnavailable, is that no answer came in time."""
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)

@@ -68,7 +68,7 @@ class MaintenancePlanner:
         return table, plan_manifests(sizes, self.maintained.settings.manifests, target_bytes=target)
 
     def expiry(self) -> tuple[Table, ExpiryPlan]:
-        # The signals come first: what they have read by then they no longer need.
+        # The signals before the table: signals that are read too early only keep more snapshots than needed.
         pins = read_pins(self.catalog, self.maintained, now_ms=self.now_ms)
         table = self._load()
         name, settings = self.maintained.identifier, self.maintained.settings.expiry

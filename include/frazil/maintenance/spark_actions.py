@@ -177,7 +177,7 @@ class SparkTable:
 
 @contextmanager
 def java_errors() -> Iterator[None]:
-    """Tell a lost race, `LostRace`, from `SparkFailed`."""
+    """Raise an error of Spark or the JVM as `LostRace` if another commit won, and as `SparkFailed` otherwise."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:

@@ -66,7 +66,7 @@ def read_suite(path: Path) -> Suite:
         raise SpecError(f"the suite {path} cannot be read: {error}") from error
     found = content.get("expectations") if isinstance(content, dict) else None
     if not (isinstance(found, list) and isinstance(content.get("name"), str)):
-        raise SpecError(f"{path} is no Great Expectations suite: it needs a name, and a list named expectations")
+        raise SpecError(f"{path} is not a Great Expectations suite: it needs a name, and a list named expectations")
     for number, expectation in enumerate(found, start=1):
         if not (isinstance(expectation, dict) and isinstance(expectation.get("kwargs"), dict)):
             raise SpecError(f"{path}: expectation {number} needs a type and kwargs")

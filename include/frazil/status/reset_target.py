@@ -92,7 +92,7 @@ def check_available(offsets: Offsets, now: Available) -> None:
 
 
 def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> list[str]:
-    """What a reset costs, a sentence each: what is lost to the table, and what it may hold twice. Pure."""
+    """What a reset costs, in sentences: what the table never gets, and what it may hold twice. Pure."""
     said = []
     if seen.rolled_back:
         said.append("The table was rolled back behind the marker: its remaining rows say what it holds.")

@@ -101,7 +101,7 @@ class SupervisedStream:
         return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
-        """A stream that an application runs with others is as good as removed: that supervises it."""
+        """The declaration. A stream of a shared application counts as removed: that supervises its writer."""
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
             self._left_since_ms = None

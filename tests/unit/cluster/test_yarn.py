@@ -87,7 +87,7 @@ def test_an_application_that_yarn_does_not_know_is_gone(api: Api) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Answer(200, "<html>Log in</html>"), "200 with text/html, and not with JSON: is there a proxy before it?"),
+        (Answer(200, "<html>Log in</html>"), "200 with text/html, and not with JSON: is a proxy in front of it?"),
         (Answer(503, "<html>This is standby RM</html>"), "answered 503"),
         (Answer(200, {"apps": None}), "without an application"),
         (Answer(401, "<html>"), "asks for Kerberos"),
