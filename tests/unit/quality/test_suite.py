@@ -26,8 +26,8 @@ def _with_condition(condition: Any) -> dict[str, Any]:
     ("content", "said"),
     [
         ("{", "cannot be read"),
-        ([], "no Great Expectations suite"),
-        ({"name": "s"}, "no Great Expectations suite"),
+        ([], "not a Great Expectations suite"),
+        ({"name": "s"}, "not a Great Expectations suite"),
         ({"name": "s", "expectations": ["x"]}, "expectation 1 needs a type and kwargs"),
         (
             {"name": "s", "expectations": [NOT_NULL, {"type": "expect_tea", "kwargs": {}}]},
