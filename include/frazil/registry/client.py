@@ -6,13 +6,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 import requests
 
-from frazil.errors import RegistryUnavailable
+from frazil.errors import RegistryUnavailable, SpecError
+from frazil.registry import bounded_http
 from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
@@ -66,13 +68,15 @@ class SchemaRegistry:
     """One registry. It may be used by several threads."""
 
     def __init__(self, declared: Registry, environment: Mapping[str, str]) -> None:
-        """Raises SpecError for a reference that `environment` does not resolve."""
+        """Raises SpecError for a reference that `environment` does not resolve, and for a file that is not there."""
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()
-        self._session = requests.Session()
+        self._session = bounded_http.session()
         self._session.headers["Accept"] = _ACCEPT
         self._session.headers.update({name: resolve(text, environment) for name, text in declared.properties.items()})
         if declared.ca_file is not None:
+            if not Path(declared.ca_file).is_file():
+                raise SpecError(f"source.format.registry.ca-file: there is no file {declared.ca_file} on this host")
             self._session.verify = declared.ca_file
         if declared.token is not None:
             self._session.auth = _Bearer(resolve(declared.token, environment))
@@ -163,11 +167,14 @@ class SchemaRegistry:
         while True:
             left = max(0.05, deadline - time.monotonic())
             try:
-                response = self._session.get(self._url + path, timeout=left)
+                response = bounded_http.get(self._session, self._url + path, within_s=left)
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
                 raise self._unavailable(f"the address cannot be used: {type(error).__name__}") from None
+            except requests.exceptions.SSLError as error:
+                raise self._unavailable(f"does not answer: {_cause(error)}") from None
             except (requests.RequestException, OSError) as error:
-                said = f"does not answer: {_cause(error)}"
+                late = time.monotonic() >= deadline
+                said = f"does not answer within {self._timeout_s:g} s" if late else f"does not answer: {_cause(error)}"
             else:
                 if response.status_code not in _PASSING:
                     return self._read(response)

@@ -26,30 +26,36 @@ _NO_ANSWER = re.compile(r"Server access error|UnknownHostException|ConnectExcept
 
 @dataclass(frozen=True, slots=True, order=True)
 class MavenCoordinates:
-    """One published module: `organisation:name:version`."""
+    """One published file: `organisation:name:version` for a jar, with `:extension:classifier` for another one."""
 
     organisation: str
     name: str
     version: str
+    extension: str = "jar"
+    classifier: str = ""
 
     @classmethod
     def parse(cls, text: str) -> MavenCoordinates:
-        organisation, name, version = text.split(":")
-        return cls(organisation, name, version)
+        return cls(*text.split(":"))
 
     def __str__(self) -> str:
-        return f"{self.organisation}:{self.name}:{self.version}"
+        file = f":{self.extension}:{self.classifier}" if self.classifier else ""
+        return f"{self.organisation}:{self.name}:{self.version}{file}"
 
     @property
     def path(self) -> Path:
-        """Where a folder of jars keeps it: `organisation/name/version/name-version.jar`."""
-        return Path(self.organisation, self.name, self.version, f"{self.name}-{self.version}.jar")
+        """Where a folder of jars keeps it: `organisation/name/version/name-version[-classifier].extension`."""
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        return Path(
+            self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
+        )
 
     @classmethod
     def of_path(cls, path: Path) -> MavenCoordinates:
-        """The coordinates of a jar that stands in such a folder."""
+        """The coordinates of a file that stands in such a folder."""
         organisation, name, version = path.parts[-4:-1]
-        return cls(organisation, name, version)
+        classifier, _, extension = path.name.removeprefix(f"{name}-{version}").partition(".")
+        return cls(organisation, name, version, extension, classifier.removeprefix("-"))
 
 
 def retrieve(
@@ -98,8 +104,8 @@ def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> li
         f"-Dfrazil.poms={str(transitive).lower()}",
         *("-jar", str(_ivy_jar())),
         *("-settings", settings, "-cache", str(cache), "-ivy", str(descriptor)),
-        *("-types", "jar", "bundle"),
-        *("-retrieve", f"{to}/[organisation]/[module]/[revision]/[module]-[revision].jar"),
+        *("-types", "jar", "bundle", "tar.gz"),
+        *("-retrieve", f"{to}/[organisation]/[module]/[revision]/[module]-[revision](-[classifier]).[ext]"),
     ]
 
 
@@ -115,13 +121,24 @@ def _ivy_jar() -> Path:
 def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
     dependencies = "".join(
         f"\n    <dependency org={quoteattr(c.organisation)} name={quoteattr(c.name)} rev={quoteattr(c.version)}"
-        f' conf="default->default" transitive="{str(transitive).lower()}"/>'
+        f' conf="default->default" transitive="{str(transitive).lower()}">{_artifact(c)}</dependency>'
         for c in wanted
     )
     return (
-        '<ivy-module version="2.0">\n  <info organisation="frazil" module="jars"/>\n'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/extra">\n'
+        '  <info organisation="frazil" module="jars"/>\n'
         '  <configurations><conf name="default"/></configurations>\n'
         f"  <dependencies>{dependencies}\n  </dependencies>\n</ivy-module>\n"
+    )
+
+
+def _artifact(wanted: MavenCoordinates) -> str:
+    """What is published beside a module's jar has to be named."""
+    if not wanted.classifier:
+        return ""
+    kind = quoteattr(wanted.extension)
+    return (
+        f"<artifact name={quoteattr(wanted.name)} type={kind} ext={kind} m:classifier={quoteattr(wanted.classifier)}/>"
     )
 
 
@@ -129,7 +146,9 @@ def _why(log: Path) -> str:
     """One sentence out of Ivy's many lines."""
     said = log.read_text(errors="replace")
     missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND.findall(said)]
-    if _NO_ANSWER.search(said):
+    if "No space left on device" in said:
+        cause = f"the disk of {log.parent} is full"
+    elif _NO_ANSWER.search(said):
         cause = "the network does not answer"
     elif missing:
         cause = f"{missing[0]} was not found" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")

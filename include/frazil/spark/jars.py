@@ -48,6 +48,8 @@ ROOTS = {
     # What catalogs need beside it: see frazil.spark.catalog_jars.
     "s3": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
     "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
+    # An archive of the whole server: see frazil.dev.registry.
+    "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
 }
 EVERYWHERE = ("kafka", "spark")
 """The sets that every checkout needs; each of the others is fetched once a catalog asks for it."""
@@ -171,8 +173,8 @@ class _Progress:
         _say(f"fetching {jars} {self._what} ({mb:.0f} MB)\n")
 
     def update(self) -> None:
-        files = [f for f in self._cache.rglob("*.jar*") if f.suffix in {".jar", ".part"}]
-        done = sum(f.suffix == ".jar" for f in files)
+        files = [f for f in self._cache.rglob("*") if f.suffix in {".jar", ".gz", ".part"}]
+        done = sum(f.suffix != ".part" for f in files)
         mb = sum(f.stat().st_size for f in files if f.exists()) / 1e6
         line = f"  {min(done, self._jars)} of {self._jars} {self._what}, {mb:.0f} of {self._mb:.0f} MB"
         if self._terminal and line != self._last:
@@ -208,7 +210,7 @@ def lock(lock_file: Path = LOCK_FILE) -> None:
             folder = Path(temporary) / name
             wanted = [MavenCoordinates.parse(text) for text in roots.coordinates]
             retrieve(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
-            jars = sorted(_pin(path) for path in folder.rglob("*.jar"))
+            jars = sorted(_pin(path) for path in folder.rglob("*") if path.is_file())
             written += ["", f"[{name}]", "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
     lock_file.write_text("\n".join(written) + "\n")
 

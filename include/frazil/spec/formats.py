@@ -95,9 +95,19 @@ class Registry(Model):
     username: str | None = Field(default=None, description="For basic authentication.")
     password: str | None = Field(default=None, description="A reference, such as `${env:REGISTRY_PASSWORD}`.")
     token: str | None = Field(default=None, description="For bearer authentication: a reference.")
-    ca_file: str | None = Field(default=None, description="A PEM file with the authority of its certificate.")
+    ca_file: str | None = Field(
+        default=None,
+        description="A PEM file with the authority of its certificate, at this path on each host that reads records. A "
+        "relative path begins at the folder of the declaration.",
+    )
     timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="How long a request may take.")
     properties: Properties = Field(default_factory=dict, description="Headers of each request.")
+
+    @field_validator("ca_file")
+    @classmethod
+    def _beside_the_declaration(cls, value: str | None, info: ValidationInfo) -> str | None:
+        folder = (info.context or {}).get("folder")
+        return value if value is None or folder is None else str(Path(folder, value).absolute())
 
     @model_validator(mode="after")
     def _one_way_to_authenticate(self) -> Self:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ from frazil.registry import client
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, registry
 from frazil.spec.formats import Registry
 from tests.made_registry import Answer, MadeRegistry, made_registry
+from tests.secured_kafka import Authority
 
 
 @pytest.fixture
@@ -139,6 +141,33 @@ def test_silence_and_an_address_without_a_server_are_told_without_what_is_secret
         assert "secret" not in str(raised.value)
     with pytest.raises(RegistryUnavailable, match="does not answer: ConnectionRefusedError"):
         opened(url, timeout_s=0.2).get(1)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_answer_that_drips_is_none_after_the_timeout(scheme: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "certificates") if scheme == "https" else None
+    trust = {"ca_file": str(authority.certificate)} if authority else {}
+    with made_registry(authority and authority.issue("registry")) as server:
+        server.answers["/schemas/ids/1"] = [(200, {"schema": '"string"', "padding": "x" * 10_000})]
+        found = opened(server.url, timeout_s=0.5, **trust)
+        server.drip_s = 0.05  # minutes for the whole answer, and each byte comes soon
+        with pytest.raises(RegistryUnavailable, match=r"does not answer within 0\.5 s"):
+            found.get(1)
+        server.drip_s = 0.0
+        assert opened(server.url, **trust).get(1).text == '"string"'
+
+
+def test_only_the_declared_authority_is_trusted(tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    with made_registry(ours.issue("registry")) as server:
+        server.answers["/schemas/ids/1"] = [(200, {"schema": "{}"})]
+        assert opened(server.url, ca_file=str(ours.certificate)).get(1).text == "{}"
+        for trusted in (None, str(others.certificate)):
+            untrusting = opened(server.url, ca_file=trusted)
+            with pytest.raises(RegistryUnavailable, match=r"does not answer: .*CERTIFICATE_VERIFY_FAILED"):
+                untrusting.get(1)
+    with pytest.raises(SpecError, match=r"ca-file: there is no file \S+/lost\.pem on this host"):
+        opened("https://registry", ca_file=str(tmp_path / "lost.pem"))
 
 
 def test_credentials_are_references_and_go_with_each_request(server: MadeRegistry) -> None:

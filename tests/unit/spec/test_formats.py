@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.errors import SpecError
-from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, carried_format, plain_format, schema_of
+from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, carried_format, format_of, plain_format, schema_of
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import environment_names
@@ -192,3 +192,13 @@ def test_a_mistake_is_answered_with_key_value_and_way_out(
     assert answer in str(refused.value)
     assert "hunter2" not in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_registrys_authority_is_found_beside_the_declaration(declare: Declare) -> None:
+    registry = {"url": "https://registry", "ca-file": "ca/registry.pem"}
+    declared = declare(source=source(format={"type": "avro", "registry": registry}))
+    found = load_stream(declared).value_format
+    assert isinstance(found, AvroFormat)
+    assert found.registry is not None
+    assert found.registry.ca_file == str(declared.parent / "ca/registry.pem")
+    assert format_of(plain_format(found)) == found

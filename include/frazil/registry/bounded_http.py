@@ -1,0 +1,85 @@
+"""Requests that end in time, however slowly the other side sends: one byte a second would pass every read's timeout."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+_asking = threading.local()
+"""`sockets`: those of this thread's request."""
+
+
+def get(session: requests.Session, url: str, *, within_s: float) -> requests.Response:
+    """The whole answer, within this time from the moment that the connection stands. The session is a `session()`."""
+    sockets: list[socket.socket] = []
+    _asking.sockets = sockets
+    watch = threading.Timer(within_s, _end, [sockets])
+    watch.daemon = True
+    watch.start()
+    try:
+        # Named again: $REQUESTS_CA_BUNDLE comes before what a session alone names.
+        return session.get(url, timeout=within_s, verify=session.verify)
+    finally:
+        watch.cancel()
+
+
+def session() -> requests.Session:
+    """A session whose requests `get` can end."""
+    made = requests.Session()
+    for scheme in ("http://", "https://"):
+        made.mount(scheme, _Adapter())
+    return made
+
+
+def _end(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        with suppress(OSError):
+            # Not TLS's own way to end, which must not run while another thread reads.
+            socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+
+class _Noted:
+    """A connection that notes its socket before it waits for an answer."""
+
+    sock: Any
+
+    def getresponse(self) -> Any:
+        _asking.sockets.append(self.sock)
+        return super().getresponse()  # type: ignore[misc]
+
+
+class _Connection(_Noted, HTTPConnection):
+    pass
+
+
+class _SecureConnection(_Noted, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+_POOLS = {"http": _Pool, "https": _SecurePool}
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, **options)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+        manager = super().proxy_manager_for(*arguments, **options)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager

@@ -1,0 +1,149 @@
+"""Streams by a real schema registry, as `frazil dev up --registry` starts it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+import requests
+from click.testing import CliRunner
+from confluent_kafka import Producer
+
+from frazil.cli.main import frazil as frazil_command
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.registry import EmbeddedRegistry
+from frazil.errors import EnvironmentUnusable, RegistryUnavailable
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
+from frazil.stream import outage
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+STOP = {"type": "record", "name": "Stop", "namespace": "city", "fields": [{"name": "street", "type": "string"}]}
+RIDE = {
+    "type": "record",
+    "name": "Ride",
+    "namespace": "city",
+    "fields": [
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "driver", "type": ["null", "string"]},
+        {"name": "stops", "type": {"type": "array", "items": "city.Stop"}},
+    ],
+}
+TIPPED = {**RIDE, "fields": [{"name": "tip", "type": "double"}, *RIDE["fields"][:2]]}
+RENAMED = {**TIPPED, "name": "Trip"}
+
+
+def registered(registry: EmbeddedRegistry, subject: str, schema: Any, **more: Any) -> int:
+    """The id of a schema that is registered as a new version of a subject."""
+    document = {"schema": json.dumps(schema), **more}
+    answer = requests.post(f"{registry.url}/subjects/{subject}/versions", json=document, timeout=30)
+    answer.raise_for_status()
+    return int(answer.json()["id"])
+
+
+def framed(schema_id: int, schema: Any, **record: Any) -> bytes:
+    out = io.BytesIO()
+    named: dict[str, Any] = {}
+    fastavro.parse_schema(STOP, named_schemas=named)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema, named_schemas=named, _force=True), record)
+    return b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
+
+
+def declare(stream: Any, registry: EmbeddedRegistry) -> None:
+    (stream.streams / f"{stream.name}.yaml").write_text(
+        f"name: {stream.name}\n"
+        f"source: {{topics: [{stream.topic}], bootstrap-servers: '{stream.bootstrap}', "
+        f"format: {{type: avro, registry: {{url: '{registry.url}', timeout: 1s}}}}}}\n"
+        f"table: test.{stream.name}\ncommit: {{interval: 1s}}\n"
+        "schema:\n"
+        "  at: timestamptz not null\n"
+        "  driver: string\n"
+        "  stops: 'list<struct<street: string>>'\n"
+        "event-time: at\npartition-by: [day(at)]\n"
+    )
+
+
+def drivers(stream: Any) -> list[str]:
+    return sorted(stream.table().scan(selected_fields=("driver",)).to_arrow()["driver"].to_pylist())
+
+
+def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
+    stream: Any, registry: EmbeddedRegistry, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(registry, "stop", STOP)
+    reference = {"name": "city.Stop", "subject": "stop", "version": 1}
+    by_topic = registered(registry, f"{stream.topic}-value", RIDE, references=[reference])
+    by_record = registered(registry, "city.Ride", TIPPED)
+    late = registered(registry, "city.Trip", RENAMED)
+    declare(stream, registry)
+    producer = Producer({"bootstrap.servers": stream.bootstrap})
+
+    def produce(*values: bytes) -> None:
+        for value in values:
+            producer.produce(stream.topic, value, partition=0)
+        assert producer.flush(30) == 0
+
+    produce(
+        framed(by_topic, RIDE, at=AT, driver="Ann", stops=[{"street": "A"}, {"street": "B"}]),
+        framed(by_record, TIPPED, tip=1.5, at=AT, driver="Bob"),
+        framed(late + 1000, TIPPED, tip=1.5, at=AT, driver="Nobody"),
+    )
+    stream.catch_up()
+    assert drivers(stream) == ["Ann", "Bob"]
+    (letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert (letter["error_class"], letter["error"]) == (
+        "UnknownSchema",
+        f"the registry has no schema of id {late + 1000}",
+    )
+
+    registry.stop()
+    try:
+        produce(framed(by_topic, RIDE, at=AT, driver="Cid", stops=[]))
+        stream.catch_up()  # the process has this schema
+        assert drivers(stream) == ["Ann", "Bob", "Cid"]
+        produce(framed(late, RENAMED, tip=2.5, at=AT, driver="Dee"))
+        with monkeypatch.context() as patch:
+            patch.setattr(outage, "OUTAGE_PATIENCE_S", 0.0)
+            with pytest.raises(RegistryUnavailable, match="Records wait until it gives their schemas") as raised:
+                stream.catch_up()
+        assert (raised.value.exit_code, raised.value.restartable) == (28, True)
+        with stream.writing() as writer:
+            said = f"the schema registry {registry.url} does not answer"
+            eventually(lambda: said in shown_outage(stream))
+            assert writer.runs
+            registry.start()
+            eventually(lambda: drivers(stream) == ["Ann", "Bob", "Cid", "Dee"])
+            eventually(lambda: not shown_outage(stream))
+    finally:
+        registry.start()
+
+
+def shown_outage(stream: Any) -> str:
+    """What the writer waits for, as its heartbeat says."""
+    beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    return (beat and beat.outage) or ""
+
+
+def test_up_shows_the_registry_that_runs_and_what_to_declare(
+    registry: EmbeddedRegistry, kafka: EmbeddedKafka, frazil_home: Path
+) -> None:
+    (frazil_home / "dev").mkdir(parents=True)
+    for name, server in (("kafka", kafka), ("registry", registry)):
+        (frazil_home / "dev" / name).symlink_to(server.folder)
+    shown = CliRunner().invoke(frazil_command, ["dev", "up", "--registry"])
+    assert shown.exit_code == 0, shown.output
+    assert f"Registry {registry.url}" in shown.output
+    assert f"format: {{type: avro, registry: {{url: '{registry.url}'}}}}" in shown.output
+    status = json.loads(CliRunner().invoke(frazil_command, ["dev", "status", "--json"]).output)
+    assert status["registry"] == registry.url
+    assert status["servers"]["registry"]["running"]
+    other = CliRunner().invoke(frazil_command, ["dev", "up", "--registry", "--registry-port", str(registry.port + 1)])
+    assert isinstance(other.exception, EnvironmentUnusable)
+    assert "another port" in str(other.exception)
