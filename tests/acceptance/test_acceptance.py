@@ -26,7 +26,7 @@ from frazil.table.catalogs import catalog_config
 from tests.acceptance.airflow_server import AirflowServer
 from tests.acceptance.command_server import CommandServer
 from tests.acceptance.happenings import HAPPENINGS, Happening
-from tests.acceptance.situations import SITUATIONS, Situation
+from tests.acceptance.situations import SITUATIONS, Situation, nothing
 from tests.acceptance.world import SHAPES, Shape, World
 from tests.polling import eventually
 
@@ -75,6 +75,9 @@ def table_of_cells(seed: int) -> list[Cell]:
 
 
 CELLS = table_of_cells(SEED)
+GROWING = Situation("records with new fields", nothing)
+GROWING_IN_TEST = "another host takes over"
+"""The happening that `make test` has meet a table that grows; `make soak` has all."""
 
 
 @pytest.fixture(scope="session")
@@ -154,6 +157,39 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     world.check()
     world.check_green()
     world.stop()
+
+
+@pytest.mark.parametrize(
+    ("happening", "world"),
+    [
+        pytest.param(
+            happening,
+            SHAPES[n % len(SHAPES)],
+            id=str(happening),
+            marks=[] if happening.name == GROWING_IN_TEST else [pytest.mark.soak],
+        )
+        for n, happening in enumerate(HAPPENINGS)
+    ],
+    indirect=["world"],
+)
+def test_a_table_grows_with_its_records_whatever_happens(happening: Happening, world: Any):
+    world.more = "evolution: full\n"
+    world.declare()
+    world.produce(24, odd=[b"never a ride"])
+    world.quiet(world.run())
+    world.signal()
+    world.grows = 2
+    world.produce(12)
+    happening.to(world, GROWING)
+    world.stop()
+    world.grows = 3
+    world.produce(2 * world.shape.partitions)
+    world.catch_up()
+    world.pause()
+    world.check()
+    # The first, `ignored`, two fields in one batch or in two, the third, and the column that is declared meanwhile.
+    world.check_grown(within=6)
+    world.check_green()
 
 
 @pytest.mark.parametrize("world", SHAPES[-1:], indirect=True)

@@ -89,6 +89,8 @@ class World:
     extra_columns: str = ""
     more: str = ""
     """Of the declaration, beside what all have."""
+    grows: int = 0
+    """How many more fields the records have from now on."""
     idle_timeout: str = "1h"
     clock_ms: int = 0
     ahead: bool = False
@@ -178,6 +180,7 @@ class World:
             "ignored": {"deep": [[number]]},
         }
         record |= {key: field for n, (key, field) in enumerate(optional.items()) if (number + n) % 3}
+        record |= {f"grown_{n}": {"by": number, "in": [str(n)]} for n in range(self.grows) if (number + n) % 2}
         return json.dumps(record, indent=None if number % 7 else 1).encode()
 
     def produce(self, count: int = 0, *, odd: Iterable[bytes | None] = (), timestamp_ms: int | None = None) -> None:
@@ -334,6 +337,18 @@ class World:
         assert Counter((r["kafka_partition"], r["kafka_offset"], r["id"]) for r in mine) == Counter(
             (*at, row[0]) for at, row in good.elements()
         )
+
+    def check_grown(self, *, within: int) -> None:
+        """Every field that is no declared column has become one, with each record's value, in a few schema commits."""
+        table = self.table()
+        sent = {
+            (r.partition, r.offset): json.loads(r.value or b"null") for r in self.seen.values() if read_value(r.value)
+        }
+        for row in (row for head in self.heads() for row in table.scan(snapshot_id=head).to_arrow().to_pylist()):
+            record = sent[row["kafka_partition"], row["kafka_offset"]]
+            for name in ("ignored", *(f"grown_{n}" for n in range(self.grows))):
+                assert row[name] == record.get(name), row
+        assert len(table.metadata.schemas) <= within
 
     def _check_order_of_metadata(self) -> None:
         """Java's rules: no time goes back in the metadata log, nor in the snapshot log, and the last is the newest."""

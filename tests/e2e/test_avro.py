@@ -81,3 +81,56 @@ def test_a_batch_waits_for_its_registry_and_records_of_two_schemas_land(stream: 
     ]
     audited = frazil("audit", stream.name, "--source")
     assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
+def test_a_table_follows_the_schemas_of_its_records_and_what_does_not_fit_are_dead_letters(
+    stream: Any, frazil: Frazil
+) -> None:
+    at, bags = datetime(2026, 1, 1, tzinfo=UTC), {"name": "bags", "type": "int"}
+    first = {**RIDE, "fields": [*RIDE["fields"][:2], bags]}
+    load = {"type": "record", "name": "Load", "fields": [{"name": "kg", "type": "double"}]}
+    wider = {**bags, "type": "long"}
+    second = {**first, "fields": [{"name": "load", "type": ["null", load]}, *first["fields"][:2], wider]}
+    deeper = {**load, "fields": [*load["fields"], {"name": "seals", "type": {"type": "array", "items": "string"}}]}
+    third = {**second, "fields": [{"name": "load", "type": deeper}, *second["fields"][1:3], {**bags, "type": "string"}]}
+    with made_registry() as registry:
+        known = {1: first, 2: second, 3: third}
+        registry.answers = {f"/schemas/ids/{n}": [(200, {"schema": json.dumps(of)})] for n, of in known.items()}
+        (stream.streams / f"{stream.name}.yaml").write_text(
+            f"name: {stream.name}\n"
+            f"source: {{topics: [{stream.topic}], bootstrap-servers: '{stream.bootstrap}', "
+            f"format: {{type: avro, registry: {{url: '{registry.url}', timeout: 1s}}}}}}\n"
+            f"table: test.{stream.name}\ncommit: {{interval: 1s}}\nevolution: full\n"
+            "dead-letters: {circuit: off}\n"
+            "schema: {at: timestamptz not null, driver: string, bags: int}\nevent-time: at\n"
+        )
+
+        def land(*records: tuple[int, dict[str, Any]]) -> int:
+            """Produce and write them; how many schemas the table has had by then."""
+            producer = Producer({"bootstrap.servers": stream.bootstrap})
+            for number, record in records:
+                value = framed(number, known[number], {"at": at, "driver": None, **record})
+                producer.produce(stream.topic, value, partition=0)
+            assert producer.flush(30) == 0
+            stream.catch_up()
+            return len(stream.table().metadata.schemas)
+
+        assert land((1, {"bags": 1})) == 1
+        assert land((2, {"bags": 2**40, "load": {"kg": 1.5}}), (1, {"bags": 2}), (2, {"bags": 3, "load": None})) == 2
+        assert land((3, {"bags": "x", "load": {"kg": 2.5, "seals": ["a"]}}), (2, {"bags": 4, "load": {"kg": 3.5}})) <= 3
+        replayed = frazil("dlq", "replay", stream.name)
+        assert replayed.returncode == 0, replayed.stderr
+        assert "0 dead letters are rows now; 1 failed again" in replayed.stdout
+    rows = sorted(stream.table().scan().to_arrow().to_pylist(), key=lambda row: row["kafka_offset"])
+    kg = [None if row["load"] is None else row["load"]["kg"] for row in rows]
+    assert [(row["bags"], of) for row, of in zip(rows, kg, strict=True)] == [
+        (1, None),
+        (2**40, 1.5),
+        (2, None),
+        (3, None),
+        (4, 3.5),
+    ]
+    (letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert (letter["error_class"], letter["kafka_offset"]) == ("TypeMismatch", 4)
+    audited = frazil("audit", stream.name, "--source")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
