@@ -4,7 +4,8 @@
 
 Each round stages the same records twice: `distribution: none`, then `hash` with routes made of what the batch before it
 wrote. Files are compared with the ideal, bytes / target file size + live partitions. A task's seconds are those of the
-reader and of the writer with its number. CPU is that of all processes that Spark started, in core-seconds per million.
+reader and of the writer with its number. CPU is that of all processes that Spark started, in core-seconds per million;
+memory is the most that they held at once, with this process, Spark's driver, left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from bench.ingest import context
-from bench.meter.process_tree import SampledTree
+from bench.meter.process_tree import PeakMemory, SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, Routes, StageContext, StagedFile
 from frazil.spec.model import StreamSpec
@@ -113,7 +114,8 @@ def run(  # noqa: PLR0913 - what a run is of
         of_run = replace(whole, routes=routes, targets={**whole.targets, "main": table})
         tree = SampledTree()
         before, began = tree.cpu_s(), time.monotonic()
-        answers = engine.run(plans, StageRows(of_run, ProgressFolder(f"{folder}/progress", {})))
+        with PeakMemory(without="kafka.Kafka") as memory:
+            answers = engine.run(plans, StageRows(of_run, ProgressFolder(f"{folder}/progress", {})))
         wall, used = time.monotonic() - began, tree.cpu_s() - before
         cpu = used.total() - used["Kafka"] - used["command"]
     files = staged(answers)
@@ -128,7 +130,8 @@ def run(  # noqa: PLR0913 - what a run is of
         f"{name}: {len(files)} files, {len(files) / (size / table.target_file_bytes + live):.2f} x ideal, {live} live "
         f"partitions, {size / 2**20:.0f} MiB; slowest task {max(seconds) / statistics.median(seconds):.2f} x median "
         f"({max(seconds):.1f} s); most rows {max(by_writer.values()) / statistics.median(by_writer.values()):.2f} x "
-        f"median; {cpu / records * 1e6:.2f} core-s per million; {wall:.1f} s",
+        f"median; {cpu / records * 1e6:.2f} core-s per million; {wall:.1f} s; "
+        f"{memory.peak_bytes / 2**20:.0f} MiB at most",
         flush=True,
     )
     return answers

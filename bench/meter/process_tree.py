@@ -22,11 +22,13 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -80,7 +82,7 @@ def measured(
             stderr=out,
         )
     while reaper.poll() is None:
-        peak = max(peak, _proportional_bytes(reaper.pid))
+        peak = max(peak, proportional_bytes(reaper.pid))
         if stopped_after is None and done():
             stopped_after = time.monotonic() - began
             reaper.terminate()
@@ -95,11 +97,41 @@ def measured(
     return Usage(found["cpu_s"], wall, peak, 0 if stopped_after is not None else found["exit_code"])
 
 
-def _proportional_bytes(root: int) -> int:
+@dataclass(slots=True)
+class PeakMemory:
+    """The most memory that all processes below this one held at once, while in the context; see the module.
+
+    Processes with `without` in their command line do not count.
+    """
+
+    without: str
+    peak_bytes: int = 0
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(MEMORY_SAMPLE_S):
+            self.peak_bytes = max(self.peak_bytes, proportional_bytes(os.getpid(), without=self.without))
+
+
+def proportional_bytes(root: int, *, without: str | None = None) -> int:
+    """Of all processes below `root`, but for those with `without` in their command line."""
     total = 0
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(root).children(recursive=True):
             with contextlib.suppress(psutil.Error, OSError):
+                if without is not None and without in " ".join(process.cmdline()):
+                    continue
                 rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
                 total += next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
     return total

@@ -51,7 +51,7 @@ def told(context):
 
 application = Path(os.environ["FRAZIL_TEST_CHECKOUT"]) / "spark_apps" / "maintain_table.py"
 globals().update(maintenance_dags(STREAMS, application=application))
-health = health_dag(STREAMS, every=timedelta(seconds=10), on_failure=told, on_resolved=told)
+health = health_dag(STREAMS, every=timedelta(seconds=5), on_failure=told, on_resolved=told)
 
 late_after_a_second = deadline(timedelta(seconds=1), sentence="the slow one has not ended in a second")
 with DAG("slow", schedule=None, deadline=late_after_a_second, is_paused_upon_creation=False) as slow:

@@ -61,11 +61,11 @@ from frazil.airflow import PartitionCompleteSensor, daily_dags, partition_dags
 
 HERE, APPS = Path(os.environ["FRAZIL_STREAMS"]).parent, Path(os.environ["FRAZIL_TEST_CHECKOUT"]) / "spark_apps"
 STREAMS = HERE / "streams"
-globals().update(partition_dags(STREAMS, expectations=HERE / "expectations", every=timedelta(seconds=10)))
+globals().update(partition_dags(STREAMS, expectations=HERE / "expectations", every=timedelta(seconds=3)))
 globals().update(daily_dags(HERE / "aggregations", streams=STREAMS, application=APPS / "aggregate_daily.py"))
 
 with DAG("reader", schedule=None) as reader:
-    waits = PartitionCompleteSensor(task_id="wait", table="demo.trips", partition="2013-12-30", poke_interval=10)
+    waits = PartitionCompleteSensor(task_id="wait", table="demo.trips", partition="2013-12-30", poke_interval=3)
 
     @task
     def read(): ...

@@ -128,7 +128,7 @@ def client(airflow: EmbeddedAirflow) -> AirflowClient:
     return airflow.client()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stream(airflow: EmbeddedAirflow, client: AirflowClient) -> Callable[[str], SupervisedStream]:
     """A stream whose writer runs, and has committed a batch."""
     root = airflow.home.parent
@@ -139,6 +139,29 @@ def stream(airflow: EmbeddedAirflow, client: AirflowClient) -> Callable[[str], S
         return found
 
     return running
+
+
+@pytest.fixture(scope="module")
+def removed(stream: Any) -> SupervisedStream:
+    """A stream whose declaration was removed while its writer ran."""
+    removed: SupervisedStream = stream("removed")
+    # A folder without any file is as a volume that is not mounted, also where this test runs alone.
+    removed.file.with_name("beside.yaml").write_text(removed.file.read_text().replace("removed", "beside"))
+    removed.file.unlink()
+    return removed
+
+
+@pytest.fixture(scope="module")
+def refused(stream: Any) -> SupervisedStream:
+    """A stream whose writer has met what needs a person."""
+    refused: SupervisedStream = stream("refused")
+    refused.order(exit=11, error="OffsetGap: refused-0 lost offsets 5 to 9; frazil reset refused --to earliest")
+    return refused
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(removed: SupervisedStream, refused: SupervisedStream) -> None:
+    """What takes minutes to end begins first: Airflow gets there while the other tests run."""
 
 
 def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferred(stream: Any) -> None:
@@ -229,9 +252,7 @@ def test_a_changed_spec_restarts_the_writer_gracefully(stream: Any) -> None:
     assert [(e.code, e.stopped_for) for e in changed.observe().exits] == [(0, "spec changed")]
 
 
-def test_an_exit_that_needs_a_person_fails_the_task_once_and_the_next_run_holds(stream: Any) -> None:
-    refused = stream("refused")
-    refused.order(exit=11, error="OffsetGap: refused-0 lost offsets 5 to 9; frazil reset refused --to earliest")
+def test_an_exit_that_needs_a_person_fails_the_task_once_and_the_next_run_holds(refused: SupervisedStream) -> None:
     first = refused.runs()[0]
     eventually(lambda: refused.task(first)["state"] == "failed")
     assert "OffsetGap: refused-0 lost offsets 5 to 9" in refused.log(first)
@@ -249,11 +270,7 @@ def test_an_exit_that_needs_a_person_fails_the_task_once_and_the_next_run_holds(
     eventually(lambda: refused.pid)
 
 
-def test_a_removed_stream_stops_after_the_batch_at_hand(stream: Any) -> None:
-    removed = stream("removed")
-    # A folder without any file is as a volume that is not mounted, also where this test runs alone.
-    removed.file.with_name("beside.yaml").write_text(removed.file.read_text().replace("removed", "beside"))
-    removed.file.unlink()
+def test_a_removed_stream_stops_after_the_batch_at_hand(removed: SupervisedStream) -> None:
     eventually(lambda: removed.observe().process is ProcessState.ENDED)
     exit_ = removed.observe().exits[-1]
     assert (exit_.code, exit_.stopped_for) == (0, "removed")

@@ -31,8 +31,9 @@ Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 READY_WITHIN_S = 240
-STOP_GRACE_S = 20
-"""A component that still runs is then killed: the scheduler's shutdown may hang."""
+STOP_GRACE_S = 5
+"""A component that still runs is then killed: the scheduler waits for tasks, and these for an API server that is gone.
+The next start runs them again."""
 
 SPARK_POOL = "frazil_spark"
 
