@@ -45,8 +45,8 @@ def ask_kafka(
 
 def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Why Kafka's topic says nothing about what was committed; None if it does."""
-    if topic not in spec.source.topics:
-        return "the topic is not in source.topics any more: nothing is checked against Kafka"
+    if topic not in spec.source.reads:
+        return "the stream does not read the topic any more: nothing is checked against Kafka"
     if known.cluster_id == now.cluster_id and known.topic_ids.get(topic) == now.topic_ids.get(topic):
         return None
     return "the topic is not (any more) the one that was read: nothing is checked against Kafka"

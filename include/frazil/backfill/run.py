@@ -43,6 +43,7 @@ from frazil.offsets.tally import Tallies
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
+from frazil.spec.topics import named
 from frazil.spec.units import counted
 from frazil.stream.stage_context import stage_context
 from frazil.table.branches import head_of
@@ -217,7 +218,9 @@ class Backfill:
         """The offsets on the branch, if they are of a replay."""
         if not self.request.dead_letters:
             return {}
-        branch = Wanted(self.spec.source.topics, branch=branch_name(self.spec.name))
+        marker = self.opened.tables.marker()
+        topics = named(self.spec.source.reads, marker.source.topic_ids if marker else ())
+        branch = Wanted(topics, branch=branch_name(self.spec.name))
         return {tp: found.seen for tp, found in tally(self.opened.tables.main.refresh(), branch).items()}
 
     def _late(self) -> dict[int, int]:

@@ -70,8 +70,11 @@ def _kafka(spec: StreamSpec) -> str:
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         kafka.earliest(partitions)
+    if spec.source.topic_pattern is not None:
+        count = len({topic for topic, _ in partitions})
+        return f"{spec.source.topics_in_words}: {counted(count, 'topic')} now, {counted(len(partitions), 'partition')}"
     topics = "topic" if len(spec.source.topics) == 1 else "topics"
-    return f"{topics} {', '.join(spec.source.topics)}: {counted(len(partitions), 'partition')}"
+    return f"{topics} {spec.source.topics_in_words}: {counted(len(partitions), 'partition')}"
 
 
 def _catalog_problems(spec: StreamSpec) -> list[str]:

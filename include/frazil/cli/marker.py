@@ -123,9 +123,7 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
         found = kafka.describe()
         offsets = kafka.starts(spec.source.start, found.partitions)
     others = readers_of(table.properties, found.identity, stream=stream)
-    click.echo(
-        f"Stream {stream} would append to it, from {spec.source.start} of topics {', '.join(spec.source.topics)}."
-    )
+    click.echo(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
     _tell_of_earlier_readers(
         stream, others, forgotten=forgotten_reader(table.properties, found.identity, stream=stream)
     )

@@ -223,7 +223,7 @@ def _end_with_parent(lifeline: int) -> None:
 def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
-    voice.say(f"{spec.name}: {', '.join(spec.source.topics)} to {spec.table.identifier}; log: {log_file}")
+    voice.say(f"{spec.name}: {spec.source.topics_in_words} to {spec.table.identifier}; log: {log_file}")
     from frazil.stream.main import write  # noqa: PLC0415 - only the writer needs it
 
     logging.getLogger("frazil").addHandler(voice)

@@ -134,13 +134,14 @@ def _format_problems(spec: StreamSpec) -> list[str]:
 
 def _line(spec: StreamSpec) -> str:
     layout = f"partitioned by {', '.join(spec.partition_by)}" if spec.partition_by else "not partitioned"
-    return f"{spec.name}: {', '.join(spec.source.topics)} -> {spec.table.identifier}, {layout}"
+    return f"{spec.name}: {spec.source.topics_in_words} -> {spec.table.identifier}, {layout}"
 
 
 def _summary(spec: StreamSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "topics": list(spec.source.topics),
+        "topic-pattern": spec.source.topic_pattern,
         "catalog": spec.table.catalog,
         "table": spec.table.identifier,
         "dead-letters": spec.dead_letter_table,

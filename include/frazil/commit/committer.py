@@ -287,6 +287,9 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     planned = {tp for tp, offset in offsets.items() if journal.offsets_after.get(tp) == offset}
     idle = journal.idle & planned
     epochs = {tp: epoch for tp, epoch in journal.leader_epochs.items() if tp in planned}
+    watermark = watermark_us(newest, partitions=offsets.keys(), idle=idle, previous_us=marker.watermark_us)
+    if journal.source.topic_ids.keys() - {topic for topic, _ in offsets}:
+        watermark = marker.watermark_us  # a topic has appeared whose partitions the next batch knows
     return dataclasses.replace(
         marker.with_batch(journal.key),
         offsets=offsets,
@@ -294,7 +297,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
         max_event_times_us=newest,
         idle=idle,
         leader_epochs={**marker.leader_epochs, **epochs},
-        watermark_us=watermark_us(newest, partitions=offsets.keys(), idle=idle, previous_us=marker.watermark_us),
+        watermark_us=watermark,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -212,7 +212,7 @@ def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tupl
     }
 
 
-def of_topics(values: Mapping[TopicPartition, int], topics: Collection[str]) -> dict[TopicPartition, int]:
+def of_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
     """The entries for these topics."""
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 

@@ -53,4 +53,4 @@ def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaO
     """The stream's source; raises SpecError if a reference cannot be resolved."""
     # By default librdkafka writes every lost connection to stderr; the error that is raised says it once.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
-    return KafkaOffsets(properties, spec.source.topics, stream=spec.name, timeout_s=timeout_s)
+    return KafkaOffsets(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

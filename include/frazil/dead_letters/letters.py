@@ -33,7 +33,8 @@ class Selection(Model):
 
     def row_filter(self, spec: StreamSpec) -> str:
         """As Iceberg plans it. Letters of earlier versions name no stream: they belong to those that read the topic."""
-        parts = [f"(stream = '{spec.name}' or (stream is null and {of_topics(spec.source.topics)}))"]
+        unnamed = f" or (stream is null and {of_topics(spec.source.topics)})" if spec.source.topics else ""
+        parts = [f"(stream = '{spec.name}'{unnamed})"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
         if self.begin is not None:

@@ -14,17 +14,20 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
+from frazil.errors import FrazilError, KafkaUnavailable, SpecError, TopicMissing
 from frazil.kafka.client import AdminClient, client_errors, refusal
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LogEnd, diverged
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.topics import TopicPattern
 
 TIMEOUT_S = 10.0
 POLL_S = 0.1
 """How often a client is asked, while its answer does not come, what keeps it."""
 PERSON_WAITS_S = 5.0
 """How long a command that a person runs waits for an answer; the first one that does not come ends it."""
+MOST_TOPICS = 1000
+"""So many topics may match a pattern: each commit writes the offsets of all."""
 LEADER_MOVES = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -56,7 +59,7 @@ class KafkaOffsets:
     def __init__(
         self,
         properties: Mapping[str, str],
-        topics: Collection[str],
+        topics: Collection[str] | TopicPattern,
         *,
         stream: str | None = None,
         timeout_s: float = TIMEOUT_S,
@@ -65,7 +68,8 @@ class KafkaOffsets:
         self._stream = stream
         self._servers = properties.get("bootstrap.servers", "")
         self._properties = dict(properties)
-        self._topics = list(topics)
+        self._topics = topics if isinstance(topics, TopicPattern) else tuple(topics)
+        self._in_words = str(topics) if isinstance(topics, TopicPattern) else f"topics {', '.join(topics)}"
         self._timeout_s = timeout_s
         with client_errors():
             self._admin = client(properties)
@@ -79,12 +83,19 @@ class KafkaOffsets:
         del self._admin
 
     def describe(self) -> Topics:
-        """Cluster id, topic ids and all partitions. Raises TopicMissing if a topic does not exist (yet)."""
+        """Cluster id, topic ids and all partitions; with a pattern, of the topics that match it now, if any.
+
+        Raises TopicMissing if a named topic does not exist (yet), and SpecError if too many match the pattern.
+        """
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
-            answers = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=self._timeout_s)
-            cluster_id = self._result(cluster).cluster_id
-            described = self._described(answers)
+            if isinstance(self._topics, TopicPattern):
+                cluster_id = self._result(cluster).cluster_id
+                described = self._described(self._asked_of(self._matching(self._topics)), missing_fails=False)
+            else:
+                answers = self._asked_of(self._topics)
+                cluster_id = self._result(cluster).cluster_id
+                described = self._described(answers)
         except (KafkaException, TimeoutError) as error:
             raise self._translated(error, "describing") from error
         return Topics(
@@ -92,7 +103,25 @@ class KafkaOffsets:
             tuple((name, p.id) for name, topic in sorted(described.items()) for p in topic.partitions),
         )
 
-    def _described(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+    def _matching(self, pattern: TopicPattern) -> list[str]:
+        """The topics of the cluster that match now."""
+        found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
+        if len(found) > MOST_TOPICS:
+            raise SpecError(
+                f"source.topic-pattern: '{pattern.text}' matches {len(found):,} topics at {self._servers}, and a "
+                f"stream reads at most {MOST_TOPICS:,}. Narrow it, or share the topics among several streams"
+            )
+        return found
+
+    def _asked_of(self, topics: Collection[str]) -> Mapping[str, Any]:
+        if not topics:
+            return {}
+        asked: Mapping[str, Any] = self._admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=self._timeout_s
+        )
+        return asked
+
+    def _described(self, answers: Mapping[str, Any], *, missing_fails: bool = True) -> dict[str, Any]:
         """Kafka's description of each topic. All missing topics are named at once."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
@@ -102,7 +131,7 @@ class KafkaOffsets:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
                 missing.append(name)
-        if missing:
+        if missing and missing_fails:
             raise TopicMissing(
                 f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or correct source.topics"
             )
@@ -198,7 +227,7 @@ class KafkaOffsets:
             if time.monotonic() > deadline:
                 raise TimeoutError
             for trouble in self._admin.troubles():
-                if refused := self._refusal(trouble, f"access to topics {', '.join(self._topics)}"):
+                if refused := self._refusal(trouble, f"access to {self._in_words}"):
                     raise refused
         found = answer.result()
         self._admin.answered()
@@ -209,7 +238,7 @@ class KafkaOffsets:
 
     def _translated(self, error: Exception, doing: str) -> FrazilError:
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
-        topics = f"{doing} topics {', '.join(self._topics)}"
+        topics = f"{doing} {self._in_words}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
             return refused
         what = f"{topics} at {self._servers}"

@@ -28,10 +28,13 @@ def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
-    """Offsets between the marker and Kafka's end, in one request; None if Kafka does not answer within 10 s."""
+    """Offsets between the marker and Kafka's end, None if Kafka does not answer within 10 s."""
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
-            ends = kafka.ends(of_topics(marker.offsets, spec.source.topics))
+            read = of_topics(marker.offsets, spec.source.reads)
+            if spec.source.topic_pattern is not None:  # some of them may have been deleted
+                read = {tp: read[tp] for tp in kafka.describe().partitions if tp in read}
+            ends = kafka.ends(read)
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return None

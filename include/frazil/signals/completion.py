@@ -141,7 +141,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
     holder = holding_back(
-        marker.max_event_times_us, partitions=of_topics(marker.offsets, spec.source.topics), idle=marker.idle
+        marker.max_event_times_us, partitions=of_topics(marker.offsets, spec.source.reads), idle=marker.idle
     )
     return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 

@@ -90,10 +90,18 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         for clash in list(_clashes(_columns(spec), _columns(first), ()))[:_CLASHES_SHOWN]:
             yield f"{path}: schema.{clash[0]}: {clash[1]}, and {beside} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
+            if not _servers(spec) & _servers(other):  # one cluster, judged by the servers' names
+                continue
             if shared := _shared_topics(spec, other):
                 yield (
                     f"{path}: source.topics: {', '.join(shared)}: read into {spec.table.identifier} by the stream in "
                     f"{other_path} too, so every record would land twice; leave it to one of them"
+                )
+            if spec.source.topic_pattern is not None and other.source.topic_pattern is not None:
+                yield (
+                    f"{path}: source.topic-pattern: '{spec.source.topic_pattern}': the stream in {other_path}, which "
+                    f"feeds {spec.table.identifier} too, has '{other.source.topic_pattern}'; a topic may come that "
+                    "matches both and would land twice, so let one stream have both patterns"
                 )
 
 
@@ -108,10 +116,9 @@ def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, st
 
 
 def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
-    """Topics that both read from one cluster, judged by the servers' names."""
-    if not _servers(spec) & _servers(other):
-        return []
-    return sorted(set(spec.source.topics) & set(other.source.topics))
+    """Topics that one of them names, and both read."""
+    mine, its = spec.source.reads, other.source.reads
+    return sorted(topic for topic in {*spec.source.topics, *other.source.topics} if topic in mine and topic in its)
 
 
 def _servers(spec: StreamSpec) -> set[str]:

@@ -29,6 +29,8 @@ def stream_schema() -> _Schema:
         definitions[name] = {"anyOf": [{"enum": ["on", "off", True, False]}, definitions[name]]}
     source = definitions["Source"]
     source["required"].remove("bootstrap-servers")  # it may be in _defaults.yaml
+    source["oneOf"] = [{"required": ["topics"]}, {"required": ["topic-pattern"]}]
+    source["properties"]["topics"].pop("default")
     source["properties"]["topics"] = _text_or(source["properties"]["topics"])
     source["properties"]["format"] = _format(source["properties"]["format"], definitions)
     for key in ("partition-by", "sort-by"):

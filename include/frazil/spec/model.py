@@ -271,7 +271,7 @@ class StreamSpec(Model):
 
     def _no_matter_of_a_writer(self) -> dict[str, Any]:
         """What a fingerprint leaves out, and keys of later versions that this stream does not use."""
-        source = {key for key in ("key", "headers") if not getattr(self.source, key)}
+        source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
         dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters}

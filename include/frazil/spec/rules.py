@@ -98,6 +98,13 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem("event-time.unit", spec.event_time.unit, what)
 
 
+def _topics(spec: StreamSpec) -> Iterator[Problem]:
+    if not spec.source.topics and spec.source.topic_pattern is None:
+        yield Problem("source.topics", None, "is missing; or declare a source.topic-pattern")
+    if spec.source.topics and spec.source.topic_pattern is not None:
+        yield Problem("source.topic-pattern", spec.source.topic_pattern, "is beside source.topics; keep one of them")
+
+
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
     """The key and headers each fill a column of their own."""
     declared = {column.name: column.type for column in spec.columns}
@@ -220,6 +227,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_columns, ("schema", "coordinates")),
     (_event_time, ("schema", "event-time", "coordinates")),
     (_units, ("schema", "event-time")),
+    (_topics, ("source.topics", "source.topic-pattern")),
     (_beside_value, ("schema", "source.key", "source.headers")),
     (_whole_value, ("schema", "source.format", "source.key", "source.headers")),
     (_csv, ("schema", "source.format", "source.key", "source.headers")),

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from frazil.spec.formats import Format, Header, JsonFormat, Key
+from frazil.spec.topics import TopicPattern
 from frazil.spec.values import Model, Properties, Start, YamlForm
 
 
@@ -16,7 +17,13 @@ class Source(Model):
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
     topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
-        min_length=1, description="What the stream reads; the records of all topics land in one table."
+        default=(), min_length=1, description="What the stream reads; the records of all topics land in one table."
+    )
+    topic_pattern: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of `topics`: a regular expression, as Python has them, that whole names of topics match. "
+        "A topic that appears later is read from its beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
     key: Key | None = Field(default=None, description="The column that keeps a record's key, if one shall.")
@@ -38,6 +45,24 @@ class Source(Model):
         default_factory=dict,
         description="librdkafka consumer properties, such as security. Secrets are references, never values.",
     )
+
+    @property
+    def reads(self) -> tuple[str, ...] | TopicPattern:
+        """What the stream reads: `topic in source.reads` says whether it reads a topic."""
+        return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
+
+    @property
+    def topics_in_words(self) -> str:
+        return ", ".join(self.topics) or str(self.reads)
+
+    @field_validator("topic_pattern")
+    @classmethod
+    def _regular_expression(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+        return value
 
     @field_validator("topics", mode="before")
     @classmethod

@@ -191,7 +191,7 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
 
     try:
         properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
-        with KafkaOffsets(properties, spec.source.topics, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:
+        with KafkaOffsets(properties, spec.source.reads, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:
             topics = kafka.describe()
             check_same_source(marker.source, topics.identity, stream=spec.name)
             ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)

@@ -110,7 +110,7 @@ class BatchLoop:
         early_s = asked_s if asked_s > POLL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
-            topics=spec.source.topics,
+            topics=spec.source.reads,
             policy=BatchPolicy(
                 interval_s=interval_s - early_s,
                 longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),

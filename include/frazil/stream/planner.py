@@ -9,14 +9,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frazil.clock import now_ms
-from frazil.commit.marker import of_topics
+from frazil.commit.marker import merged_identity, of_topics
 from frazil.commit.rules import check_same_source
-from frazil.errors import KafkaUnavailable, OffsetGap
+from frazil.errors import KafkaUnavailable, OffsetGap, TopicMissing
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 DESCRIBE_S = 10.0
+GONE_LOOKS = 3
+"""A topic that matches a pattern counts as deleted once Kafka has not listed it so many times in a row."""
 QUEUE_FADES = 0.8
 """From one batch to the next, unless that waits longer for its turn."""
 WARN_AFTER_S = 10.0
@@ -46,7 +48,7 @@ class PlannerSettings:
     """What a stream declares for its planner."""
 
     stream: str
-    topics: tuple[str, ...]
+    topics: Container[str]
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
@@ -87,6 +89,8 @@ class BatchPlanner:
     """Held by the one thread that asks."""
     found_wrong: Exception | None = None
     """What the brokers' answer ends the epoch with, once the current batch is done."""
+    absent: dict[str, int] = field(default_factory=dict)
+    """Topics of the position that match the stream's pattern and are not in Kafka, with how often they were not."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
 
@@ -154,7 +158,11 @@ class BatchPlanner:
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read()
-        cut = self.watch.poll(self.kafka, read, self.position.leader_epochs)
+        try:
+            cut = self.watch.poll(self.kafka, read, self.position.leader_epochs)
+        except TopicMissing:
+            self.described_at = float("-inf")  # the next poll knows which are left
+            raise
         if cut and self.described_at != now:  # a recreated topic ends earlier too, and has an error of its own
             self._describe()
         check_not_cut(read, cut, stream=self.settings.stream)
@@ -172,13 +180,16 @@ class BatchPlanner:
         self.report(PlannerReport(dict(self.ends), dict(self.began), in_transactions, self.clock_ms()))
 
     def _read(self) -> dict[TopicPartition, int]:
-        """The position in the declared topics."""
-        return of_topics(self.position.offsets, self.settings.topics)
+        """The position in the topics that are declared, and there."""
+        read = of_topics(self.position.offsets, self.settings.topics)
+        return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _describe(self) -> None:
         """Add new partitions at their first offsets. Raises for a recreated topic and for a lost range."""
         found = self.kafka.describe()
         check_same_source(self.source, found.identity, stream=self.settings.stream)
+        self.source = merged_identity(self.source, found.identity)
+        self._miss(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
         new = {tp: offset for tp, offset in beginnings.items() if tp not in self.position.offsets}
@@ -186,6 +197,27 @@ class BatchPlanner:
             log.info("new partitions: %s", sorted(new))
             self.began.update(new)
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
+
+    def _miss(self, present: Container[str]) -> None:
+        """Count how often each topic of the position was not there. Only those of a pattern may be missing at all."""
+        for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
+            if topic in present:
+                if self.absent.pop(topic, 0):
+                    log.warning("topic %s is in Kafka again", topic)
+                continue
+            self.absent[topic] = looks = self.absent.get(topic, 0) + 1
+            if looks == 1:
+                unread = self._forget(topic)
+                log.warning("topic %s is not in Kafka any more: %d of its records were not read", topic, unread)
+
+    def _forget(self, topic: str) -> int:
+        """Forget where a topic's logs end, of which nothing can be read; how many known records were not read."""
+        unread = 0
+        for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
+            unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
+            self.watch.high.pop(tp, None)
+            self.first_seen.pop(tp, None)
+        return unread
 
     def _answered(self, now: float) -> None:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
@@ -239,11 +271,14 @@ class BatchPlanner:
     def _idle(self, now: float) -> frozenset[TopicPartition]:
         """Partitions with nothing unread for the idle timeout; those that the marker calls idle stay so while silent.
 
-        Records in an open transaction count as unread: once committed, they may be older than all that was read.
+        Records in an open transaction count as unread: once committed, they may be older than all that was read. So
+        does a topic that is not there and may only have been left out of a broker's answer.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}
-        retired = self.position.offsets.keys() - read
+        retired = {
+            tp for tp in self.position.offsets if tp not in read and self.absent.get(tp[0], GONE_LOOKS) >= GONE_LOOKS
+        }
         return frozenset(retired).union(
             tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
         )

@@ -25,7 +25,14 @@ from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
-from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch
+from frazil.errors import (
+    CommitUnavailable,
+    KafkaUnavailable,
+    OffsetGap,
+    PythonStartTimeout,
+    StaleBatch,
+    TopicMissing,
+)
 from frazil.events import EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
@@ -42,7 +49,7 @@ from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.event_log import log_event
 from frazil.stream.hosting import Hosting
-from frazil.stream.planner import check_no_gap, lost_ranges
+from frazil.stream.planner import DESCRIBE_S, check_no_gap, lost_ranges
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
@@ -105,8 +112,10 @@ class Writer:
 
     def _run(self, folder: Path, events: Events, reporter: Reporter, afterwards: ExitStack) -> Marker | None:
         kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
-        source = (kafka_settings, self.spec.source.topics)
+        source = (kafka_settings, self.spec.source.reads)
         with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
+            if not self._topics_found(kafka, events.emit):
+                return None
             with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
                 if not admitted:
                     return None
@@ -132,6 +141,24 @@ class Writer:
             )
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
+
+    def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[Happening], None]) -> bool:
+        """Wait until a topic matches the stream's pattern; False if the writer is asked to end before.
+
+        A stream whose table has its marker goes on without any.
+        """
+        if self.spec.source.topic_pattern is None or load_stream_table(self.spec) is not None:
+            return True
+        said = f"no topic of the cluster matches source.topic-pattern '{self.spec.source.topic_pattern}'"
+        while not self.stopping.is_set():
+            if kafka.describe().partitions:
+                return True
+            if self.until_caught_up:
+                raise TopicMissing(f"stream {self.spec.name!r}: {said}: there is nothing to catch up with")
+            emit(PhaseBegan(Phase.STARTING))
+            emit(OutageMet(f"{said}; the writer looks again every {DESCRIBE_S:.0f} s"))
+            self.stopping.wait(DESCRIBE_S)
+        return False
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
@@ -292,7 +319,8 @@ class Epoch:
         A stream with `on-gap: skip` whose log was cut is first reset to the cut, which ends this epoch.
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
-        read = of_topics(marker.offsets, self.parts.spec.source.topics)
+        # Of a pattern's topics some may have been deleted.
+        read = of_topics(marker.offsets, topics.identity.topic_ids)
         cut = find_cut(self.parts.kafka, read, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)

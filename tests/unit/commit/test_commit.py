@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from frazil.commit.marker import BatchKey
 from frazil.errors import AccessDenied, CommitUnavailable, Fenced, StaleBatch
+from frazil.kafka.identity import SourceIdentity
 from tests.java_rules import check_times
 
 MAIN = "demo.events"
@@ -256,6 +257,24 @@ def test_a_partition_that_appears_begins_where_it_is_read_and_holds_the_watermar
     assert second.watermark_us == first.watermark_us
     assert third.offsets["events", 2] == 42
     assert third.watermark_us > first.watermark_us
+
+
+def test_the_watermark_waits_for_a_topic_that_appeared_while_a_batch_was_staged(world):
+    committer = world.begin()
+    first = world.run(committer, {0: (0, 3), 1: (0, 3)})
+    seen = SourceIdentity(world.source.cluster_id, {**world.source.topic_ids, "new": "id-new"})
+    journal = dataclasses.replace(world.stage(committer, {0: (3, 5), 1: (3, 5)}), source=seen)
+
+    second = committer.commit(journal)
+    idle = dataclasses.replace(
+        world.stage(committer, {0: (5, 6), 1: (5, 6)}),
+        source=seen,
+        offsets_after={("events", 0): 6, ("events", 1): 6, ("new", 0): 0},
+        idle=frozenset({("new", 0)}),
+    )
+
+    assert second.watermark_us == first.watermark_us
+    assert committer.commit(idle).watermark_us > first.watermark_us
 
 
 def test_a_clock_that_goes_back_keeps_all_times_of_the_metadata_in_order(world):

@@ -199,6 +199,21 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     ("no topics", {"source": {"bootstrap-servers": "a:1", "topics": []}}, ["source.topics: is empty"]),
     (
+        "neither topics",
+        {"source": {"bootstrap-servers": "a:1"}},
+        ["source.topics: is missing; or declare a source.topic"],
+    ),
+    (
+        "topics twice",
+        {"source": {"bootstrap-servers": "a:1", "topics": "x", "topic-pattern": "x.*"}},
+        ["source.topic-pattern: 'x.*' is beside source.topics; keep one of them"],
+    ),
+    (
+        "topic pattern",
+        {"source": {"bootstrap-servers": "a:1", "topic-pattern": "a(b"}},
+        ["source.topic-pattern: 'a(b' is no regular expression: missing ), unterminated subpattern"],
+    ),
+    (
         "group id",
         {"source": {"bootstrap-servers": "a:1", "topics": "x", "properties": {"group.id": "g"}}},
         ["source.properties.group.id: 'g' is set by frazil", "offsets live in the table"],
@@ -422,6 +437,35 @@ def test_streams_of_one_table_that_do_not_agree_are_refused(
     with pytest.raises(SpecError, match=answer) as refused:
         load_streams(tmp_path)
     assert "None" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answer"),
+    [
+        ({"topics": ["flights", "gates"]}, {"topic-pattern": "fl.*"}, r"2\.yaml: source\.topics: flights: read into"),
+        ({"topic-pattern": "fl.*"}, {"topics": ["gates", "flights"]}, r"2\.yaml: source\.topics: flights: read into"),
+        (
+            {"topic-pattern": "fl.*"},
+            {"topic-pattern": r"g\..*"},
+            r"2\.yaml: source\.topic-pattern: 'g\\\.\.\*': .* has 'fl\.\*'; a topic may come that matches both",
+        ),
+    ],
+)
+def test_topics_that_two_streams_of_one_table_read_are_refused(
+    declare: Declare, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], answer: str
+) -> None:
+    servers = {"bootstrap-servers": "localhost:9092"}
+    declare("1.yaml", source={**servers, **first})
+    declare("2.yaml", name="two", source={**servers, **second})
+    with pytest.raises(SpecError, match=answer):
+        load_streams(tmp_path)
+
+
+def test_a_pattern_matches_whole_names_and_no_internal_topic(declare: Declare) -> None:
+    source = {"bootstrap-servers": "localhost:9092", "topic-pattern": r"^(shop\.orders\..*|.*offsets)$"}
+    declared = load_stream(declare(source=source)).source
+    names = ["shop.orders.de", "shop.orders.", "a.shop.orders.de", "shop_orders.de", "__consumer_offsets", "my-offsets"]
+    assert [name for name in names if name in declared.reads] == ["shop.orders.de", "shop.orders.", "my-offsets"]
 
 
 def test_streams_of_one_table_may_read_the_same_topic_of_two_clusters(declare: Declare, tmp_path: Path) -> None:

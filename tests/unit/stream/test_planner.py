@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
+from frazil.errors import KafkaUnavailable, OffsetGap, TopicMissing, TopicRecreated
 from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
+from frazil.spec.topics import TopicPattern
 from frazil.stream.plan import BatchPolicy, Rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
 from frazil.stream.planner_exchange import PlannerReport, write_rates
@@ -20,6 +21,7 @@ from frazil.stream.position import Position
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 OLD = ("old", 0)
+U = ("u", 0)
 
 
 class StandInKafka:
@@ -36,6 +38,8 @@ class StandInKafka:
         self.begin = {TP0: 0, TP1: 0}
         self.identity = SourceIdentity("c1", {"t": "id-1"})
         self.down = False
+        self.gone: set[str] = set()
+        """Topics of which no leader answers, because they were deleted."""
         self.described = 0
 
     def describe(self) -> Topics:
@@ -49,6 +53,8 @@ class StandInKafka:
 
     def log_ends(self, partitions):
         self._answer()
+        if self.gone & {topic for topic, _ in partitions}:
+            raise TopicMissing("a topic does not exist")
         self.asked |= set(partitions)
         return {tp: LogEnd(self.end[tp], self.high.get(tp, self.end[tp]), self.leader_epoch) for tp in partitions}
 
@@ -215,6 +221,76 @@ def test_a_silent_partition_is_recorded_as_idle_by_the_next_batch(world: World):
         world.kafka.end = {TP0: 6 + step, TP1: 5}
         position = world.after(60)
     assert position.idle == {TP1}
+
+
+@pytest.fixture
+def patterned(world: World) -> World:
+    """A planner over all topics that begin with t; it has read t, and u has just appeared."""
+    world.planner.settings = replace(world.planner.settings, topics=TopicPattern("[tu].*"))
+    world.kafka.end = {TP0: 5, TP1: 5}
+    assert world.after(1).offsets == {TP0: 5, TP1: 5}
+    world.kafka.identity = SourceIdentity("c1", {"t": "id-1", "u": "id-u"})
+    world.kafka.begin[U], world.kafka.end[U] = 2, 4
+    assert world.after(75).offsets == {TP0: 5, TP1: 5, U: 4}
+    return world
+
+
+def without(world: World, topic: str) -> None:
+    left = {name: topic_id for name, topic_id in world.kafka.identity.topic_ids.items() if name != topic}
+    world.kafka.identity = SourceIdentity("c1", left)
+
+
+def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(patterned: World, caplog):
+    patterned.kafka.end[U] = 9
+    patterned.after(2)
+    without(patterned, "u")
+    patterned.after(11)
+    patterned.kafka.asked.clear()
+    patterned.kafka.end[TP0] = 6
+    looked_again = patterned.after(2)
+    assert "topic u is not in Kafka any more: 5 of its records were not read" in caplog.text
+    assert U not in looked_again.idle
+    later = patterned.after(75)
+    assert later.offsets == {TP0: 6, TP1: 5, U: 4}
+    assert U in later.idle
+    assert U not in patterned.kafka.asked
+    assert patterned.kafka.asked
+
+
+def test_a_topic_that_brokers_leave_out_for_a_moment_is_read_on(patterned: World):
+    without(patterned, "u")
+    patterned.after(11)
+    patterned.kafka.identity = SourceIdentity("c1", {"t": "id-1", "u": "id-u"})
+    patterned.kafka.end[U] = 6
+    position = patterned.after(75)
+    assert position.offsets[U] == 6
+    assert U not in position.idle
+
+
+def test_a_topic_that_joined_and_was_made_again_is_refused(patterned: World):
+    patterned.kafka.identity = SourceIdentity("c1", {"t": "id-1", "u": "id-u2"})
+    with pytest.raises(TopicRecreated, match="id-u became id-u2"):
+        patterned.after(15)
+
+
+def test_topics_that_are_deleted_between_two_looks_are_looked_for_at_once(patterned: World):
+    patterned.after(1)
+    without(patterned, "u")
+    patterned.kafka.gone = {"u"}
+    patterned.kafka.end[TP0] = 6
+    assert patterned.after(70).offsets[TP0] == 6
+    assert patterned.planner.silent_since is None
+
+
+def test_a_planner_without_any_topic_waits(tmp_path: Path):
+    world = World(tmp_path)
+    world.planner.settings = replace(world.planner.settings, topics=TopicPattern("t"))
+    world.kafka.identity = world.planner.source = SourceIdentity("c1", {})
+    world.planner.position = Position({})
+    assert world.after(400) == Position({})
+    world.kafka.identity = SourceIdentity("c1", {"t": "id-1"})
+    world.kafka.end = {TP0: 3, TP1: 0}
+    assert world.after(75).offsets == {TP0: 3, TP1: 0}
 
 
 def test_a_topic_made_again_ends_the_writer_and_says_why(world: World):

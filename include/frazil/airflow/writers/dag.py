@@ -171,7 +171,7 @@ def _writer_dag(
 def _summary(found: DeclaredStream) -> str:
     if found.spec is None:
         return f"The declaration of {found.name} cannot be read"
-    return f"Kafka {', '.join(found.spec.source.topics)} into Iceberg {found.spec.table.identifier}"
+    return f"Kafka {found.spec.source.topics_in_words} into Iceberg {found.spec.table.identifier}"
 
 
 def _page(found: DeclaredStream) -> str:
@@ -196,7 +196,7 @@ def _page(found: DeclaredStream) -> str:
 def _facts(spec: StreamSpec) -> dict[str, str]:
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
-        "topics": ", ".join(spec.source.topics),
+        "topics": spec.source.topics_in_words,
         "table": spec.table.identifier,
         "event time": spec.event_time.column,
         "partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",

@@ -1,0 +1,144 @@
+"""A stream over all topics that match a pattern, while topics come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from frazil.commit.marker import read_marker
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.errors import SpecError, TopicMissing, TopicRecreated
+from frazil.kafka import admin
+from frazil.spec.topics import TopicPattern
+from frazil.stream import planner, writer
+from tests.conftest import one_event
+
+from .test_registry import shown_outage
+
+Frazil = Callable[..., Any]
+
+
+class Topics:
+    """Topics of one test, and a stream over those that match."""
+
+    def __init__(self, kafka: EmbeddedKafka, stream: Any) -> None:
+        self._kafka, self._stream = kafka, stream
+        self.prefix = f"shop-{os.urandom(3).hex()}"
+        declared = stream.streams / f"{stream.name}.yaml"
+        text = declared.read_text()
+        declared.write_text(text.replace(f"topics: [{stream.topic}]", rf"topic-pattern: '{self.prefix}\.orders\..*'"))
+
+    def name(self, country: str) -> str:
+        return f"{self.prefix}.orders.{country}"
+
+    def make(self, country: str, ids: range = range(0)) -> None:
+        self._kafka.create_topic(self.name(country), 1)
+        self.send(country, ids)
+
+    def send(self, country: str, ids: range) -> None:
+        producer = Producer({"bootstrap.servers": self._kafka.bootstrap, "linger.ms": 5})
+        for number in ids:
+            producer.produce(self.name(country), one_event(number))
+        assert producer.flush(30) == 0
+
+    def delete(self, country: str) -> None:
+        deleted(self._kafka, self.name(country))
+
+
+@pytest.fixture
+def topics(kafka: EmbeddedKafka, stream: Any, monkeypatch: pytest.MonkeyPatch) -> Topics:
+    for module in (planner, writer):
+        monkeypatch.setattr(module, "DESCRIBE_S", 0.2)
+    return Topics(kafka, stream)
+
+
+def deleted(kafka: EmbeddedKafka, topic: str) -> None:
+    admin_client = kafka.admin()  # without a name it would end before it answers
+    admin_client.delete_topics([topic])[topic].result(30)
+
+
+@contextmanager
+def another_topic(kafka: EmbeddedKafka, name: str) -> Iterator[None]:
+    kafka.create_topic(name, 1)
+    try:
+        yield
+    finally:
+        deleted(kafka, name)
+
+
+def test_topics_join_and_leave_while_the_writer_runs(
+    stream: Any, topics: Topics, frazil: Frazil, eventually: Callable[..., Any]
+) -> None:
+    topics.make("de", range(3))
+    topics.make("fr", range(3, 5))
+    with stream.writing() as running:
+        eventually(lambda: stream.has_rows(5))
+        topics.make("it", range(5, 9))  # its records may be older than the watermark
+        eventually(lambda: stream.has_rows(9))
+        topics.delete("fr")
+        topics.send("de", range(9, 12))
+        eventually(lambda: stream.has_rows(12))
+        topics.make("es", range(12, 14))
+        eventually(lambda: stream.has_rows(14))
+        assert running.runs
+    stream.catch_up()
+    topics.send("it", range(14, 15))
+    stream.catch_up()
+    assert stream.ids() == list(range(15))
+    marker = read_marker(stream.table().metadata.properties, stream.name)
+    assert marker is not None
+    ends = {topics.name(country): end for country, end in (("de", 6), ("fr", 2), ("it", 5), ("es", 2))}
+    assert {topic: end for (topic, _), end in marker.offsets.items()} == ends
+    audited = frazil("audit", stream.name, "--source", "--json")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+    # What Kafka has no more cannot be its witness.
+    assert f"{topics.name('fr')}-0" in audited.stdout
+    assert topics.name("de") not in json.dumps(json.loads(audited.stdout).get("findings", []))
+    told = frazil("status", stream.name, "--json")
+    assert '"lag": 0' in told.stdout, told.stdout
+
+    topics.make("fr", range(20, 22))
+    with pytest.raises(TopicRecreated, match=r"orders\.fr' of stream 'events' was deleted and made again"):
+        stream.catch_up()
+    reset = frazil("reset", stream.name, "--to", "marker", "--yes")
+    assert reset.returncode == 0, reset.stdout + reset.stderr
+    stream.catch_up()
+    assert stream.ids() == [*range(15), 20, 21]
+
+
+def test_a_pattern_that_matches_nothing_waits_and_says_so(
+    stream: Any, topics: Topics, kafka: EmbeddedKafka, eventually: Callable[..., Any]
+) -> None:
+    said = rf"no topic of the cluster matches source.topic-pattern '{topics.prefix}\.orders\..*'"
+    with another_topic(kafka, f"__{topics.prefix}.orders.internal"), another_topic(kafka, f"x{topics.name('de')}"):
+        with pytest.raises(TopicMissing) as raised:
+            stream.catch_up()
+        assert said in str(raised.value)
+        with stream.writing() as running:
+            eventually(lambda: said in shown_outage(stream))
+            assert running.runs
+            topics.make("de", range(4))
+            eventually(lambda: stream.has_rows(4))
+            eventually(lambda: not shown_outage(stream))
+    assert stream.ids() == list(range(4))
+
+
+def test_more_topics_than_a_stream_reads_are_refused_with_the_pattern(
+    topics: Topics, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for country in ("de", "fr"):
+        topics.make(country)
+    pattern = TopicPattern(rf"{topics.prefix}\.orders\..*")
+    with admin.KafkaOffsets({"bootstrap.servers": kafka.bootstrap}, pattern) as offsets:
+        assert offsets.describe().partitions == ((topics.name("de"), 0), (topics.name("fr"), 0))
+        monkeypatch.setattr(admin, "MOST_TOPICS", 1)
+        with pytest.raises(
+            SpecError, match=r"matches 2 topics at 127\.0\.0\.1:\d+, and a stream reads at most 1\. Narrow"
+        ):
+            offsets.describe()
