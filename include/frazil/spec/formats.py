@@ -23,14 +23,56 @@ from frazil.errors import SpecError
 from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
 
 
+class Registry(Model):
+    """A schema registry with Confluent's API."""
+
+    url: str = Field(min_length=1, description="Its address, `https://host:port`.")
+    username: str | None = Field(default=None, description="For basic authentication.")
+    password: str | None = Field(default=None, description="A reference, such as `${env:REGISTRY_PASSWORD}`.")
+    token: str | None = Field(default=None, description="For bearer authentication: a reference.")
+    ca_file: str | None = Field(
+        default=None,
+        description="A PEM file with the authority of its certificate, at this path on each host that reads records. A "
+        "relative path begins at the folder of the declaration.",
+    )
+    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="How long a request may take.")
+    properties: Properties = Field(default_factory=dict, description="Headers of each request.")
+
+    @field_validator("ca_file")
+    @classmethod
+    def _beside_the_declaration(cls, value: str | None, info: ValidationInfo) -> str | None:
+        folder = (info.context or {}).get("folder")
+        return value if value is None or folder is None else str(Path(folder, value).absolute())
+
+    @model_validator(mode="after")
+    def _one_way_to_authenticate(self) -> Self:
+        if self.token is not None and self.username is not None:
+            raise ValueError("has both a username and a token; keep one")
+        if (self.username is None) != (self.password is None):
+            raise ValueError("has a username or a password without the other")
+        return self
+
+
 class JsonFormat(Model):
     """An object of JSON for each record."""
 
     type: Literal["json"] = "json"
     framing: Literal["none", "confluent"] = Field(
         default="none",
-        description="`confluent`: a zero byte and a schema id of four bytes come before the object; they are skipped.",
+        description="`confluent`: a zero byte and a schema id of four bytes come before the object; they are skipped. "
+        "The default with a `registry`.",
     )
+    registry: Registry | None = Field(
+        default=None,
+        description="Where `frazil infer` finds the JSON Schema of each id. The writer reads objects without it.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _framed_by_a_registry(cls, value: object) -> object:
+        if isinstance(value, Mapping) and value.get("registry") is not None:
+            return {"framing": "confluent", **value}
+        return value
 
 
 _ONE_COLUMN = "The column that it fills. If left out: the one that neither key nor header fills."
@@ -85,36 +127,6 @@ class CsvFormat(Model):
     def _distinguishable(self) -> Self:
         if self.delimiter == self.quote:
             raise ValueError("has the same character as delimiter and as quote")
-        return self
-
-
-class Registry(Model):
-    """A schema registry with Confluent's API."""
-
-    url: str = Field(min_length=1, description="Its address, `https://host:port`.")
-    username: str | None = Field(default=None, description="For basic authentication.")
-    password: str | None = Field(default=None, description="A reference, such as `${env:REGISTRY_PASSWORD}`.")
-    token: str | None = Field(default=None, description="For bearer authentication: a reference.")
-    ca_file: str | None = Field(
-        default=None,
-        description="A PEM file with the authority of its certificate, at this path on each host that reads records. A "
-        "relative path begins at the folder of the declaration.",
-    )
-    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="How long a request may take.")
-    properties: Properties = Field(default_factory=dict, description="Headers of each request.")
-
-    @field_validator("ca_file")
-    @classmethod
-    def _beside_the_declaration(cls, value: str | None, info: ValidationInfo) -> str | None:
-        folder = (info.context or {}).get("folder")
-        return value if value is None or folder is None else str(Path(folder, value).absolute())
-
-    @model_validator(mode="after")
-    def _one_way_to_authenticate(self) -> Self:
-        if self.token is not None and self.username is not None:
-            raise ValueError("has both a username and a token; keep one")
-        if (self.username is None) != (self.password is None):
-            raise ValueError("has a username or a password without the other")
         return self
 
 
@@ -180,6 +192,8 @@ def _with_type(value: object) -> object:
 
 def _as_short_as_possible(value: ValueFormat) -> object:
     declared = value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if isinstance(value, JsonFormat) and value.registry is not None:
+        declared["framing"] = value.framing  # whose default is another one then
     return {"type": value.type, **declared} if declared else value.type
 
 
@@ -201,7 +215,11 @@ def plain_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
-    """As `plain_format`, for other hosts: with the schema itself instead of its file. Raises SpecError."""
+    """As `plain_format`, for other hosts: with the schema itself instead of its file, and without a registry that no
+    record needs. Raises SpecError.
+    """
+    if isinstance(value, JsonFormat):
+        return plain_format(value.model_copy(update={"registry": None}))
     if isinstance(value, AvroFormat) and value.schema_file is not None:
         return plain_format(value.model_copy(update={"schema_file": None, "schema_text": schema_of(value)}))
     return plain_format(value)

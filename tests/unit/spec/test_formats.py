@@ -202,3 +202,16 @@ def test_the_registrys_authority_is_found_beside_the_declaration(declare: Declar
     assert found.registry is not None
     assert found.registry.ca_file == str(declared.parent / "ca/registry.pem")
     assert format_of(plain_format(found)) == found
+
+
+def test_json_with_a_registry_is_framed_and_executors_need_no_registry(declare: Declare) -> None:
+    registry = {"url": "https://registry", "token": "${env:TOKEN}"}
+    found = load_stream(declare(source=source(format={"type": "json", "registry": registry}))).value_format
+    assert isinstance(found, JsonFormat)
+    assert found.framing == "confluent"
+    assert format_of(plain_format(found)) == found
+    assert carried_format(found) == {"type": "json", "framing": "confluent"}
+    bare = {"type": "json", "framing": "none", "registry": registry}
+    unframed = load_stream(declare(source=source(format=bare))).value_format
+    assert unframed == found.model_copy(update={"framing": "none"})
+    assert format_of(plain_format(unframed)) == unframed
