@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 POLL_S = 0.05
+OF_AIRFLOW_S = 0.5
+"""An answer costs Airflow tens of milliseconds of CPU: asked twenty times a second, it would take a core."""
 
 
-def eventually(look: Callable[[], Any], *, within_s: float = 120) -> Any:
+def eventually(look: Callable[[], Any], *, within_s: float = 120, every_s: float = POLL_S) -> Any:
     """Poll until `look()` is true, and return its result."""
     deadline = time.monotonic() + within_s
     while not (seen := look()):
         assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"
-        time.sleep(POLL_S)
+        time.sleep(every_s)
     return seen
 
 

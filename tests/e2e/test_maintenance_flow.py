@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,8 +12,10 @@ import pytest
 
 from frazil.dev.airflow import SPARK_POOL, EmbeddedAirflow
 from frazil.spec.load import load_stream
+from tests import polling
 from tests.made_batches import EventTimes, MadeStream
-from tests.polling import eventually
+
+eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STREAM = """

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests import polling
 from tests.made_batches import EventTimes, MadeStream
-from tests.polling import eventually
+
+eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STREAM = """

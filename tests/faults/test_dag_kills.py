@@ -66,7 +66,7 @@ def test_a_writer_that_a_dag_started_survives_a_kill_at_every_point_of_a_batch(
     stream.produce((BAD if n % 10 == 9 else next(good) for n in range(RECORDS * 10 // 9)), partitions=4)
     request.getfixturevalue("airflow")
 
-    eventually(lambda: committed(stream) == RECORDS * 10 // 9, within_s=800)
+    eventually(lambda: committed(stream) == RECORDS * 10 // 9, within_s=800, every_s=0.5)
 
     exits = read_exits(frazil_home / "streams" / stream.name)
     assert kills(exits) == [128 + 9] * len(POINTS), "one kill at each point, and nothing else went wrong"

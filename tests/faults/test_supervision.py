@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.processes import is_alive
-from tests.polling import eventually
+from tests import polling
+
+eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FAKE_WRITER = CHECKOUT / "tests" / "unit" / "host" / "fake_writer.py"
@@ -171,7 +174,7 @@ def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferr
     before = killed.pid
     os.kill(before, signal.SIGKILL)
     since = time.monotonic()
-    eventually(lambda: killed.pid not in {0, before}, within_s=10)
+    eventually(lambda: killed.pid not in {0, before}, within_s=10, every_s=polling.POLL_S)
     print(f"\nkilled to committing again: {time.monotonic() - since:.1f} s")
     assert [r["dag_run_id"] for r in killed.runs()] == [run["dag_run_id"]]
     eventually(lambda: "signal 9" in killed.log(run))
