@@ -5,7 +5,6 @@ They create no table: see `frazil.supervise.desired`.
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 
 from frazil import clock
 from frazil.cli.options import streams_option
+from frazil.cli.person import person
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
@@ -40,7 +40,7 @@ def _arguments(command: Callable[..., None]) -> Callable[..., Any]:
         for spec in application.streams:
             command(spec.name, streams_folder, reason, **more)
         if command.__name__ != "pause":  # its task in Airflow may have been marked failed
-            DesiredStore.of_application(stream).resume(by=getpass.getuser(), reason=reason)
+            DesiredStore.of_application(stream).resume(by=person(), reason=reason)
 
     return click.argument("stream")(streams_option(_reason_option(each)))
 
@@ -62,7 +62,7 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     """
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke goes on, and can be stopped
     desired = open_desired(spec)
-    desired.pause(by=getpass.getuser(), reason=reason)
+    desired.pause(by=person(), reason=reason)
     stops = _foreground(stream) or "its writer stops after the current batch"
     click.echo(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
     _say_where(spec, desired, _lost(spec, desired))
@@ -94,7 +94,7 @@ def resume(stream: str, streams_folder: Path, reason: str, accept: bool) -> None
     if accept:
         _accept_rejects(spec, reason)
     desired = open_desired(spec)
-    desired.resume(by=getpass.getuser(), reason=reason)
+    desired.resume(by=person(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it within seconds"
     if _foreground(stream):
@@ -124,7 +124,7 @@ def restart(stream: str, streams_folder: Path, reason: str) -> None:
     if how := _foreground(stream):
         click.echo(f"{stream} is not restarted: {how}. Nothing is changed: it stays {desired.read().mode}.")
         return
-    desired.restart(by=getpass.getuser(), reason=reason)
+    desired.restart(by=person(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it once the current batch has committed"
     if lost:
@@ -142,7 +142,7 @@ def _accept_rejects(spec: StreamSpec, reason: str) -> None:
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         ends = kafka.ends(topics.partitions)
-    accept(opened.tables, AcceptedRejects(ends, topics.identity, getpass.getuser(), reason, clock.now_ms()))
+    accept(opened.tables, AcceptedRejects(ends, topics.identity, person(), reason, clock.now_ms()))
     named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
     more = f" and {len(named) - ENDS_NAMED:,} more" if len(named) > ENDS_NAMED else ""
     click.echo(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -17,6 +16,7 @@ from frazil.backfill.commit import unfinished
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import ask, echo_json, echo_table
+from frazil.cli.person import person
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.dead_letters.counts import counts, samples
@@ -145,7 +145,7 @@ def discard_(  # noqa: PLR0913 - a command's options
         )
         return
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
-    done = discard(opened, selection, Mark(getpass.getuser(), because, clock.now_ms()))
+    done = discard(opened, selection, Mark(person(), because, clock.now_ms()))
     _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +13,7 @@ from pyiceberg.catalog import Catalog
 from frazil import clock
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_fields, echo_json, echo_table
+from frazil.cli.person import person
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between
@@ -92,13 +92,13 @@ def partitions(  # noqa: PLR0913 - a command's options
     specs = _feeding(streams_folder, table)
     table = specs[0].table.identifier
     catalog = existing_catalog(specs[0].table.catalog)
-    person = f"by {getpass.getuser()}, frazil partitions"
+    by = f"by {person()}, frazil partitions"
     seen = _assess(catalog, specs)
     if held and reason:
-        release(catalog, specs[0], _window(held), note=f"released {person}: {reason}", clock_ms=clock.now_ms())
+        release(catalog, specs[0], _window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
     if again:
         wanted = [window for key in again for window in _windows(key, seen.grain)]
-        send_again(catalog, table, wanted, note=f"sent again {person}", clock_ms=clock.now_ms())
+        send_again(catalog, table, wanted, note=f"sent again {by}", clock_ms=clock.now_ms())
     found = _found(_assess(catalog, specs) if held or again else seen, last)
     if as_json:
         echo_json(found)

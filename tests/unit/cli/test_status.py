@@ -115,6 +115,20 @@ def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams
         assert "latenes" in told["errors"][0]
 
 
+def test_a_user_without_a_name_can_pause_a_stream_and_is_told_by_number(streams: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a container that runs as a number that its /etc/passwd does not have."""
+
+    def nobody(uid: int) -> Any:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    done = CliRunner().invoke(frazil, ["pause", "ticks", "--streams", str(streams)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert open_desired(load_stream(streams / "ticks.yaml")).read().by == f"uid {os.getuid()}"
+
+
 @pytest.mark.parametrize("seen_by", ["status ticks", "pause ticks", "run ticks"])
 def test_whoever_saw_the_file_sound_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
     streams: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch

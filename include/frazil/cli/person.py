@@ -1,0 +1,14 @@
+"""Who gives a command, for the records that it leaves."""
+
+from __future__ import annotations
+
+import getpass
+import os
+
+
+def person() -> str:
+    """The user's name; `uid 50000` where the system has no name for the user, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
