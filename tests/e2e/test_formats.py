@@ -71,3 +71,53 @@ def test_whole_values_land_with_kafkas_time_as_their_event_time(stream: Any, fra
     assert stream.table("_dead_letters").scan().to_arrow()["error_class"].to_pylist() == ["InvalidUtf8"]
     assert frazil("audit", stream.name, "--source").returncode == 0
     assert "watermark" in frazil("status", stream.name).stdout
+
+
+def test_lines_of_objects_land_once_declared_and_what_came_before_is_replayed_whole(
+    stream: Any, frazil: Frazil
+) -> None:
+    schema = (
+        "schema: {at: timestamptz not null, n: int}\nevent-time: at\npartition-by: [hour(at)]\n"
+        "dead-letters: {circuit: off}\n"
+    )
+
+    def batch(*numbers: int) -> bytes:
+        return b"\n".join(b'{"at": "2026-01-01T%02d:00:00Z", "n": %d}' % (n % 24, n) for n in numbers)
+
+    def settled() -> None:
+        audited = frazil("audit", stream.name, "--source")
+        assert audited.returncode == 0, audited.stdout + audited.stderr
+
+    declare(stream, "format: json", schema)
+    produce(stream, (None, batch(1), {}), (None, batch(2, 3), {}))
+    stream.catch_up()
+    assert stream.table().scan().to_arrow()["n"].to_pylist() == [1]
+    declare(stream, "format: {type: json, lines: true}", schema)
+    produce(stream, (None, batch(4, 5, 6), {}), (None, batch(7) + b"\nno object", {}), (None, batch(8), {}))
+    for _ in range(2):
+        stream.catch_up()
+    settled()
+    replayed = frazil("dlq", "replay", stream.name)
+    assert "1 dead letter is a row now; 1 failed again" in replayed.stdout, replayed.stdout + replayed.stderr
+    found = stream.table().scan().to_arrow().to_pylist()
+    assert sorted((r["n"], r["kafka_partition"], r["kafka_line"]) for r in found) == [
+        (1, 0, None),
+        (2, 1, 0),
+        (3, 1, 1),
+        (4, 0, 0),
+        (5, 0, 1),
+        (6, 0, 2),
+        (8, 2, 0),
+    ]
+    (letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert (letter["error_class"], letter["error"][:7], letter["value"]) == (
+        "NotAnObject",
+        "line 2:",
+        batch(7) + b"\nno object",
+    )
+    settled()
+    asked = frazil("backfill", stream.name)
+    assert "nothing that is asked for is missing" in asked.stdout, asked.stdout + asked.stderr
+    with stream.table().transaction() as change:  # by another hand: the rows of a record are there twice
+        change.append(stream.table().scan("n = 4").to_arrow())
+    assert "1 row too many" in frazil("audit", stream.name, "--source").stdout

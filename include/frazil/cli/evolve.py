@@ -12,7 +12,7 @@ from frazil.cli.options import streams_option
 from frazil.cli.output import ask
 from frazil.commit.opened import open_stream
 from frazil.errors import SpecError
-from frazil.spec.coordinates import COORDINATES
+from frazil.spec.coordinates import RESERVED
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import NAMED_FIELDS
@@ -91,5 +91,5 @@ def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
         if field.field_id in layout
     }
     fixed |= dict.fromkeys(spec.beside_value, "a record's key or header fills it by this name")
-    fixed |= dict.fromkeys(COORDINATES, "frazil fills it by this name")
+    fixed |= dict.fromkeys(RESERVED, "frazil fills it by this name")
     return fixed | {spec.event_time.column: "it is the event time, which signals and gates read by this name"}

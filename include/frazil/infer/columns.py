@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from frazil.infer.observed import MOST_DISTINCT, Observed
-from frazil.spec.coordinates import COORDINATES
+from frazil.spec.coordinates import RESERVED
 
 REQUIRED_FROM = 100
 """A column is proposed as required if at least this many records were sampled, and all of them have it."""
@@ -71,7 +71,7 @@ def _no_column(name: str, before: Mapping[str, str]) -> str:
     """Why a field cannot be a column; `before` has the columns by their names in lower case."""
     if not name or "." in name or name != name.strip() or not name.isprintable():
         return "no column can have this name"
-    if name.lower() in COORDINATES:
+    if name.lower() in RESERVED:
         return "frazil adds a column of this name"
     same = before.get(name.lower())
     return f"differs from {same} only by case" if same else ""

@@ -45,6 +45,9 @@ def encoding_of(sample: Sample) -> Encoding:
         objects = [found for part in parts if (found := _object(part)) is not None]
         if len(objects) >= needed:
             return Encoding(format_of(plain), tuple(objects))
+    several = [lines for value in values if (lines := _objects(value)) is not None]
+    if len(several) >= needed:
+        return Encoding(format_of({"type": "json", "lines": True}), tuple(one for lines in several for one in lines))
     framed = [value for value in values if value[0] == 0 and len(value) > 5]
     ids = Counter(int.from_bytes(value[1:5]) for value in framed)
     if len(framed) >= needed and len(ids) <= len(framed) / 2:
@@ -64,6 +67,12 @@ def _object(value: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _objects(value: bytes) -> list[dict[str, Any]] | None:
+    """The objects of a value that has one on each line."""
+    found = [_object(line) for line in value.split(b"\n") if line.strip()]
+    return [one for one in found if one is not None] if found and None not in found else None
 
 
 def _text(value: bytes) -> str | None:

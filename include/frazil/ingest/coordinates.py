@@ -14,6 +14,8 @@ from pyiceberg.schema import Schema
 from frazil.ingest.calendar_limits import MILLISECONDS, said
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
+from frazil.ingest.decode import line_numbers
+from frazil.spec.coordinates import LINE
 
 NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
@@ -22,15 +24,17 @@ def record_schema(schema: Schema, coordinates: bool) -> Schema:
     """The columns of the table that a record's own bytes fill."""
     if not coordinates:
         return schema
-    return Schema(*(f for f in schema.fields if f.name not in NAMES), schema_id=schema.schema_id)
+    return Schema(*(f for f in schema.fields if f.name not in (*NAMES, LINE)), schema_id=schema.schema_id)
 
 
 class Coordinates:
     """Completes decoded rows to the table's schema."""
 
-    def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool) -> None:
+    def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool, lines: bool = False) -> None:
+        """`lines`: a record may be several rows, which are numbered; in a table that others number, ours are not."""
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._wanted = wanted
+        self._lines = lines
         self._topics = pa.array([r.topic for r in ranges], pa.large_string())
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
@@ -41,7 +45,11 @@ class Coordinates:
         whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
         places = slice(None) if whole else kept
         arrays = [
-            self._column(field.name, chunk, places) if field.name in NAMES else rows.column(field.name)
+            self._column(field.name, chunk, places)
+            if field.name in NAMES
+            else self._line(kept)
+            if field.name == LINE
+            else rows.column(field.name)
             for field in self._schema
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
@@ -53,6 +61,9 @@ class Coordinates:
         stamps = chunk.timestamps_ms[kept]
         late = np.flatnonzero(stamps > MILLISECONDS[1]).tolist()
         return {row: said("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
+
+    def _line(self, kept: NDArray[np.int64]) -> pa.Array:
+        return pa.array(line_numbers(kept)) if self._lines else pa.nulls(len(kept), pa.int32())
 
     def _column(self, name: str, chunk: Chunk, places: slice | NDArray[np.int64]) -> pa.Array:
         match name:

@@ -24,7 +24,10 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What became of a chunk of n records: row i of `rows` is record `kept[i]`, and all others are rejections."""
+    """What became of a chunk of n records: row i of `rows` is record `kept[i]`, and all others are rejections.
+
+    Where a record may be several rows (JSON lines), `kept` has it several times, its rows in their order.
+    """
 
     rows: pa.Table
     kept: NDArray[np.int64]
@@ -48,7 +51,7 @@ class Decoder(Protocol):
     """Decodes chunks of one format to rows of one schema. A record's row or rejection depends on no other record."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Each of the chunk's records is either one row or one rejection."""
+        """Each of the chunk's records is either one row (JSON lines: one or several) or one rejection."""
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:
@@ -59,3 +62,27 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
         [rejection for part in parts for rejection in part.rejections],
         joined_sightings(part.sighted for part in parts),
     )
+
+
+def whole_records(decoded: Decoded) -> Decoded:
+    """The same, where each record is either rows or one rejection, the first one that it has."""
+    if not decoded.rejections:
+        return decoded
+    first = {r.index: r for r in reversed(decoded.rejections)}
+    good = ~np.isin(decoded.kept, np.fromiter(first, np.int64, len(first)))
+    rows = decoded.rows if good.all() else decoded.rows.filter(good)
+    return Decoded(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.sighted)
+
+
+def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:
+    """For each row the number of rows of its record before it."""
+    order = np.argsort(kept, kind="stable")
+    numbers = np.empty(len(kept), np.int32)
+    numbers[order] = np.arange(len(kept)) - first_places(kept[order])
+    return numbers
+
+
+def first_places(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each place, where the run of equal values that it belongs to begins."""
+    begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
+    return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))

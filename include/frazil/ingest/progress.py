@@ -38,16 +38,24 @@ class ProgressCounter:
         return int(self._records.sum() + self._rejected.sum())
 
     def landed(
-        self, range_index: NDArray[np.int32], event_times: pa.Array, *, timestamps_ms: NDArray[np.int64], now_ms: int
+        self,
+        range_index: NDArray[np.int32],
+        event_times: pa.Array,
+        *,
+        timestamps_ms: NDArray[np.int64],
+        now_ms: int,
+        records: NDArray[np.bool_] | None = None,
     ) -> None:
         """Rows with the range that each came from, their event times and their records' Kafka timestamps.
 
         Event times are microseconds since the epoch, UTC, and may be null. A Kafka timestamp is the producer's own
-        clock on most topics, so this host's time limits it; one below 0 is missing.
+        clock on most topics, so this host's time limits it; one below 0 is missing. `records` are the rows that count
+        as one: where a record may be several rows, each one's first.
         """
         if len(range_index) == 0:
             return
-        self._records += np.bincount(range_index, minlength=len(self._ranges))
+        counted = range_index if records is None else range_index[records]
+        self._records += np.bincount(counted, minlength=len(self._ranges))
         times = (event_times.fill_null(NEVER) if event_times.null_count else event_times).to_numpy()
         if self.windows is not None and self._window_us is not None:
             self.windows.update(_by_window(times[times != NEVER] if event_times.null_count else times, self._window_us))

@@ -8,6 +8,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
@@ -18,11 +19,12 @@ from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
-from frazil.ingest.decode import Decoded, Decoder, Rejection
-from frazil.ingest.formats import Quoter, quoter
+from frazil.ingest.decode import Decoded, Decoder, Rejection, whole_records
+from frazil.ingest.formats import Quoter, has_lines, quoter
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.ingest.split import column_of
+from frazil.spec.coordinates import LINE
 
 
 class Shaper:
@@ -33,7 +35,8 @@ class Shaper:
     ) -> None:
         self._decode = decode
         self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
-        self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates)
+        self._lines = has_lines(context.record_format)
+        self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=self._lines)
         self._schema = schema
         self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
@@ -44,20 +47,32 @@ class Shaper:
         """What the records so far have beyond the schema."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Rows of the table's schema. A record that a backfill does not want is neither row nor rejection."""
+        """Rows of the table's schema. A record that a backfill does not want is neither row nor rejection.
+
+        A record of several rows lands whole or not at all: its offset is in one table, once.
+        """
         decoded = self._decoded(chunk)
+        if self._lines:
+            decoded = whole_records(decoded)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
         shaped = Decoded(rows, decoded.kept, decoded.rejections)
         if within := self._within:
             times = self.event_times(rows)
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
+            if self._lines:
+                wanted = pa.array(np.isin(shaped.kept, shaped.kept[wanted.to_numpy(False)]))
             shaped = Decoded(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
         wrong = {
             **self._coordinates.out_of_range(chunk, shaped.kept),
             **self._untruncatable(shaped.rows),
             **self._out_of_range(chunk, shaped),
         }
-        return _without(shaped, wrong) if wrong else shaped
+        found = _without(shaped, wrong) if wrong else shaped
+        return whole_records(found) if self._lines else found
+
+    def records_of(self, rows: pa.Table) -> NDArray[np.bool_] | None:
+        """The rows that are their records' first; None where each record is one row."""
+        return pc.equal(rows.column(LINE), 0).to_numpy() if self._lines else None
 
     def _decoded(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):

@@ -314,6 +314,7 @@ class _Stage:
             self._shape.event_times(shaped.rows),
             timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
+            records=self._shape.records_of(shaped.rows),
         )
         self._add(chunk, shaped)
         if shaped.rejections and not self._context.event_times_us:

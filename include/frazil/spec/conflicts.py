@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from frazil.spec.coordinates import COORDINATES, REQUIRED_COORDINATES
+from frazil.spec.coordinates import COORDINATES, LINE, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
-from frazil.spec.types import Field, List, Map, Struct, Type, parse_type
+from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
 _CLASHES_SHOWN = 10
 
@@ -129,6 +129,8 @@ def _columns(spec: StreamSpec) -> Struct:
     declared = [Field(column.name, parse_type(column.type), column.required) for column in spec.columns]
     if spec.coordinates:
         declared += [Field(name, kind, name in REQUIRED_COORDINATES) for name, kind in COORDINATES.items()]
+        if spec.has_lines:
+            declared.append(Field(LINE, Primitive("int"), False))
     return Struct(tuple(declared))
 
 

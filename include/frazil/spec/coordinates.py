@@ -12,4 +12,8 @@ COORDINATES = {
 }
 """The columns that frazil adds, unless `coordinates: false`, with their types."""
 
+LINE = "kafka_line"
+"""The column that frazil adds beside them where a record may be several rows, which it numbers from 0."""
+RESERVED = frozenset({*COORDINATES, LINE})
+
 REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})

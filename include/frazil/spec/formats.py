@@ -54,13 +54,17 @@ class Registry(Model):
 
 
 class JsonFormat(Model):
-    """An object of JSON for each record."""
+    """An object of JSON for each record, or several, each on a line of its own."""
 
     type: Literal["json"] = "json"
     framing: Literal["none", "confluent"] = Field(
         default="none",
         description="`confluent`: a zero byte and a schema id of four bytes come before the object; they are skipped. "
         "The default with a `registry`.",
+    )
+    lines: bool = Field(
+        default=False,
+        description="Each line of a record is an object, and becomes a row. `kafka_line` counts the rows of a record.",
     )
     registry: Registry | None = Field(
         default=None,

@@ -42,7 +42,7 @@ from pyiceberg.types import (
 )
 
 from frazil.spec import types
-from frazil.spec.coordinates import COORDINATES, REQUIRED_COORDINATES
+from frazil.spec.coordinates import COORDINATES, LINE, REQUIRED_COORDINATES
 from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
 
@@ -116,6 +116,8 @@ def schema(spec: StreamSpec) -> Schema:
         declared += [
             (name, kind, name in REQUIRED_COORDINATES, _COORDINATE_DOCS[name]) for name, kind in COORDINATES.items()
         ]
+        if spec.has_lines:
+            declared.append((LINE, types.Primitive("int"), False, "Row of the Kafka record, from 0"))
     return Schema(*_FieldIds().fields(declared), schema_id=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from frazil.spec.coordinates import COORDINATES
+from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
 from frazil.spec.types import Primitive, Struct, Type, parse_type
@@ -33,7 +33,8 @@ def sorting(spec: StreamSpec) -> Iterator[Problem]:
 
 def _types(spec: StreamSpec) -> Columns:
     declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
-    return declared | COORDINATES if spec.coordinates else declared
+    lines = {LINE: Primitive("int")} if spec.has_lines else {}
+    return declared | COORDINATES | lines if spec.coordinates else declared
 
 
 def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:

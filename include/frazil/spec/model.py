@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
 from frazil.spec.event_time import EventTime, TimeUnit, Watermark
-from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, ValueFormat
+from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
 from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
@@ -284,6 +284,11 @@ class StreamSpec(Model):
         declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         return {name: unit for name, unit in (declared | of_event_time).items() if unit}
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether a record may be several rows."""
+        return isinstance(self.source.format, JsonFormat) and self.source.format.lines
 
     @property
     def value_format(self) -> ValueFormat:

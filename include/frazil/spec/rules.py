@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from frazil.spec import layout_rules, property_rules
-from frazil.spec.coordinates import COORDINATES
+from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.resources import IMAGES, ClusterManager
@@ -60,13 +60,22 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
                 column.type or None,
                 f"names the column {seen[lower]!r} again; names are case-insensitive",
             )
-        if spec.coordinates and lower in COORDINATES:
+        if spec.coordinates and lower in RESERVED:
             yield Problem(
                 f"schema.{column.name}",
                 column.type or None,
                 "has the name of a column that frazil adds; rename it, or set coordinates: false",
             )
         seen.setdefault(lower, column.name)
+
+
+def _lines(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.has_lines and not spec.coordinates:
+        yield Problem(
+            "source.format.lines",
+            "true",
+            "needs the column kafka_line, which tells the rows of a record apart: leave out coordinates: false",
+        )
 
 
 def _event_time(spec: StreamSpec) -> Iterator[Problem]:
@@ -225,6 +234,7 @@ def _dead_letters(spec: StreamSpec) -> Iterator[Problem]:
 
 _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]], ...] = (
     (_columns, ("schema", "coordinates")),
+    (_lines, ("source.format", "coordinates")),
     (_event_time, ("schema", "event-time", "coordinates")),
     (_units, ("schema", "event-time")),
     (_topics, ("source.topics", "source.topic-pattern")),

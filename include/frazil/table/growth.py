@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
+from frazil.spec.coordinates import LINE
 from frazil.table.evolution import Addition, Change, Conflict, Path, Promotion, Relaxation, differences, widens
 
 ELEMENT, VALUE = "element", "value"
@@ -54,7 +55,9 @@ def growth(
                     changes.append(change)
             case Addition() if here is None and _parent(table, change.path) is not None:
                 size = len(index_by_id(Schema(NestedField(-1, change.path[-1], change.type))))
-                if reason := _why_not(table, former, [*changes, change], change.path):
+                if tuple(map(str.lower, change.path)) == (LINE,):
+                    refused.append(Refusal(change.path, "has the name of a column that frazil adds"))
+                elif reason := _why_not(table, former, [*changes, change], change.path):
                     refused.append(Refusal(change.path, reason))
                 elif columns + size > max_columns:
                     what = f"would be column {columns + size} of the table, and evolution.max-columns is {max_columns}"

@@ -19,6 +19,7 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
+from frazil.spec.coordinates import LINE
 from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
 
@@ -30,7 +31,10 @@ OffsetArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which rows are counted: those of these topics and, if `within` is given, of these ranges."""
+    """Which rows are counted: those of these topics and, if `within` is given, of these ranges.
+
+    Of a record that is several rows its first one alone is counted: they land together.
+    """
 
     topics: Collection[str]
     within: Within | None = None
@@ -67,9 +71,11 @@ def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, Offs
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
+    schema = next((s for s in table.metadata.schemas if s.schema_id == head.schema_id), table.schema())
+    line = (LINE,) if LINE in {field.name for field in schema.fields} else ()
     scan = table.scan(
         row_filter=of_topics(wanted.topics) if wanted.within is None else box(wanted.within),
-        selected_fields=(*COORDINATES, *wanted.extra_columns(table)),
+        selected_fields=(*COORDINATES, *line, *wanted.extra_columns(table)),
         snapshot_id=head.snapshot_id,
     )
     read = partial(_read, table, scan, wanted)
@@ -106,6 +112,7 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
     for batch in arrow.to_record_batches([task]):
         rows = batch if wanted.topic_ids is None else _of_current_topics(batch, wanted.topic_ids)
         rows = rows if wanted.stream is None else _of_stream(rows, wanted.stream, unnamed=wanted.unnamed)
+        rows = _first_lines(rows) if LINE in rows.schema.names else rows
         for tp, offsets in by_partition(rows.select(COORDINATES).drop_null()):
             if tp[0] in wanted.topics:
                 pieces += [(tp, piece) for piece in _inside(offsets, tp, wanted.within) if len(piece)]
@@ -124,6 +131,10 @@ def _of_stream(batch: pa.RecordBatch, stream: str, *, unnamed: bool) -> pa.Recor
     if "stream" not in batch.schema.names:
         return batch if unnamed else batch.slice(0, 0)
     return batch.filter(pc.fill_null(pc.equal(batch.column("stream"), stream), unnamed))
+
+
+def _first_lines(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pc.equal(pc.fill_null(batch.column(LINE), 0), 0))
 
 
 def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:

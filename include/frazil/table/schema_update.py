@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
-from frazil.spec.coordinates import COORDINATES
+from frazil.spec.coordinates import RESERVED
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors
@@ -88,7 +88,7 @@ def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
         found = there.get(field.name)
         if found is not None and field.name in declared.relaxable:
             return relaxed(field, found)
-        is_required = field.name not in COORDINATES if found is None else found.required
+        is_required = field.name not in RESERVED if found is None else found.required
         if is_required or field.name in declared.declarable:
             return field
         return field.model_copy(update={"required": False})
@@ -106,7 +106,7 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     """The top-level columns that a stream fills beside the declared ones and frazil's own, such as `gate string`."""
     declared = _as_renamed(declared_table(spec), table).schema
-    known = {field.name for field in declared.fields} | {*COORDINATES}
+    known = {field.name for field in declared.fields} | RESERVED
     return tuple(f"{field.name} {field.field_type}" for field in table.schema().fields if field.name not in known)
 
 
@@ -116,7 +116,7 @@ def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
     Another stream may do the same: each of them looks at what the other has made of the table. Raises
     CommitUnavailable, AccessDenied.
     """
-    fixed = frozenset({spec.event_time.column, *COORDINATES})
+    fixed = frozenset({spec.event_time.column, *RESERVED})
     with catalog_errors(table.catalog.name):
         for _ in range(EVOLUTION_ATTEMPTS):
             found = growth(

@@ -185,6 +185,15 @@ def test_text_is_a_string_and_lines_of_fields_are_csv() -> None:
     assert rejected(spec, lines) == []
 
 
+def test_several_objects_in_a_record_are_lines_of_json() -> None:
+    of = sample([b'{"a": 1}\n{"a": 2, "b": "x"}\n'] * 30 + [b'{"a": 3}'] * 10 + [b"{"])
+    text, spec = proposed(of)
+    assert plain_format(spec.source.format) == {"type": "json", "lines": True}
+    assert types(spec) == {"a": "int", "b": "string"}
+    assert "1 of these 41 would be dead letters: InvalidJson 1." in text
+    assert len(rejected(spec, of)) == 1
+
+
 def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> None:
     framed = sample([b"\0\0\0\0\7" + b'{"a": 1}'] * 10)
     assert plain_format(proposed(framed)[1].source.format) == {"type": "json", "framing": "confluent"}

@@ -23,6 +23,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
+from pyroaring import BitMap64
 
 from frazil.errors import SpecError
 from frazil.ingest import parquet
@@ -43,6 +44,7 @@ from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.routes import Parcel
 from frazil.ingest.stage import Read, Suspect, read, stage, write
 from frazil.spec import iceberg
+from frazil.spec.formats import JsonFormat
 from frazil.spec.model import StreamSpec
 
 RANGE_START = 100
@@ -730,3 +732,45 @@ def test_progress_that_cannot_be_told_does_not_fail_the_task(
     assert [r.getMessage() for r in caplog.records].count(
         "the task's progress cannot be reported, and it goes on: [Errno 5] the state's folder is away"
     ) == 1
+
+
+def test_a_record_of_several_lines_lands_whole_with_its_lines_numbered_and_counts_once(make_world: MakeWorld) -> None:
+    world = make_world({"user": "string"}, partition_by=("hour(ts)",), sort_by=("user desc",))
+    source = world.spec.source.model_copy(update={"format": JsonFormat(lines=True)})
+    world.spec = world.spec.model_copy(update={"source": source})
+    world.chunk_records = 4
+    moment = b'{"ts":"2024-01-01T0%d:00:00Z"}'
+    records = [
+        Record(b"\n".join([moment % 3, b"", moment % 1, moment % 2]), key=b"ann"),
+        Record(b"\n".join([moment % 1, b'{"ts":"9999-12-31T23:59:59-05:00"}', moment % 2])),
+        Record(moment % 1),
+        Record(b"\n".join([moment % 1, moment % 1]), key=b"\xff"),
+        Record(b"\n".join([moment % 1, b'{"ts":null}', b"{}"])),
+        Record(b"\n".join([moment % 1, moment % 1]) + b"\n"),
+        Record(None),
+    ]
+    plain = {"format": {"type": "json", "lines": True}, "beside_value": {"user": None}, "window_us": 3_600_000_000}
+    held = BitMap64([RANGE_START + 5]).serialize()
+    context = replace(world.context(), **plain, dead_letters_held={("t", 0): held})
+    result = world.stage(records, context)
+    landed, dead = [], rows(result, "dead-letters")
+    for file in result.files:
+        if file.target == "main":
+            landed += pq.read_table(file.path).to_pylist()
+    assert sorted((r["kafka_offset"] - RANGE_START, r["kafka_line"], r["ts"].hour, r["user"]) for r in landed) == [
+        (0, 0, 3, "ann"),
+        (0, 1, 1, "ann"),
+        (0, 2, 2, "ann"),
+        (2, 0, 1, None),
+    ]
+    assert {offset - RANGE_START: (row["error_class"], row["error"][:8]) for offset, row in dead.items()} == {
+        1: ("OutOfRange", dead[RANGE_START + 1]["error"][:8]),
+        3: ("InvalidUtf8", dead[RANGE_START + 3]["error"][:8]),
+        4: ("MissingRequired", "line 2: "),
+        6: ("Tombstone", dead[RANGE_START + 6]["error"][:8]),
+    }
+    assert dead[RANGE_START + 1]["value"] == records[1].value
+    (progress,) = result.progress
+    assert (progress.records, progress.rejected) == (2, 5), "one that was a dead letter before among them"
+    assert sum((result.windows or {}).values()) == 4
+    assert result.rejects.total == 4

@@ -63,14 +63,15 @@ def test_the_fingerprint_changes_only_with_what_is_declared_of_formats(declare: 
 
     first = fingerprint()
     assert fingerprint(format="json", headers=[]) == first
-    assert fingerprint(format={"type": "json", "framing": "none"}) == first
+    assert fingerprint(format={"type": "json", "framing": "none", "lines": False}) == first
     others = {
         fingerprint(format={"type": "json", "framing": "confluent"}),
+        fingerprint(format={"type": "json", "lines": True}),
         fingerprint(key={"column": "text"}),
         fingerprint(headers=[{"name": "x", "column": "text"}]),
         fingerprint({**TIMED, "at": {"type": "timestamptz", "unit": "ms"}}),
     }
-    assert len(others | {first}) == 5
+    assert len(others | {first}) == 6
 
 
 def test_a_circuit_is_declared_as_a_percentage_or_off(declare: Declare) -> None:

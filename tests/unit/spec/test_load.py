@@ -180,6 +180,15 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"schema": {"departed": "timestamptz", "kafka_offset": "long"}},
         ["kafka_offset", "coordinates: false"],
     ),
+    ("line", {"schema": {"departed": "timestamptz", "Kafka_line": "int"}}, ["Kafka_line", "that frazil adds"]),
+    (
+        "lines without coordinates",
+        {
+            "coordinates": False,
+            "source": {"bootstrap-servers": "a:1", "topics": "x", "format": {"type": "json", "lines": True}},
+        },
+        ["source.format.lines", "needs the column kafka_line"],
+    ),
     ("dotted column", {"schema": {"departed": "timestamptz", "a.b": "long"}}, ["a.b", "dot"]),
     (
         "dead letters",

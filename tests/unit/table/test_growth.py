@@ -61,6 +61,13 @@ def test_names_in_another_case_are_refused_at_every_level():
     assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
 
 
+def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():
+    assert asked(new("Kafka_line"), new("place", "kafka_line")) == (
+        [new("place", "kafka_line")],
+        ["Kafka_line has the name of a column that frazil adds"],
+    )
+
+
 def test_a_column_that_was_dropped_or_renamed_does_not_come_back():
     before = Schema(NestedField(1, "key", LongType()), NestedField(20, "gone", StringType()))
     changes, refused = asked(new("gone"), new("key"), new("other"), former=(before,))

@@ -40,8 +40,11 @@ fill."""
 def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that checks loads no compiler
     from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
 
-    decode = JsonDecoder(schema, units)
+    decode: Decoder = JsonDecoder(schema, units)
+    if declared.lines:
+        decode = LinesDecoder(decode)
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
 
 
@@ -105,11 +108,17 @@ def quoter(plain: PlainFormat) -> Quoter:
     declared = _parsed(plain)
     if isinstance(declared, CsvFormat):
         return Line(declared).quoted
-    if not isinstance(declared, JsonFormat):
+    if not isinstance(declared, JsonFormat) or declared.lines:
         return lambda _, __: None
     if declared.framing == "confluent":
         return lambda record, path: quoted_json(content(record), path)
     return quoted_json
+
+
+def has_lines(plain: PlainFormat) -> bool:
+    """Whether a record may be several rows."""
+    declared = _parsed(plain)
+    return isinstance(declared, JsonFormat) and declared.lines
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:

@@ -99,7 +99,10 @@ def malformed(text: bytes, message: str) -> str:
     if message == "Input data was truncated" or (more is None and message.endswith(f"(byte {len(text)})")):
         return "the record is cut off: an object, array or string in it does not end"
     if more and text[int(more[1]) - 1 :].lstrip(WHITE_SPACE).startswith(b"{"):
-        return f"the value has several objects (another begins at byte {more[1]}): write a record for each"
+        return (
+            f"the value has several objects (another begins at byte {more[1]}): write a record for each. Where each is "
+            "on a line of its own, declare source.format: {type: json, lines: true}"
+        )
     return message
 
 

@@ -1,0 +1,124 @@
+"""Several objects of JSON in one record, each on a line of its own: each becomes a row, or none of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Decoder, Rejection, first_places, joined, whole_records
+from frazil.ingest.sightings import SightingDecoder
+
+LINES_MOST = 100_000
+"""Of one record: a record of nothing but newlines must not take many times its bytes."""
+LINES_AT_ONCE = 500_000
+"""About so many lines are decoded at a time, for their places take more memory than short lines themselves."""
+_NEWLINE = 10
+_IS_WHITE = np.zeros(256, np.bool_)
+_IS_WHITE[[*b" \t\r"]] = True
+
+
+class LinesDecoder:
+    """Decodes each line as a record. A record of which a line is rejected is one rejection, and has no rows."""
+
+    def __init__(self, decode: Decoder) -> None:
+        self._decode = decode
+
+    def sight(self, *, widening: bool) -> None:
+        if isinstance(self._decode, SightingDecoder):
+            self._decode.sight(widening=widening)
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        values = chunk.values
+        breaks = _breaks(values)
+        too_many = np.flatnonzero(breaks >= LINES_MOST)
+        parts = [self._part(values.take(places)).moved(places) for places in _groups(breaks)]
+        nothing = self._decode(Chunk.of_values([]))
+        rejections = [
+            Rejection(place, "TooManyLines", f"the value has more than {LINES_MOST:,} lines")
+            for place in too_many.tolist()
+        ]
+        return joined([Decoded(nothing.rows, nothing.kept, rejections), *parts])
+
+    def _part(self, values: BinaryColumn) -> Decoded:
+        lines, record = _lines(values)
+        is_blank = np.ones(len(values), np.bool_)
+        is_blank[record] = False
+        blank = np.flatnonzero(is_blank)
+        # Null, empty and blank records are decoded as they are, for the decoder's own words about them.
+        record = np.concatenate([record, blank])
+        number = np.arange(len(record)) - first_places(record)
+        decoded = self._decode(Chunk.of_column(_both(lines, values.take(blank))))
+        order = np.argsort(decoded.kept, kind="stable")
+        kept, rows = decoded.kept[order], decoded.rows
+        if not (order == np.arange(len(order))).all():
+            rows = rows.take(order)
+        several = np.bincount(record, minlength=len(values)) > 1
+        first: dict[int, Rejection] = {}
+        for rejection in sorted(decoded.rejections, key=lambda r: r.index):
+            place = int(record[rejection.index])
+            where = f"line {number[rejection.index] + 1}: " if several[place] else ""
+            first.setdefault(place, Rejection(place, rejection.error_class, f"{where}{rejection.error}"))
+        return whole_records(Decoded(rows, record[kept], [*first.values()], decoded.sighted))
+
+
+def _breaks(values: BinaryColumn) -> NDArray[np.int64]:
+    """How many newlines are in each record."""
+    there = np.flatnonzero(values.lengths > 0)
+    found = np.zeros(len(values), np.int64)
+    if len(there):
+        found[there] = _summed(values.data == _NEWLINE, values.starts[there], values.lengths[there])
+    return found
+
+
+def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many marks are in each of these pieces, none of which is empty."""
+    bounds = np.stack([starts, starts + lengths], axis=1).ravel()
+    if bounds.max() == len(marks):
+        marks = np.append(marks, False)
+    sums: NDArray[np.int64] = np.add.reduceat(marks, bounds, dtype=np.int64)[::2]
+    return sums
+
+
+def _groups(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Places of records that are decoded together."""
+    places = np.flatnonzero(breaks < LINES_MOST)
+    group = np.cumsum(breaks[places] + 1) // LINES_AT_ONCE
+    yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
+
+
+def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
+    """The lines that are not blank, in the order of their records, and the record of each."""
+    there = np.flatnonzero(values.lengths > 0)
+    low = values.starts[there]
+    order = np.argsort(low, kind="stable")
+    low, high = low[order], (low + values.lengths[there])[order]
+    window = (int(low[0]), int(high.max())) if len(low) else (0, 0)
+    breaks = np.flatnonzero(values.data[slice(*window)] == _NEWLINE) + window[0]
+    of = np.searchsorted(low, breaks, "right") - 1
+    inside = breaks < high[of] if len(breaks) else np.zeros(0, np.bool_)
+    breaks, of = breaks[inside], of[inside]
+    record = np.concatenate([np.arange(len(low)), of])
+    begins = np.concatenate([low, breaks + 1])
+    ends = np.concatenate([high, breaks])
+    by_begin = np.lexsort((begins, record))
+    begins, ends, record = begins[by_begin], ends[np.lexsort((ends, record))], there[order][record[by_begin]]
+    some = np.flatnonzero(ends > begins)
+    told = ~_IS_WHITE[values.data[begins[some]]]
+    if not told.all():
+        odd = some[~told]
+        is_ink = ~_IS_WHITE[values.data[slice(*window)]]
+        told[~told] = _summed(is_ink, begins[odd] - window[0], (ends - begins)[odd]) > 0
+    some = some[told]
+    some = some[np.argsort(record[some], kind="stable")]
+    return BinaryColumn(values.data, begins[some], (ends - begins)[some]), record[some]
+
+
+def _both(lines: BinaryColumn, others: BinaryColumn) -> BinaryColumn:
+    """Of one buffer."""
+    return BinaryColumn(
+        lines.data, np.concatenate([lines.starts, others.starts]), np.concatenate([lines.lengths, others.lengths])
+    )

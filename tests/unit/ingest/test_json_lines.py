@@ -1,0 +1,83 @@
+"""Several objects of JSON in one record: all of them are rows, in their order, or the record is one dead letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, line_numbers
+from frazil.ingest.formats import decoder
+from frazil.ingest.formats.json import lines
+
+SCHEMA = Schema(NestedField(1, "x", LongType(), required=True), NestedField(2, "s", StringType(), required=False))
+ONE = decoder("json", SCHEMA, {})
+LINES = decoder({"type": "json", "lines": True}, SCHEMA, {})
+GOOD = (
+    b'{"x": 1}',
+    b' {"x": 2, "s": "a\\nb"}\t',
+    '{"x": 3, "s": "é"}\r'.encode(),
+    b'{"s": null, "x": 4, "more": [{}]}',
+)
+BAD = (b'{"x": "one"}', b'{"s": "a"}', b"[1]", b'{"x": 1', b'{"x": 1} {"x": 2}', b"\xff", b'{"x": 1}\x00')
+BLANK = (b"", b" ", b"\r", b"\t \r")
+RECORDS = st.none() | st.lists(st.sampled_from((*GOOD, *GOOD, *BLANK, *BAD)), max_size=6).map(b"\n".join)
+
+
+def outcomes(decoded: Decoded, count: int) -> list[Any]:
+    """For each record its rows with their numbers, or the class and the text of its one error."""
+    found: list[Any] = [[] for _ in range(count)]
+    for place, number, row in zip(
+        decoded.kept.tolist(), line_numbers(decoded.kept).tolist(), decoded.rows.to_pylist(), strict=True
+    ):
+        assert len(found[place]) == number
+        found[place].append((row["x"], row["s"]))
+    for rejection in decoded.rejections:
+        assert found[rejection.index] == []
+        found[rejection.index] = (rejection.error_class, rejection.error)
+    return found
+
+
+def alone(value: bytes | None) -> Any:
+    """What becomes of a record, line by line."""
+    parts = [line for line in (value or b"").split(b"\n") if line.strip(b" \t\r")]
+    if not parts:
+        return outcomes(ONE(Chunk.of_values([value])), 1)[0]
+    found = outcomes(ONE(Chunk.of_values(parts)), len(parts))
+    for number, of in enumerate(found, 1):
+        if isinstance(of, tuple):
+            return (of[0], f"line {number}: {of[1]}" if len(parts) > 1 else of[1])
+    return [row for rows in found for row in rows]
+
+
+@given(st.lists(RECORDS, max_size=12), st.sampled_from([1, 3, 500_000]))
+def test_each_line_is_what_it_would_be_alone_and_a_bad_one_rejects_its_record(
+    values: list[bytes | None], at_once: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "LINES_AT_ONCE", at_once)
+        found = LINES(Chunk.of_values(values))
+        assert outcomes(found, len(values)) == [alone(value) for value in values]
+    backwards = Chunk.of_values(values).piece(0, len(values))
+    taken = Chunk.of_column(backwards.values.take(np.arange(len(values))[::-1]))
+    assert outcomes(LINES(taken), len(values)) == [alone(value) for value in reversed(values)]
+
+
+def test_a_record_of_very_many_lines_is_one_dead_letter_and_the_others_land() -> None:
+    most = lines.LINES_MOST
+    found = LINES(Chunk.of_values([b"\n" * most, b'{"x": 1}\n' * (most - 1), b'{"x": 1}' + b"\n" * (most - 1)]))
+    rejected, rows, one = outcomes(found, 3)
+    assert rejected == ("TooManyLines", "the value has more than 100,000 lines")
+    assert (len(rows), one) == (most - 1, [(1, None)])
+
+
+def test_a_frame_is_before_all_lines() -> None:
+    framed = decoder({"type": "json", "framing": "confluent", "lines": True}, SCHEMA, {})
+    found = framed(Chunk.of_values([b'{"x": 1}', b'\0\0\0\0\7{"x": 1}\n{"x": 2}']))
+    assert [of if isinstance(of, list) else of[0] for of in outcomes(found, 2)] == ["NotFramed", [(1, None), (2, None)]]
