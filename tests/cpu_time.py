@@ -1,7 +1,7 @@
-"""`pytest -p tests.cpu_time`: the CPU seconds of each test with all of its processes, by folder and for the dearest.
+"""`pytest -p tests.cpu_time`: seconds in a worker and CPU seconds, by folder; and the tests that take most CPU.
 
-Unlike minutes, they hardly depend on what else the machine does. A server that tests share counts for the test that
-started it, and from then on for each with what it does meanwhile.
+CPU seconds are those of a test with all of its processes, and hardly depend on what else the machine does. A server
+that tests share counts for the test that started it, and from then on for each with what it does meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 SHOWN = 20
 _spent: Counter[str] = Counter()
+_took: Counter[str] = Counter()
 
 
 def cpu_s() -> float:
@@ -45,6 +46,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In the process that reports, which need not be the one that ran the test."""
+    _took[folder_of(report.nodeid)] += report.duration  # type: ignore[assignment]
     if report.when == "teardown":
         _spent[report.nodeid] += float(dict(report.user_properties).get("cpu_s", 0))  # type: ignore[arg-type]
 
@@ -52,10 +54,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     folders: Counter[str] = Counter()
     for test, spent in _spent.items():
-        folders["/".join(PurePath(test).parts[:2])] += spent
-    terminalreporter.section("CPU seconds")
-    for name, spent in [*folders.most_common(), *_spent.most_common(SHOWN)]:
-        terminalreporter.line(f"{spent:8.1f}  {name}")
+        folders[folder_of(test)] += spent
+    terminalreporter.section("seconds in a worker, CPU seconds")
+    for name, took in _took.most_common():
+        terminalreporter.line(f"{took:8.1f} {folders[name]:8.1f}  {name}")
+    for name, spent in _spent.most_common(SHOWN):
+        terminalreporter.line(f"{spent:17.1f}  {name}")
+
+
+def folder_of(test: str) -> str:
+    return "/".join(PurePath(test).parts[:2])
 
 
 began = pytest.StashKey[float]()
