@@ -64,6 +64,20 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
     return tuple(addresses)
 
 
+def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
+    """The id of the newest application with a tag; None if YARN has none, or gives no usable answer."""
+    parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
+    for address in addresses:
+        try:
+            with requests.Session() as session:
+                answer = call(session, "GET", f"{address}/ws/v1/cluster/apps", who=WHO, params=parameters)
+            found = body(answer, who=WHO).get("apps") or {}
+        except Silent:
+            continue
+        return max((str(app["id"]) for app in found.get("app") or ()), default=None)
+    return None
+
+
 class YarnDriver:
     """A Spark application in cluster mode: its ApplicationMaster is the driver.
 

@@ -35,6 +35,7 @@ class SparkMaster(process.EmbeddedServer):
         last = self.last_ports(self.folder)
         self.port = port or (last[0] if last else process.free_port())
         self._ui_port = last[1] if last else process.free_port()
+        self.rest_port = last[2] if last else process.free_port()
         self.log = self.folder / "master.log"
 
     @property
@@ -56,23 +57,25 @@ class SparkMaster(process.EmbeddedServer):
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
     @staticmethod
-    def last_ports(folder: Path) -> tuple[int, int] | None:
-        """Its port and its web page's, of the last start on this folder."""
+    def last_ports(folder: Path) -> tuple[int, int, int] | None:
+        """Its port, its web page's and its REST server's, of the last start on this folder."""
         file = folder / PORTS_FILE
         if not file.is_file():
             return None
-        port, ui_port = file.read_text().split()
-        return int(port), int(ui_port)
+        port, ui_port, *later = map(int, file.read_text().split())
+        return port, ui_port, later[0] if later else process.free_port()  # a folder of an earlier version has two
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="the Spark master", option="--spark-port")
         state = self.folder / "state"
         state.mkdir(parents=True, exist_ok=True)
-        (self.folder / PORTS_FILE).write_text(f"{self.port} {self._ui_port}")
+        (self.folder / PORTS_FILE).write_text(f"{self.port} {self._ui_port} {self.rest_port}")
         options = [
             "-Dspark.deploy.recoveryMode=FILESYSTEM",
             f"-Dspark.deploy.recoveryDirectory={state}",
-            "-Dspark.master.rest.enabled=false",
+            "-Dspark.master.rest.enabled=true",
+            f"-Dspark.master.rest.host={process.LOOPBACK}",
+            f"-Dspark.master.rest.port={self.rest_port}",
         ]
         arguments = ["--host", process.LOOPBACK, "--port", str(self.port), "--webui-port", str(self._ui_port)]
         _start(self, process.LOOPBACK, options, "org.apache.spark.deploy.master.Master", arguments)

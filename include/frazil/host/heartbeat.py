@@ -89,8 +89,10 @@ class Heartbeat:
     def read(cls, exchange: Exchange) -> Heartbeat | None:
         """The last heartbeat, or None where no writer has run."""
         raw = exchange.read(NAME)
-        if raw is None:
-            return None
+        return None if raw is None else cls.from_json(raw)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Heartbeat:
         # What a later version adds is left out: its writers may run beside this reader during an upgrade.
         known = {field.name: raw[field.name] for field in dataclasses.fields(cls) if field.name in raw}
         stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None

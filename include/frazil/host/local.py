@@ -7,8 +7,10 @@ import sys
 import uuid
 from pathlib import Path
 
+from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import run_folder
+from frazil.host.agents import ask_agent_to_kill
 from frazil.host.endings import read_heartbeat, record_unseen_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.lock import read_launch
@@ -72,6 +74,8 @@ class LocalLauncher(Launcher):
     def stop(self, *, force: bool) -> None:
         """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone.
 
+        The agent of a driver in a cluster is first asked to kill that.
+
         A hosted one is left alone too: its process writes other streams as well.
         """
         launch = read_launch(self.folder)
@@ -83,7 +87,8 @@ class LocalLauncher(Launcher):
                 kill_group(launch.parent)
         elif force:
             # Never the parent, which is about to record how the writer ended.
-            kill_group(launch.writer)
+            if not ask_agent_to_kill(self.folder, launch.writer, now_ms=clock.now_ms()):
+                kill_group(launch.writer)
         else:
             terminate(launch.writer)
 

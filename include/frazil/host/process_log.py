@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 
+FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 
 def log_to_stderr(*, with_threads: bool = False) -> None:
     """Log frazil's own messages, and warnings of others, to standard error."""
-    thread = "[%(threadName)s] " if with_threads else ""
-    form = f"%(asctime)s %(levelname)s %(name)s: {thread}%(message)s"
+    form = FORM.replace("%(message)s", "[%(threadName)s] %(message)s") if with_threads else FORM
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

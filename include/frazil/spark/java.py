@@ -41,6 +41,11 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
     return java
 
 
+def in_jvm() -> bool:
+    """Whether a JVM started this Python, as that of a driver in a cluster, and is to be used."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 @contextmanager
 def java_needed() -> Iterator[None]:
     """Around the start of a JVM: reports a missing Java before the start, and an unfit Java after a failed one.
@@ -49,6 +54,9 @@ def java_needed() -> Iterator[None]:
     JVM, so it is asked only after a failure.
     """
     require_pyspark()
+    if in_jvm():
+        yield
+        return
     find_java(os.environ)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Makes the archive that brings a writer's Python to the executors of a cluster.
+"""Makes the archive that brings a writer's Python to the executors of a cluster, and to a driver that runs there.
 
-It has this Python with its standard library, frazil, and what a stage needs: no Airflow, no quality gates, and no
+It has this Python with its standard library, frazil, and what a stage and a driver need: no Airflow, no quality gates, and no
 PySpark, which a cluster has. The loops over records are compiled in it, for the kind of CPU of this host.
 """
 
@@ -34,7 +34,10 @@ NEEDED = (
     "pyroaring",
     "pyyaml",
     "requests",
+    "sqlalchemy",
 )
+WHERE_INSTALLED = ("psycopg2-binary",)
+"""What a driver's catalog may need."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
 LEFT_OUT = (
     "*.a",
@@ -76,7 +79,11 @@ LAUNCHER = """\
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """
-TRIAL = "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); sys.exit(daemon.STAGE not in sys.modules)"
+TRIAL = (
+    "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); "
+    "import frazil.remote.driver, frazil.stream.spark_engine, frazil.stream.writer; "
+    "sys.exit(daemon.STAGE not in sys.modules)"
+)
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
@@ -90,7 +97,7 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"
         python = _copy_python(root)
-        _copy_packages(root, [*NEEDED, *(STORAGES[name] for name in storages)])
+        _copy_packages(root, [*NEEDED, *filter(_is_installed, WHERE_INSTALLED), *(STORAGES[name] for name in storages)])
         say("copied Python and packages; compiling the loops over records")
         _prepare(root, python)
         say("packing")
@@ -102,14 +109,15 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
 
 def installed_storages() -> tuple[str, ...]:
     """The storages whose packages are installed here."""
-    found = []
-    for name, requirement in STORAGES.items():
-        try:
-            list(_closure([requirement]))
-        except MissingExtra:
-            continue
-        found.append(name)
-    return tuple(found)
+    return tuple(name for name, requirement in STORAGES.items() if _is_installed(requirement))
+
+
+def _is_installed(requirement: str) -> bool:
+    try:
+        list(_closure([requirement]))
+    except MissingExtra:
+        return False
+    return True
 
 
 def _copy_python(root: Path) -> Path:

@@ -12,6 +12,7 @@ _HERE = Path(__file__).parent
 
 AGGREGATE_DAILY = _HERE / "aggregate_daily.py"
 BACKFILL = _HERE / "backfill.py"
+DRIVE_STREAM = _HERE / "drive_stream.py"
 MAINTAIN_TABLE = _HERE / "maintain_table.py"
 WRITE_APPLICATION = _HERE / "write_application.py"
 WRITE_STREAM = _HERE / "write_stream.py"

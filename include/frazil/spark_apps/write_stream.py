@@ -12,6 +12,7 @@ from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
+from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_sound import find_and_remember
 from frazil.table.configuration import check_configuration
 
@@ -28,6 +29,11 @@ def main() -> int:
             from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
         spec = find_and_remember(arguments.streams, arguments.name)
+        if spec.resources.driver_in_cluster:
+            with extras_named():
+                from frazil.remote.agent import run_agent  # noqa: PLC0415 - as above
+
+            return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
     except FrazilError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

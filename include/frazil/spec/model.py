@@ -274,7 +274,8 @@ class StreamSpec(Model):
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
         dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
-        nested = {"source": source, "columns": columns, "dead_letters": dead_letters}
+        resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
+        nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
         unused = {"maintenance", "application"} | ({"evolution"} if self.evolution.mode == "off" else set())
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 

@@ -20,6 +20,13 @@ _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
 
 
+class DeployMode(StrEnum):
+    """Where the driver of a writer with a cluster runs."""
+
+    CLIENT = "client"
+    CLUSTER = "cluster"
+
+
 class ClusterManager(StrEnum):
     """What gives a writer its executors."""
 
@@ -47,8 +54,19 @@ class Resources(Model):
         default=LOCAL,
         description="Where tasks run. `local[*]`: in the writer's process on this host, `cores` at once. "
         "`spark://host:port[,host:port]`: on a standalone cluster. `yarn`: on the YARN cluster that `HADOOP_CONF_DIR` "
-        "names. `k8s://https://host:port`: in pods, by that Kubernetes API server. On each of these clusters, the "
-        "driver stays on this host.",
+        "names. `k8s://https://host:port`: in pods, by that Kubernetes API server. Where the driver runs says "
+        "`deploy-mode`.",
+    )
+    deploy_mode: DeployMode = Field(
+        default=DeployMode.CLIENT,
+        description="Where the driver of a writer on a cluster runs. `client`: in the writer's process on this host. "
+        "`cluster`: in the cluster, where it outlives this host; an agent on this host submits and follows it.",
+    )
+    rest_port: int = Field(
+        default=6066,
+        gt=0,
+        lt=65536,
+        description="On a standalone cluster, with `deploy-mode: cluster`: the port of each master's REST server.",
     )
     cores: int = Field(default=2, gt=0, description="Tasks that run at once: on a cluster, of all executors together.")
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
@@ -71,6 +89,11 @@ class Resources(Model):
     def on_cluster(self) -> bool:
         """Whether executors are processes of their own, perhaps on other hosts."""
         return self.master != LOCAL
+
+    @property
+    def driver_in_cluster(self) -> bool:
+        """Whether the driver, too, runs in the cluster."""
+        return self.on_cluster and self.deploy_mode is DeployMode.CLUSTER
 
     @property
     def manager(self) -> ClusterManager | None:

@@ -9,7 +9,7 @@ from frazil.spec import layout_rules, property_rules
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
-from frazil.spec.resources import IMAGES, ClusterManager
+from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
 from frazil.spec.types import UNREADABLE, parse_type, places_of
 from frazil.spec.units import format_duration
 
@@ -213,11 +213,16 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem("resources.spark.spark.master", r.spark["spark.master"], "is set by resources.master")
         deploy = r.spark.get("spark.submit.deployMode", "client")
         if deploy != "client" and not deploy.startswith("${"):
-            what = "is not supported: a writer's driver is a process of the host that supervises it; leave it out"
+            what = "is set by resources.deploy-mode"
             yield Problem("resources.spark.spark.submit.deployMode", deploy, what)
         if r.manager is ClusterManager.KUBERNETES and not IMAGES & set(r.spark):
             what = "needs an image for its executors: let resources.spark.spark.kubernetes.container.image name one"
             yield Problem("resources.master", r.master, what)
+        if r.driver_in_cluster:
+            yield from _driver_in_cluster(spec)
+    elif r.deploy_mode is DeployMode.CLUSTER:
+        what = "needs a cluster: let resources.master name one"
+        yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
     elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
         what = "names a cluster, of which only resources.master tells frazil"
         yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
@@ -225,6 +230,18 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package")
     if not r.on_cluster and r.package:
         yield Problem("resources.package", r.package, "is for executors of a cluster, but resources.master is local[*]")
+
+
+def _driver_in_cluster(spec: StreamSpec) -> Iterator[Problem]:
+    """What a driver in the cluster needs beyond executors of one."""
+    r = spec.resources
+    if spec.application is not None:
+        what = "is not for streams that share an application: its driver is a process of the host that supervises it"
+        yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
+    uploads = "spark.kubernetes.file.upload.path"
+    if r.manager is ClusterManager.KUBERNETES and uploads not in r.spark:
+        what = f"needs a storage that hands files to the driver's pod: let resources.spark.{uploads} name one"
+        yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
 
 
 def _dead_letters(spec: StreamSpec) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
-from frazil.spark.java import find_java, require_pyspark
+from frazil.spark.java import find_java, in_jvm, require_pyspark
 from frazil.spec.model import StreamSpec
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     log_to_stderr()
     # Before the take-over, so that a host without Java or PySpark fences nobody.
     require_pyspark()
-    find_java(os.environ)
+    if not in_jvm():
+        find_java(os.environ)
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - needs PySpark
 
     engine = SparkEngine(spec)

@@ -15,7 +15,7 @@ from pyspark import SparkConf, SparkContext
 from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import LEAN, java_options
-from frazil.spark.java import java_needed
+from frazil.spark.java import in_jvm, java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
 from frazil.spec.resources import ClusterManager, Resources
@@ -23,6 +23,10 @@ from frazil.stream import worker_daemon
 
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """Environment variables of which one names the folder of the Hadoop cluster's configuration."""
+OF_SUBMISSION = frozenset(
+    {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
+)
+"""Properties that a driver in a cluster has from its submission, which may have changed them."""
 TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory of one Python worker, and of the records that it stages."""
@@ -53,12 +57,15 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 def start_context(spec: StreamSpec) -> SparkContext:
     """Start the JVM. Raises `EnvironmentUnusable` where it does not start, or does not know its cluster."""
-    if spec.resources.manager is ClusterManager.YARN and not any(map(os.environ.get, HADOOP_FOLDERS)):
+    in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
+    if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
             f"stream {spec.name!r} has resources.master: yarn, but HADOOP_CONF_DIR is not set: let it name, for the "
             "process that starts the writer, the folder that has the cluster's yarn-site.xml and core-site.xml"
         )
     properties = writer_properties(spec)
+    if in_cluster:
+        properties = {key: value for key, value in properties.items() if key not in OF_SUBMISSION}
     os.environ["PYSPARK_PYTHON"] = executors_python(spec, properties)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if properties.get("spark.driver.bindAddress") == "127.0.0.1":
@@ -102,11 +109,11 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
         "spark.task.maxFailures": str(TASK_ATTEMPTS),
         **archive,
         # Executors of other hosts connect to the driver: there Spark chooses the address, or the declaration does.
-        **(_LOOPBACK if _on_loopback(resources.master) else {}),
+        **(_LOOPBACK if on_loopback(resources.master) else {}),
     }
 
 
-def _on_loopback(master: str) -> bool:
+def on_loopback(master: str) -> bool:
     """Whether all of a standalone cluster's masters listen on this host's loopback, so that its workers do as well."""
     if not master.startswith("spark://"):
         return False

@@ -115,7 +115,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "cluster mode",
         {"resources": {"master": "yarn", "spark": {"spark.submit.deployMode": "cluster"}}},
-        ["resources.spark.spark.submit.deployMode: 'cluster' is not supported"],
+        ["resources.spark.spark.submit.deployMode: 'cluster' is set by resources.deploy-mode"],
     ),
     ("no master", {"resources": {"master": "here:7077"}}, ["'here:7077' is no master; write local[*] for this host"]),
     ("cores of a host", {"resources": {"master": "local[4]"}}, ["is not local[*]; resources.cores says"]),

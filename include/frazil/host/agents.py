@@ -1,0 +1,42 @@
+"""Writers whose process is the agent of a driver in a cluster: killing the process alone would leave the driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from frazil.host.json_file import read_json, replace_json
+from frazil.host.processes import is_alive
+from frazil.host.records import ProcessMark
+
+AGENT_FILE = "agent.json"
+KILL = signal.SIGUSR1
+"""Asks an agent to kill its driver, and then to end."""
+KILLS_WITHIN_MS = 60_000
+"""After that, an agent that was asked is killed itself; the next one finds in its order that the driver is to go."""
+
+
+def record_agent(folder: Path) -> None:
+    """Let the folder know that this process is an agent, which takes the signal KILL."""
+    replace_json(folder / AGENT_FILE, {"pid": os.getpid()})
+
+
+def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
+    """Have the agent end its driver by force; False if the process is no agent, or did not within a minute."""
+    try:
+        agent = read_json(folder / AGENT_FILE)
+    except ValueError:
+        return False
+    if not isinstance(agent, dict) or agent.get("pid") != writer.pid:
+        return False
+    asked_ms = agent.get("asked_at_ms")
+    if asked_ms is None:
+        replace_json(folder / AGENT_FILE, {**agent, "asked_at_ms": now_ms})
+    elif not 0 <= now_ms - asked_ms < KILLS_WITHIN_MS:
+        return False
+    if is_alive(writer):
+        with suppress(ProcessLookupError):
+            os.kill(writer.pid, KILL)
+    return True

@@ -1,0 +1,283 @@
+"""The process of a writer whose driver runs in a cluster: it submits the driver, follows it, and ends as it ended.
+
+To its supervisor it is the writer: it has the lock, the heartbeat, the log and the exit code. All that it knows of the
+driver is in the table's storage and the cluster's API, so an agent that begins finds the driver of the last one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from frazil import __version__, clock
+from frazil.cluster.api import Silent
+from frazil.cluster.driver import Driver, DriverState, DriverStatus
+from frazil.cluster.submission import ClusterDriver
+from frazil.errors import FrazilError
+from frazil.home import run_folder
+from frazil.host.agents import KILL, record_agent
+from frazil.host.process_log import log_to_stderr
+from frazil.remote.driver_folder import DriverFolder, LogEnd, Order, Told, Wanted
+from frazil.remote.follow import KILLED, Act, Seen, Step, decide
+from frazil.remote.mirror import Mirror
+from frazil.remote.preparing import Prepared, prepare
+from frazil.remote.submitter import Submitter, submitter
+from frazil.spec.model import StreamSpec
+
+log = logging.getLogger("frazil")
+
+LOOK_S = 1.5
+"""Between two looks at what the driver tells."""
+ASK_S = 5.0
+"""Between two questions to the cluster, while the driver tells that it is well."""
+KILL_AGAIN_S = 5.0
+QUIET_S = 10.0
+"""A driver that told nothing new for so long is asked about at each look."""
+LOG_SHOWN_BYTES = 64 * 1024
+_UNASKED = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
+
+
+def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
+    """Have the stream written by a driver in its cluster, by the Python file `program`; returns its exit code.
+
+    SIGTERM asks the driver to end after its current batch, SIGUSR1 kills it. Being killed does not end the driver.
+    """
+    log_to_stderr()
+    folder = run_folder(spec.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = Asked()
+    asked.listen()
+    with Mirror(spec, folder) as mirror:
+        record_agent(folder)
+        try:
+            prepared = prepare(spec, streams, program=program)
+            agent = Agent(prepared, submitter(prepared.resources), mirror, asked, until_caught_up=until_caught_up)
+            code, error = agent.run()
+        except FrazilError as problem:
+            log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
+            code, error = problem.exit_code, f"{type(problem).__name__}: {problem}"
+        mirror.ended(error if code else None)
+    return code
+
+
+@dataclass(slots=True)
+class Asked:
+    """What this process was asked to do, by signals."""
+
+    stop: str | None = None
+    force: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
+
+    def listen(self) -> None:
+        def stop(signum: int, _: FrameType | None) -> None:
+            self.stop = self.stop or f"its agent was asked to end ({signal.Signals(signum).name})"
+            self.wake.set()
+
+        def force(_: int, __: FrameType | None) -> None:
+            self.force = True
+            self.wake.set()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(KILL, force)
+
+
+class Agent:
+    """Looks, decides (`frazil.remote.follow`) and acts, until the driver has ended."""
+
+    def __init__(  # noqa: PLR0913 - what an agent works with
+        self,
+        prepared: Prepared,
+        cluster: Submitter,
+        mirror: Mirror,
+        asked: Asked,
+        *,
+        until_caught_up: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prepared, self._cluster, self._mirror, self._asked = prepared, cluster, mirror, asked
+        self._folder: DriverFolder = prepared.folder
+        self._until_caught_up, self._monotonic = until_caught_up, monotonic
+        self._order: Order | None = None
+        self._told: Told | None = None
+        self._told_at_s = self._ordered_at_s = monotonic()
+        self._status, self._asked_at_s = _UNASKED, float("-inf")
+        self._followed = False
+        self._log_shown = 0
+        self._said: str | None = None
+        self._killed_at_s = float("-inf")
+
+    def run(self) -> tuple[int, str | None]:
+        """The exit code, and why, if it is not 0. Raises what a submission raises."""
+        while True:
+            try:
+                seen = self._look()
+            except Exception as error:  # a storage that is away must not make this agent leave its driver
+                self._mirror.outage(f"the storage does not tell how the driver is: {type(error).__name__}: {error}")
+                log.warning("what the driver tells cannot be read: %s", error)
+            else:
+                self._mirror.outage(None)
+                step = decide(seen)
+                if step.act is Act.END:
+                    return self._end(step)
+                self._act(step)
+            self._asked.wake.wait(LOOK_S)
+            self._asked.wake.clear()
+
+    def _look(self) -> Seen:
+        if self._order is None:
+            self._order = self._folder.order()
+        if self._order is not None:
+            self._hear(self._order)
+            self._ask(self._order)
+        now_s = self._monotonic()
+        followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
+        self._followed = self._followed or followed or (self._told is not None and self._number_heard > 1)
+        return Seen(
+            wanted=self._wanted(),
+            master=self._prepared.resources.master,
+            order=self._order,
+            told=self._told,
+            told_since_s=now_s - self._told_at_s,
+            ordered_since_s=now_s - self._ordered_at_s,
+            status=self._status,
+            found=self._find(self._order),
+            followed=self._followed,
+            stop=self._asked.stop,
+            force=self._asked.force,
+        )
+
+    _number_heard = 0
+
+    def _hear(self, order: Order) -> None:
+        """Read what the driver told, and pass it on to the run folder."""
+        told = self._folder.told(order.id)
+        if told is None or (self._told is not None and told.number == self._told.number):
+            return
+        self._told, self._told_at_s = told, self._monotonic()
+        self._number_heard += 1
+        if told.beat is not None:
+            self._mirror.heard(told.beat)
+        if told.log_bytes > self._log_shown:
+            self._show(self._folder.log_end(order.id))
+
+    def _show(self, end: LogEnd | None) -> None:
+        """Append what is new of the driver's log to this process's own."""
+        if end is None or end.bytes <= self._log_shown:
+            return
+        new, text = end.bytes - self._log_shown, end.text.encode()
+        if new > len(text):
+            log.info("%d bytes of the driver's log are not shown here", new - len(text))
+        sys.stderr.write(text[-new:].decode(errors="replace"))
+        sys.stderr.flush()
+        self._log_shown = end.bytes
+
+    def _ask(self, order: Order) -> None:
+        """Ask the cluster, less often while the driver tells that it is well."""
+        if order.submission is None:
+            self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not told the driver's name")
+            return
+        now_s = self._monotonic()
+        well = self._told is not None and self._told.exit is None and now_s - self._told_at_s < QUIET_S
+        urgent = not well or self._asked.force or self._status is _UNASKED
+        if not urgent and now_s - self._asked_at_s < ASK_S:
+            return
+        self._asked_at_s = now_s
+        self._status = self._driver(order.submission).status()
+        self._mirror.runs(order.submission, self._status)
+
+    def _find(self, order: Order | None) -> str | None:
+        if order is None or order.submission is not None:
+            return None
+        return self._cluster.find(self._cluster_driver(order))
+
+    def _act(self, step: Step) -> None:
+        if step.act is not Act.WAIT or step.reason != self._said:
+            if step.act is not Act.WAIT:
+                log.info("driver of stream %r: %s: %s", self._prepared.spec.name, step.act, step.reason)
+            self._said = step.reason
+        match step.act:
+            case Act.SUBMIT:
+                self._submit()
+            case Act.ADOPT:
+                self._put(submission=step.reason)
+            case Act.ASK_TO_STOP:
+                self._put(stop=step.reason)
+            case Act.KILL:
+                self._kill()
+
+    def _submit(self) -> None:
+        order = Order(
+            id=uuid.uuid4().hex,
+            wanted=self._wanted(),
+            declared=self._prepared.declared,
+            master=self._prepared.resources.master,
+            ordered_at_ms=clock.now_ms(),
+        )
+        # First the order, then the submission: a driver that nobody knows of would be named by nothing.
+        self._folder.put_order(order)
+        self._order, self._told, self._status = order, None, _UNASKED
+        self._ordered_at_s, self._followed, self._log_shown, self._number_heard = self._monotonic(), True, 0, 0
+        try:
+            submission = self._cluster.submit(self._cluster_driver(order))
+        except Silent as silent:
+            self._ordered_at_s = self._monotonic()
+            log.warning("the submission of a driver had no answer: %s", silent)
+            return
+        log.info("the driver of stream %r is %s", self._prepared.spec.name, submission)
+        self._put(submission=submission)
+        self._folder.forget_all_but(order.id)
+
+    def _kill(self) -> None:
+        if self._order is None or self._order.submission is None:
+            return
+        if not self._order.kill:
+            self._put(kill=True)  # an agent that comes after this one goes on with it
+        if self._monotonic() - self._killed_at_s < KILL_AGAIN_S:
+            return
+        self._killed_at_s = self._monotonic()
+        try:
+            self._driver(self._order.submission).kill()
+        except FrazilError as error:
+            log.warning("the driver could not be killed yet: %s", error)
+
+    def _put(self, **changes: Any) -> None:
+        if self._order is not None:
+            order = dataclasses.replace(self._order, **changes)
+            self._folder.put_order(order)
+            self._order = order
+
+    def _end(self, step: Step) -> tuple[int, str | None]:
+        if self._order is not None and self._followed:
+            self._show(self._folder.log_end(self._order.id))
+            if self._order.submission and (self._told is None or self._told.exit is None):
+                words = self._driver(self._order.submission).log(limit_bytes=LOG_SHOWN_BYTES)
+                if words:
+                    sys.stderr.write(f"{words}\n")
+        code = KILLED if self._asked.force and step.code == 0 and not self._was_last_word() else step.code
+        log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
+        return code, step.reason
+
+    def _was_last_word(self) -> bool:
+        return self._told is not None and self._told.exit is not None
+
+    def _driver(self, submission: str) -> Driver:
+        return self._cluster.open(submission)
+
+    def _wanted(self) -> Wanted:
+        return Wanted(
+            self._prepared.spec.fingerprint(), __version__, self._until_caught_up, self._prepared.restart_generation
+        )
+
+    def _cluster_driver(self, order: Order) -> ClusterDriver:
+        return self._prepared.driver(order.id)

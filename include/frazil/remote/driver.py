@@ -1,0 +1,209 @@
+"""A writer's process in a cluster: it writes the stream as any writer does, and tells its agent through the storage.
+
+It needs no agent to go on. It ends after its current batch when the order says so or names another driver, and when
+people paused the stream; and at once when its JVM is gone, of which nobody tells it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from frazil.errors import FrazilError
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
+from frazil.host.process_log import FORM, log_to_stderr
+from frazil.remote.driver_folder import DriverFolder, Exit, LogEnd, Order, Told
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from frazil.stream.main import run_writer
+from frazil.supervise.desired import DesiredStore
+from frazil.supervise.observed import DesiredMode
+from frazil.table.catalogs import load_catalog
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+log = logging.getLogger(__name__)
+
+TELL_S = 3.0
+"""Between two objects that it writes: readers take a heartbeat for stale after ten seconds."""
+DESIRED_S = 15.0
+"""Between two looks at whether people paused the stream, which an agent tells sooner."""
+LOG_BYTES = 64 * 1024
+CRASHED = 1
+JVM_GONE = 137
+_STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
+"""A standalone worker runs a driver in a folder with its id's name."""
+
+
+def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
+    """Write until an order, a person or Kafka's end says that it is over; returns the exit code.
+
+    Raises FrazilError where not even the order can be read.
+    """
+    log_to_stderr()
+    end_with_parent(os.getppid())
+    loaded = load_catalog(catalog).load_table(table)
+    location = state_location(loaded, stream)
+    io = loaded.io.properties
+    folder = DriverFolder(open_store(location, io), f"{location}/driver")
+    order = folder.order()
+    if order is None or order.id != driver:
+        log.info("stream %r: another driver was submitted since this one; it ends", stream)
+        return 0
+    desired = DesiredStore(stream, loaded)
+    with Telling(folder, order, stream=stream, is_paused=lambda: desired.read().mode is DesiredMode.PAUSED) as telling:
+        telling.ended = Exit(CRASHED, "the driver's Python ended without a word")
+        try:
+            code = _write(validate_stream(order.declared, Path(f"{stream}.yaml")), order)
+        except FrazilError as error:
+            log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
+            telling.ended = Exit(error.exit_code, f"{type(error).__name__}: {error}")
+            return error.exit_code
+        except Exception as error:
+            log.exception("the writer crashed")
+            telling.ended = Exit(CRASHED, f"{type(error).__name__}: {error}")
+            raise
+        telling.ended = Exit(code)
+    return code
+
+
+def _write(spec: StreamSpec, order: Order) -> int:
+    return run_writer(spec, until_caught_up=order.wanted.until_caught_up)
+
+
+class Telling:
+    """A thread that tells how the writer is, and reads what it is to do, until it is closed."""
+
+    def __init__(  # noqa: PLR0913 - what it tells, and to whom
+        self,
+        folder: DriverFolder,
+        order: Order,
+        *,
+        stream: str,
+        is_paused: Callable[[], bool],
+        stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+        tell_s: float = TELL_S,
+    ) -> None:
+        self.ended: Exit | None = None
+        """How the writer ended; told when this is closed."""
+        self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
+        self._exchange, self._tell_s = open_exchange(run_folder(stream)), tell_s
+        self._number = int(time.time() * 1000)  # above all of an earlier process of the same order
+        self._stopping = False
+        self._looked_s = float("-inf")
+        self._tail = LogTail()
+        self._logged = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telling", daemon=True)
+
+    def __enter__(self) -> Self:
+        logging.getLogger().addHandler(self._tail)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        logging.getLogger().removeHandler(self._tail)
+        for wait_s in (1.0, 5.0, 15.0, 0.0):  # the agent asks the cluster, too, if the storage stays away
+            try:
+                self._tell(ended=self.ended)
+                break
+            except Exception as failure:
+                log.warning("the driver cannot tell that it ended: %s", failure)
+                time.sleep(wait_s)
+
+    def step(self) -> None:
+        """Tell once, and obey."""
+        self._tell(ended=None)
+        if self._stopping:
+            return
+        if reason := self._why_stop():
+            log.info("%s: the writer commits its current batch, then ends", reason)
+            self._stopping = True
+            self._stop()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._tell_s):
+            try:
+                self.step()
+            except Exception as error:  # the storage may be away for a while, and the writer tells that itself
+                log.info("the driver cannot tell its agent how it is: %s", error)
+
+    def _why_stop(self) -> str | None:
+        order = self._folder.order()
+        if order is not None and order.id != self._order.id:
+            return "another driver was submitted"
+        if order is not None and order.stop is not None:
+            return order.stop
+        if time.monotonic() - self._looked_s >= DESIRED_S:
+            self._looked_s = time.monotonic()
+            if self._is_paused():
+                return "the stream is paused"
+        return None
+
+    def _tell(self, *, ended: Exit | None) -> None:
+        end = self._tail.end()
+        if end.bytes > self._logged:
+            self._folder.put_log_end(self._order.id, end)
+            self._logged = end.bytes
+        self._number += 1
+        beat = Heartbeat.read(self._exchange)
+        self._folder.tell(self._order.id, Told(self._number, beat, own_submission(), end.bytes, ended))
+
+
+class LogTail(logging.Handler):
+    """Keeps the end of this process's log."""
+
+    def __init__(self, limit_bytes: int = LOG_BYTES) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(FORM))
+        self._limit, self._text, self._bytes = limit_bytes, b"", 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode()
+        self._bytes += len(line)
+        self._text = (self._text + line)[-self._limit :]
+
+    def end(self) -> LogEnd:
+        """What was kept, from the beginning of a line unless one is longer than the limit."""
+        self.acquire()
+        try:
+            text, size = self._text, self._bytes
+        finally:
+            self.release()
+        if len(text) < size and b"\n" in text[:-1]:
+            text = text.partition(b"\n")[2]
+        return LogEnd(text.decode(errors="replace"), size)
+
+
+def own_submission() -> str | None:
+    """The cluster's name of this driver, where it can be known: on a standalone cluster."""
+    name = Path.cwd().name
+    return name if _STANDALONE_ID.fullmatch(name) else None
+
+
+def end_with_parent(parent: int, *, look_s: float = 1.0) -> None:
+    """End this process at once when its parent, the JVM, has: a standalone cluster's kill ends that alone."""
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(look_s)
+        with suppress(OSError):
+            os.write(2, b"the driver's JVM is gone: the driver ends\n")
+        os._exit(JVM_GONE)
+
+    threading.Thread(target=look, name="parent", daemon=True).start()

@@ -1,0 +1,141 @@
+"""What an agent does next, from what the order, the driver and the cluster say. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.remote.driver_folder import Order, Told, Wanted
+
+UNHEARD_S = 60.0
+"""After a submission without an answer: how long to wait for its driver before another is submitted."""
+FRESH_S = 30.0
+"""A driver that told something so lately runs, whatever a cluster that forgot it says."""
+LEAVES_S = 30.0
+"""How long a driver that told its end may still be known as running."""
+KILLED = 137
+CRASHED = 1
+
+
+class Act(StrEnum):
+    SUBMIT = "submit"
+    ADOPT = "adopt"
+    """Note the name that the cluster gave the driver."""
+    ASK_TO_STOP = "ask to stop"
+    KILL = "kill"
+    WAIT = "wait"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    act: Act
+    reason: str
+    """A sentence, for people."""
+    code: int = 0
+    """The exit code of END."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an agent sees at one moment. Times are seconds of its own clock."""
+
+    wanted: Wanted
+    master: str
+    order: Order | None
+    told: Told | None
+    """What the driver of the order told last."""
+    told_since_s: float
+    """How long ago this agent saw something new in it."""
+    ordered_since_s: float
+    """How long ago the driver was ordered; or, if that was another agent, how long this one has looked."""
+    status: DriverStatus
+    """What the cluster says of the order's driver; UNKNOWN while its name is not known."""
+    found: str | None
+    """The cluster's name of a driver whose submission had no answer."""
+    followed: bool
+    """This agent submitted the driver, or has seen it alive."""
+    stop: str | None
+    """Why this agent was asked to end; None if it was not."""
+    force: bool
+    """It was asked to kill the driver."""
+
+
+def decide(seen: Seen) -> Step:  # noqa: PLR0911 - a return for each rule
+    """The first rule that holds. A driver that may run is never left alone beside another that this agent submits."""
+    order = seen.order
+    if order is None:
+        return _begin(seen, "none was submitted before")
+    if over := _over(seen):
+        return _after(seen, order, over)
+    if order.submission is None:
+        return _unanswered(seen, order)
+    if seen.force or order.kill:
+        return Step(Act.KILL, "it did not end when it was asked" if order.kill else "the supervisor ends it by force")
+    why = seen.stop or _differs(seen, order)
+    if why is not None and order.stop is None:
+        if seen.told is None and seen.status.state is DriverState.WAITING:
+            return Step(Act.KILL, f"{why}, and it has not started yet")
+        return Step(Act.ASK_TO_STOP, why)
+    return Step(Act.WAIT, seen.status.reason)
+
+
+def _begin(seen: Seen, why: str) -> Step:
+    if seen.stop is not None:
+        return Step(Act.END, f"{seen.stop}, and no driver runs")
+    return Step(Act.SUBMIT, why)
+
+
+def _over(seen: Seen) -> Step | None:
+    """How the order's driver ended; None if it may run."""
+    ended = seen.told.exit if seen.told else None
+    state = seen.status.state
+    if ended is not None and (state.has_ended or seen.told_since_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
+        return Step(Act.END, ended.error or "it ended in order", ended.code)
+    if not state.has_ended or (state is DriverState.GONE and seen.told and seen.told_since_s < FRESH_S):
+        return None
+    if state is DriverState.SUCCEEDED:
+        return Step(Act.END, seen.status.reason)
+    code = seen.status.exit_code or (KILLED if state is DriverState.KILLED else CRASHED)
+    return Step(Act.END, f"it left no word, and {seen.status.reason}", code)
+
+
+def _after(seen: Seen, order: Order, over: Step) -> Step:
+    """After the end of the order's driver: another one, unless this agent has to tell of that end."""
+    if seen.stop is not None or seen.force:
+        return over if seen.followed else Step(Act.END, f"{seen.stop}, and no driver runs")
+    if not seen.followed:
+        return Step(Act.SUBMIT, f"the last one has ended: {over.reason}")
+    if order.stop is not None and (why := _differs(seen, order)) is not None:
+        return Step(Act.SUBMIT, f"{why}, and the last one has ended")
+    return over
+
+
+def _unanswered(seen: Seen, order: Order) -> Step:
+    """Nobody told the cluster's name of the driver: it may run, or will, or never was."""
+    if name := (seen.told.submission if seen.told else None) or seen.found:
+        return Step(Act.ADOPT, name)
+    if seen.told is not None and seen.told_since_s < FRESH_S:
+        why = seen.stop or _differs(seen, order)
+        if why is not None and order.stop is None:
+            return Step(Act.ASK_TO_STOP, why)
+        return Step(Act.WAIT, "the driver runs, and the cluster's name of it is not known")
+    if seen.ordered_since_s < UNHEARD_S:
+        return Step(Act.WAIT, "the cluster did not answer its submission, so it may start yet")
+    return _begin(seen, f"nothing was heard of the last one for {UNHEARD_S:.0f} s")
+
+
+def _differs(seen: Seen, order: Order) -> str | None:
+    """Why the order's driver is not the one that is wanted; None if it is."""
+    if order.master != seen.master:
+        return f"resources.master was {order.master}"
+    if order.wanted.fingerprint != seen.wanted.fingerprint:
+        return "the declaration has changed"
+    if order.wanted.version != seen.wanted.version:
+        return f"it was submitted by frazil {order.wanted.version}"
+    if order.wanted.restart_generation < seen.wanted.restart_generation:
+        return "a restart was asked for"
+    if order.wanted.until_caught_up != seen.wanted.until_caught_up:
+        return "it was to run until another end"
+    return None

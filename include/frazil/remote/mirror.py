@@ -1,0 +1,125 @@
+"""The heartbeat of an agent: the driver's, as far as it tells one, dated by this host's clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from frazil import clock
+from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.writer_log import rotate_full
+from frazil.spec.model import StreamSpec
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+SILENT_MS = 10_000
+"""A driver's last word counts for so long; then the heartbeat in the run folder grows old, and people see it."""
+LOG_CHECK_BEATS = 60
+
+
+class Mirror:
+    """A thread that writes the heartbeat into the run folder every second, until it is closed.
+
+    While there is no driver yet, it tells what the cluster says of it. While the storage does not answer, it tells that
+    too: the driver may be well.
+    """
+
+    def __init__(self, spec: StreamSpec, folder: Path) -> None:
+        now_ms = clock.now_ms()
+        self._folder, self._exchange = folder, open_exchange(folder)
+        self._lock = threading.Lock()
+        self._beat = Heartbeat(
+            stream=spec.name,
+            pid=os.getpid(),
+            spec_fingerprint=spec.fingerprint(),
+            phase=Phase.STARTING,
+            written_at_ms=now_ms,
+            advanced_at_ms=now_ms,
+        )
+        self._heard_at_ms: int | None = None
+        self._advanced: tuple[int, int] | None = None
+        """When the driver's clock says that it advanced last, and what that is by ours."""
+        self._outage: str | None = None
+        self._notice: str | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if error is not None:
+            self.ended(f"{type(error).__name__}: {error}")
+
+    def heard(self, beat: Heartbeat) -> None:
+        """The driver told something new."""
+        now_ms = clock.now_ms()
+        with self._lock:
+            if self._advanced is None or self._advanced[0] != beat.advanced_at_ms:
+                self._advanced = beat.advanced_at_ms, now_ms - max(0, beat.written_at_ms - beat.advanced_at_ms)
+            self._beat = dataclasses.replace(
+                beat,
+                pid=self._beat.pid,
+                spec_fingerprint=self._beat.spec_fingerprint,
+                advanced_at_ms=self._advanced[1],
+            )
+            self._heard_at_ms = now_ms
+
+    def runs(self, submission: str, status: DriverStatus) -> None:
+        """What the cluster says of the driver."""
+        now_ms = clock.now_ms()
+        with self._lock:
+            self._notice = f"the driver runs in the cluster, as {submission}: {status.reason}"
+            if self._heard_at_ms is None and status.state in {DriverState.WAITING, DriverState.UNKNOWN}:
+                # Whoever waits for a cluster is not hung.
+                self._beat = dataclasses.replace(self._beat, advanced_at_ms=now_ms)
+
+    def outage(self, sentence: str | None) -> None:
+        """Why nothing can be heard of the driver; None once it can."""
+        with self._lock:
+            self._outage = sentence
+
+    def ended(self, error: str | None) -> None:
+        with self._lock:
+            self._beat = dataclasses.replace(self._beat, phase=Phase.ENDED, error=error)
+            self._outage = self._notice = None
+        self._over.set()
+        self.write(ended=True)
+
+    def write(self, *, ended: bool = False) -> None:
+        now_ms = clock.now_ms()
+        with self._lock:
+            heard_ms = self._heard_at_ms
+            silent = heard_ms is not None and now_ms - heard_ms > SILENT_MS and self._outage is None and not ended
+            beat = dataclasses.replace(
+                self._beat,
+                written_at_ms=heard_ms + SILENT_MS if silent and heard_ms is not None else now_ms,
+                outage=self._outage or self._beat.outage,
+                notices=(*self._beat.notices, *((self._notice,) if self._notice else ())),
+            )
+        beat.write(self._exchange)
+
+    def _run(self) -> None:
+        beats = 0
+        while not self._over.wait(BEAT_S):
+            beats += 1
+            try:
+                self.write()
+                if beats % LOG_CHECK_BEATS == 0:
+                    rotate_full(self._folder)
+            except Exception as error:  # a full disk must not end this thread
+                log.warning("the heartbeat could not be written: %r", error)

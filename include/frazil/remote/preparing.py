@@ -1,0 +1,121 @@
+"""What an agent finds out before it submits: the table, the folder of its orders, and what the driver needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frazil.cluster.submission import ClusterDriver
+from frazil.errors import SpecError
+from frazil.kafka.admin import KafkaOffsets
+from frazil.remote.driver_environment import driver_environment
+from frazil.remote.driver_folder import DriverFolder
+from frazil.spec.load import find_file, read_stream
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import connection_variable, environment_names, kafka_properties, resolve_all
+from frazil.spec.references import connections as declared_connections
+from frazil.spec.resources import ClusterManager, Resources
+from frazil.stream.session import on_loopback
+from frazil.supervise.desired import DesiredStore
+from frazil.table.catalogs import catalog_config, load_catalog
+from frazil.table.lost import lost_table
+from frazil.table.storage import open_store
+from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
+
+KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that a driver of a stream is made from."""
+
+    spec: StreamSpec
+    declared: Mapping[str, Any]
+    """The declaration with the text of the files that it names."""
+    resources: Resources
+    """With its Spark properties' references resolved, where no command line shows them."""
+    folder: DriverFolder
+    restart_generation: int
+    program: Path
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+
+    def driver(self, order: str) -> ClusterDriver:
+        """The driver that fulfils an order, by the order's id."""
+        return ClusterDriver(
+            application=self.spec.name,
+            launch_id=order,
+            program=str(self.program),
+            arguments=(*self.arguments, "--driver", order),
+            resources=self.resources,
+            environment=self.environment,
+        )
+
+
+def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
+    """Make the stream's tables if they are missing, as a writer does: what driver and agent tell lies beside them.
+
+    Raises SpecError, AccessDenied, KafkaUnavailable, CommitUnavailable and what else keeps a writer from starting.
+    """
+    config = catalog_config(spec.table.catalog)
+    if config.embedded and not on_loopback(spec.resources.master):
+        raise SpecError(
+            f"stream {spec.name}: a driver in a cluster cannot use the embedded catalog, which is a file of this host: "
+            "configure a catalog that all hosts reach"
+        )
+    if load_stream_table(spec) is None and lost_table(spec) is None:
+        # A mistyped topic leaves no empty table behind.
+        settings = kafka_properties(spec, os.environ)
+        with KafkaOffsets(settings, spec.source.topics, stream=spec.name) as kafka:
+            kafka.describe()
+    catalog = load_catalog(spec.table.catalog)
+    table = ensure_table(catalog, spec)
+    ensure_dead_letters(catalog, spec)
+    location = state_location(table, spec.name)
+    folder = DriverFolder(open_store(location, table.io.properties), f"{location}/driver")
+    resolved = resolve_all(spec.resources.spark, os.environ)
+    return Prepared(
+        spec=spec,
+        declared=portable(read_stream(find_file(streams, spec.name)), streams),
+        resources=_of_submission(spec, resolved),
+        folder=folder,
+        restart_generation=DesiredStore(spec.name, table).read().restart_generation,
+        program=program,
+        arguments=(spec.name, "--catalog", config.name, "--table", spec.table.identifier),
+        environment=_environment(spec, resolved, catalog=config.name, properties=config.properties),
+    )
+
+
+def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A declaration with the text of its schema's file, which the driver's host does not have. Raises SpecError."""
+    source = declared.get("source")
+    form = source.get("format") if isinstance(source, Mapping) else None
+    if not isinstance(source, Mapping) or not isinstance(form, Mapping) or "schema-file" not in form:
+        return dict(declared)
+    path = folder / str(form["schema-file"])
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read, and has the schema of the records: {error.strerror}") from error
+    inline = {key: value for key, value in form.items() if key != "schema-file"} | {"schema-text": text}
+    return {**declared, "source": {**source, "format": inline}}
+
+
+def _of_submission(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
+    if spec.resources.manager is ClusterManager.STANDALONE:
+        return spec.resources
+    return spec.resources.model_copy(update={"spark": dict(resolved)})
+
+
+def _environment(
+    spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
+) -> dict[str, str]:
+    """The driver's variables. In a pod they are for all to see, so there it has its own catalog and credentials."""
+    referred = {*environment_names(spec), *map(connection_variable, declared_connections(spec))}
+    if spec.resources.manager is ClusterManager.KUBERNETES:
+        named = {name for name in referred if f"{KUBERNETES_VARIABLE}{name}" not in resolved}
+        return {name: os.environ[name] for name in named if name in os.environ}
+    return driver_environment(os.environ, referred=referred, catalog=catalog, properties=properties)

@@ -1,0 +1,205 @@
+"""How a driver of each kind of cluster is submitted, found again and opened."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from frazil.cluster import standalone
+from frazil.cluster.api import Silent
+from frazil.cluster.driver import Driver, DriverState
+from frazil.cluster.kubernetes import DriverPod
+from frazil.cluster.kubernetes_access import KubernetesAccess, by_kubeconfig, in_cluster
+from frazil.cluster.submission import (
+    PACKAGE_FOLDER,
+    ClusterDriver,
+    pod_name,
+    properties_text,
+    submit_command,
+    submit_environment,
+    submit_properties,
+    yarn_tag,
+)
+from frazil.cluster.yarn import YarnDriver, application_of_tag, resource_managers, submitted_application
+from frazil.errors import EnvironmentUnusable
+from frazil.spark.class_archive import LEAN
+from frazil.spark.java import require_java, require_pyspark
+from frazil.spec.resources import ClusterManager, Resources
+from frazil.stream.session import HADOOP_FOLDERS
+
+SUBMIT_WITHIN_S = 300.0
+"""spark-submit uploads a package of hundreds of megabytes."""
+NAMESPACE = "spark.kubernetes.namespace"
+CONTEXT = "spark.kubernetes.context"
+
+
+class Submitter(Protocol):
+    """Submits drivers to one cluster."""
+
+    def submit(self, driver: ClusterDriver) -> str:
+        """The cluster's name of the driver, once it has accepted it.
+
+        Raises EnvironmentUnusable if it refuses, SpecError, and Silent if nobody knows whether it accepted it.
+        """
+
+    def find(self, driver: ClusterDriver) -> str | None:
+        """The cluster's name of a driver whose submission had no answer; None if it tells none. Never raises."""
+
+    def open(self, submission: str) -> Driver:
+        """The driver of that name."""
+
+
+def submitter(resources: Resources) -> Submitter:
+    """The submitter of the cluster of `resources.master`. Raises EnvironmentUnusable if it cannot be reached at all."""
+    if resources.manager is ClusterManager.STANDALONE:
+        return StandaloneSubmitter(resources)
+    require_java()
+    if resources.manager is ClusterManager.YARN:
+        return YarnSubmitter(os.environ)
+    return KubernetesSubmitter(resources, os.environ)
+
+
+class StandaloneSubmitter:
+    """Over the REST servers of the masters. They tell of no driver whose id is not known: that must tell it itself."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
+
+    def submit(self, driver: ClusterDriver) -> str:
+        """See `Submitter.submit`."""
+        import pyspark  # noqa: PLC0415 - an extra
+
+        request = standalone.create_request(
+            driver.program,
+            driver.arguments,
+            properties=_standalone_properties(driver),
+            environment=_standalone_environment(driver),
+            spark_version=pyspark.__version__,
+        )
+        return standalone.submit(self._addresses, request)
+
+    def find(self, driver: ClusterDriver) -> str | None:  # noqa: ARG002 - see the interface
+        """See `Submitter.find`."""
+        return None
+
+    def open(self, submission: str) -> Driver:
+        """See `Submitter.open`."""
+        return standalone.StandaloneDriver(submission, addresses=self._addresses)
+
+
+def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
+    resources = driver.resources
+    archive = {"spark.archives": f"{resources.package}#{PACKAGE_FOLDER}"} if resources.package else {}
+    return {
+        "spark.app.name": f"frazil {driver.application}",
+        "spark.driver.memory": f"{max(1, resources.driver_memory // 2**20)}m",
+        "spark.driver.extraJavaOptions": LEAN,
+        **archive,
+        # They are on the driver's command line, so those with references wait until it resolves them itself.
+        **{key: value for key, value in resources.spark.items() if "${" not in value},
+        "spark.master": resources.master,
+    }
+
+
+def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
+    """With the driver's Python: that of this path on the workers' hosts, unless the declaration names another."""
+    python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
+    # Spark loads conf/spark-env.sh of the worker unless it is told that somebody did.
+    return {**driver.environment, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONUNBUFFERED": "1"}
+
+
+class YarnSubmitter:
+    """By spark-submit, and the ResourceManagers that HADOOP_CONF_DIR names."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        folder = next((environment[name] for name in HADOOP_FOLDERS if environment.get(name)), None)
+        if folder is None:
+            raise EnvironmentUnusable("resources.master is yarn, but HADOOP_CONF_DIR is not set for the stream's agent")
+        self._addresses = resource_managers(Path(folder))
+        self._user = environment.get("HADOOP_USER_NAME") or environment.get("USER")
+
+    def submit(self, driver: ClusterDriver) -> str:
+        """See `Submitter.submit`."""
+        said = spark_submit(driver)
+        if application := submitted_application(said):
+            return application
+        raise Silent("spark-submit ended well, and did not tell the application's id")
+
+    def find(self, driver: ClusterDriver) -> str | None:
+        """See `Submitter.find`."""
+        return application_of_tag(yarn_tag(driver), addresses=self._addresses, user=self._user)
+
+    def open(self, submission: str) -> Driver:
+        """See `Submitter.open`."""
+        return YarnDriver(submission, addresses=self._addresses, user=self._user)
+
+
+class KubernetesSubmitter:
+    """By spark-submit, and the API whose pods it makes. The name of the driver's pod is known before there is one."""
+
+    def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
+        self._access = _kubernetes_access(resources, environment)
+        self._namespace = resources.spark.get(NAMESPACE, "default")
+
+    def submit(self, driver: ClusterDriver) -> str:
+        """See `Submitter.submit`."""
+        spark_submit(driver)
+        return pod_name(driver)
+
+    def find(self, driver: ClusterDriver) -> str | None:
+        """See `Submitter.find`."""
+        name = pod_name(driver)
+        state = self.open(name).status().state
+        return None if state in {DriverState.GONE, DriverState.UNKNOWN} else name
+
+    def open(self, submission: str) -> Driver:
+        """See `Submitter.open`."""
+        return DriverPod(submission, namespace=self._namespace, access=self._access)
+
+
+def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> KubernetesAccess:
+    """As spark-submit finds it: the pod's own service account, else the kubeconfig."""
+    if environment.get("KUBERNETES_SERVICE_HOST"):
+        return in_cluster(environment)
+    named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
+    file = Path(named) if named else Path("~/.kube/config").expanduser()
+    return by_kubeconfig(file, context=resources.spark.get(CONTEXT))
+
+
+def spark_submit(
+    driver: ClusterDriver, *, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+) -> str:
+    """What spark-submit says, once the cluster has accepted the driver.
+
+    Raises EnvironmentUnusable if it fails, SpecError, and Silent if it does not end in time.
+    """
+    require_pyspark()
+    import pyspark  # noqa: PLC0415 - an extra
+
+    home = Path(pyspark.__file__).parent
+    with tempfile.TemporaryDirectory(prefix="frazil-submit-") as folder:
+        file = Path(folder) / "spark.properties"
+        file.touch(mode=0o600)
+        file.write_text(properties_text(submit_properties(driver)))
+        try:
+            done = run(
+                submit_command(home, file, driver),
+                env=submit_environment(home, os.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SUBMIT_WITHIN_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise Silent(f"spark-submit did not end within {SUBMIT_WITHIN_S:.0f} s") from None
+    said = f"{done.stdout}\n{done.stderr}"
+    if done.returncode:
+        problem = next((line for line in said.splitlines() if "Exception" in line or "Error" in line), said.strip())
+        raise EnvironmentUnusable(f"spark-submit ended with exit code {done.returncode}: {problem.strip()[-500:]}")
+    return said

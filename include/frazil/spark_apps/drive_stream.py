@@ -1,0 +1,38 @@
+"""The driver of one stream in a cluster: `drive_stream.py NAME --catalog C --table T --driver ID`.
+
+The stream's agent submits it (see `frazil.remote`), and it is no program for people: what it writes, and until when,
+is in the order beside the table's journals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from frazil.errors import FrazilError
+from frazil.extras import extras_named
+from frazil.remote.driver_environment import take_up
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write one stream as a driver in a cluster.")
+    parser.add_argument("name", help="the stream's name")
+    parser.add_argument("--catalog", required=True)
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--driver", required=True, help="the id of the order that this driver fulfils")
+    arguments = parser.parse_args()
+    take_up(os.environ, Path.cwd())
+    try:
+        with extras_named():
+            from frazil.remote.driver import drive  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+
+            return drive(arguments.name, catalog=arguments.catalog, table=arguments.table, driver=arguments.driver)
+    except FrazilError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

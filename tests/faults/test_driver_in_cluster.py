@@ -1,0 +1,215 @@
+"""Writers whose driver runs in a standalone Spark cluster: what dies, on which side, and what is not answered."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from frazil.dev.spark_cluster import EmbeddedSparkCluster
+from frazil.host.heartbeat import Heartbeat
+from frazil.host.launcher import LaunchRequest
+from frazil.host.launchers import open_launcher
+from frazil.remote.driver_folder import DriverFolder
+from frazil.table.storage import open_store
+from frazil.table.tables import load_stream_table, state_location
+
+from .exactness import check_exact
+
+BAD = [b"not json", b"[]", None]
+Events = Callable[[Iterable[int]], Iterator[bytes]]
+
+
+class Supervised:
+    """A stream whose agent a launcher runs, as its supervisor does."""
+
+    def __init__(self, stream: Any, cluster: EmbeddedSparkCluster) -> None:
+        self.stream, self.launcher = stream, open_launcher(stream.name)
+        stream.declare(
+            f"resources: {{master: '{cluster.master.address}', cores: 2, deploy-mode: cluster, "
+            f"rest-port: {cluster.master.rest_port}}}\ncommit: {{interval: 1s}}\n"
+        )
+
+    def launch(self) -> None:
+        request = LaunchRequest(tuple(self.stream.command()), dict(os.environ), self.stream.spec.fingerprint(), 1)
+        self.launcher.launch(request)
+
+    @property
+    def folder(self) -> DriverFolder:
+        table = load_stream_table(self.stream.spec)
+        assert table is not None
+        location = state_location(table, self.stream.name)
+        return DriverFolder(open_store(location, table.io.properties), f"{location}/driver")
+
+    def driver(self) -> psutil.Process | None:
+        """The Python of the driver that the order names."""
+        order = self.folder.order()
+        assert order is not None
+        found = [p for p in psutil.process_iter(["cmdline"]) if order.id in (p.info["cmdline"] or ())]
+        return next((p for p in found if "java" not in p.name()), None)
+
+    def code(self) -> int | None:
+        """How the last launch ended; None while it runs."""
+        seen = self.launcher.observe()
+        if seen.process.is_alive or not seen.exits or seen.launch is None:
+            return None
+        return seen.exits[-1].code if seen.exits[-1].launch_id == seen.launch.id else None
+
+    def beat(self) -> Heartbeat | None:
+        return self.launcher.observe().heartbeat
+
+    def has_rows(self, count: int) -> bool:
+        assert self.code() is None, "the agent has ended"
+        return bool(self.stream.has_rows(count))
+
+    def log(self) -> str:
+        chunk = self.launcher.read_log(None, limit_bytes=100_000)
+        return "\n".join(chunk.lines) if chunk else ""
+
+
+@pytest.fixture
+def supervised(stream: Any, spark_cluster: EmbeddedSparkCluster) -> Iterator[Supervised]:
+    found = Supervised(stream, spark_cluster)
+    yield found
+    found.launcher.stop(force=True)
+    print(found.log()[-12000:])
+
+
+def python_of(supervised: Supervised, eventually: Any) -> psutil.Process:
+    found: psutil.Process = eventually(supervised.driver)
+    return found
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.soak
+def test_a_driver_in_the_cluster_writes_and_ends_as_it_is_asked(
+    stream: Any, supervised: Supervised, events: Events, eventually: Any
+) -> None:
+    stream.produce([*events(range(1000)), *BAD], partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(1000))
+    beat = eventually(lambda: (found := supervised.beat()) and found.last_commit_at_ms and found)
+    assert any("the driver runs in the cluster, as driver-" in notice for notice in beat.notices)
+    eventually(lambda: "committed" in supervised.log())
+    supervised.launcher.stop(force=False)
+    assert eventually(supervised.code, within_s=60) == 0
+    check_exact(stream, range(1000), rejected=BAD)
+
+
+@pytest.mark.soak
+def test_a_killed_agent_finds_its_driver_again_which_went_on_meanwhile(
+    stream: Any, supervised: Supervised, events: Events, eventually: Any
+) -> None:
+    stream.produce(events(range(1000)), partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(1000))
+    driver, order = python_of(supervised, eventually), supervised.folder.order()
+    launch = supervised.launcher.observe().launch
+    assert launch is not None
+    assert launch.writer is not None
+    os.kill(launch.writer.pid, signal.SIGKILL)
+    assert eventually(supervised.code) == 137
+    stream.produce(events(range(1000, 2000)), partitions=4)
+    eventually(lambda: stream.has_rows(2000))
+    supervised.launch()
+    eventually(lambda: (found := supervised.beat()) and found.batch is not None)
+    assert supervised.folder.order() == order
+    assert python_of(supervised, eventually) == driver
+    supervised.launcher.stop(force=False)
+    assert eventually(supervised.code, within_s=60) == 0
+    assert eventually(lambda: has_ended(driver))
+    check_exact(stream, range(2000))
+
+
+@pytest.mark.soak
+def test_the_end_of_a_killed_driver_reaches_the_supervisor_and_the_next_one_goes_on(
+    stream: Any, supervised: Supervised, events: Events, eventually: Any
+) -> None:
+    stream.produce(events(range(1000)), partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(1000))
+    python_of(supervised, eventually).kill()
+    assert eventually(supervised.code, within_s=60) in {1, 137}
+    stream.produce(events(range(1000, 2000)), partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(2000))
+    # The JVM alone, as a worker kills it: the Python sees that for itself.
+    driver = python_of(supervised, eventually)
+    parent = driver.parent()
+    assert parent is not None
+    parent.kill()
+    eventually(lambda: has_ended(driver))
+    assert eventually(supervised.code, within_s=60) in {1, 137}
+    check_exact(stream, range(2000))
+
+
+@pytest.mark.soak
+def test_a_driver_that_does_not_end_is_killed_in_the_cluster(
+    stream: Any, supervised: Supervised, events: Events, eventually: Any
+) -> None:
+    stream.produce(events(range(1000)), partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(1000))
+    driver = python_of(supervised, eventually)
+    driver.suspend()
+    supervised.launcher.stop(force=True)
+    assert eventually(supervised.code, within_s=90) == 137
+    driver.resume()
+    eventually(lambda: has_ended(driver))
+    stream.produce(events(range(1000, 2000)), partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(2000))
+    supervised.launcher.stop(force=False)
+    assert eventually(supervised.code, within_s=60) == 0
+    check_exact(stream, range(2000))
+
+
+@pytest.mark.soak
+def test_a_master_that_is_gone_for_a_while_ends_no_driver(
+    stream: Any, supervised: Supervised, spark_cluster: EmbeddedSparkCluster, events: Events, eventually: Any
+) -> None:
+    stream.produce(events(range(1000)), partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(1000))
+    spark_cluster.master.kill()
+    eventually(lambda: (found := supervised.beat()) and any("cannot be reached" in said for said in found.notices))
+    stream.produce(events(range(1000, 2000)), partitions=4)
+    eventually(lambda: supervised.has_rows(2000))
+    spark_cluster.master.start()
+    eventually(lambda: (found := supervised.beat()) and any("it runs on" in said for said in found.notices))
+    supervised.launcher.stop(force=False)
+    assert eventually(supervised.code, within_s=60) == 0
+    check_exact(stream, range(2000))
+
+
+@pytest.mark.soak
+def test_of_two_drivers_whose_submission_was_not_answered_one_writes(
+    stream: Any, supervised: Supervised, events: Events, eventually: Any
+) -> None:
+    stream.produce(events(range(1000)), partitions=4)
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(1000))
+    first, order = python_of(supervised, eventually), supervised.folder.order()
+    assert order is not None
+    # As if the agent had died between its submission and the answer, and the driver were not heard of for a minute.
+    supervised.folder.put_order(dataclasses.replace(order, id="0" * 32, submission=None, ordered_at_ms=0))
+    launch = supervised.launcher.observe().launch
+    assert launch is not None
+    assert launch.writer is not None
+    os.kill(launch.writer.pid, signal.SIGKILL)
+    assert eventually(supervised.code) == 137
+    supervised.launch()
+    stream.produce(events(range(1000, 2000)), partitions=4)
+    eventually(lambda: supervised.has_rows(2000))
+    eventually(lambda: has_ended(first))
+    supervised.launcher.stop(force=False)
+    assert eventually(supervised.code, within_s=60) == 0
+    check_exact(stream, range(2000))

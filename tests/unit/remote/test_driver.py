@@ -1,0 +1,139 @@
+"""What a driver in a cluster tells its agent, and what makes it end."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.remote.driver import LogTail, Telling, own_submission
+from frazil.remote.driver_environment import CATALOG, driver_environment, take_up
+from frazil.remote.driver_folder import DriverFolder, Exit, Order, Wanted
+from frazil.table.local_storage import LocalStore
+
+ORDER = Order("a" * 32, Wanted("f1", "1.0"), {}, "yarn", 5)
+
+
+class Driver:
+    def __init__(self, folder: Path) -> None:
+        self.folder = DriverFolder(LocalStore(), f"{folder}/driver")
+        self.folder.put_order(ORDER)
+        self.stops = 0
+        self.paused = False
+        self.telling = Telling(
+            self.folder, ORDER, stream="ticks", is_paused=lambda: self.paused, stop=self._stop, tell_s=3600
+        )
+
+    def _stop(self) -> None:
+        self.stops += 1
+
+
+@pytest.fixture
+def driver(tmp_path: Path, frazil_home: Path) -> Iterator[Driver]:  # noqa: ARG001
+    found = Driver(tmp_path)
+    with found.telling:
+        yield found
+
+
+def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+    driver = Driver(tmp_path)
+    beat = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9)
+    with driver.telling as telling:
+        beat.write(open_exchange(run_folder("ticks")))
+        logging.getLogger("frazil").warning("something happened")
+        telling.step()
+        told = driver.folder.told(ORDER.id)
+        assert told is not None
+        assert (told.beat, told.exit) == (beat, None)
+        end = driver.folder.log_end(ORDER.id)
+        assert end is not None
+        assert "WARNING frazil: something happened\n" in end.text
+        assert end.bytes == told.log_bytes
+        telling.ended = Exit(11, "OffsetGap: lost")
+    ended = driver.folder.told(ORDER.id)
+    assert ended is not None
+    assert ended.exit == Exit(11, "OffsetGap: lost")
+    assert ended.number > told.number
+
+
+@pytest.mark.parametrize("changes", [{"stop": "paused"}, {"id": "b" * 32}])
+def test_it_ends_when_the_order_says_so_or_names_another_and_is_asked_once(
+    driver: Driver, changes: dict[str, str]
+) -> None:
+    driver.telling.step()
+    assert driver.stops == 0
+    driver.folder.put_order(dataclasses.replace(ORDER, **changes))  # type: ignore[arg-type]
+    driver.telling.step()
+    driver.telling.step()
+    assert driver.stops == 1
+
+
+def test_it_ends_when_people_pause_the_stream_without_any_agent(driver: Driver) -> None:
+    driver.paused = True
+    driver.telling.step()
+    assert driver.stops == 1
+
+
+def test_the_end_of_a_log_begins_with_a_line_and_counts_all() -> None:
+    tail = LogTail(limit_bytes=40)
+    for number in range(100):
+        tail.emit(logging.makeLogRecord({"name": "x", "msg": f"line {number}", "levelname": "INFO", "created": 0}))
+    end = tail.end()
+    assert end.text.endswith("line 99\n")
+    assert len(end.text) <= 40
+    assert end.bytes > 1000
+
+
+def test_a_standalone_worker_names_the_folder_of_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, found in {"driver-20261123014744-0000": "driver-20261123014744-0000", "work": None}.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert own_submission() == found
+
+
+def test_it_gets_what_its_stream_needs_and_no_folder_of_the_agents_host() -> None:
+    base = {
+        "KAFKA_PASSWORD": "hush",
+        "AWS_REGION": "x",
+        "HOME": "/root",
+        "FRAZIL_HOME": "/f",
+        "AIRFLOW__CORE": "secret",
+    }
+    found = driver_environment(base, referred={"KAFKA_PASSWORD"}, catalog="lake", properties={"uri": "http://c"})
+    assert sorted(found) == sorted(["KAFKA_PASSWORD", "AWS_REGION", CATALOG])
+
+
+def test_it_configures_pyiceberg_with_the_catalog_that_was_sent(tmp_path: Path, long_text: Callable[[], str]) -> None:
+    sent = driver_environment({}, referred=(), catalog="lake", properties={"uri": "http://c", "token": long_text()})
+    environment = {**sent, "PYICEBERG_DEFAULT_CATALOG": "other"}
+    take_up(environment, tmp_path)
+    home = environment["FRAZIL_HOME"]
+    assert environment == {"FRAZIL_HOME": home, "PYICEBERG_HOME": home}
+    file = Path(home) / ".pyiceberg.yaml"
+    assert yaml.safe_load(file.read_text()) == {
+        "default-catalog": "lake",
+        "catalog": {"lake": {"uri": "http://c", "token": long_text()}},
+    }
+    assert file.stat().st_mode & 0o077 == 0
+    assert "{" not in file.read_text()
+
+
+@pytest.fixture
+def long_text() -> Callable[[], str]:
+    return lambda: "a b " * 200 + "true"
+
+
+def test_a_read_only_folder_is_left_alone(tmp_path: Path) -> None:
+    missing = tmp_path / "nothing"
+    environment: dict[str, str] = {}
+    take_up(environment, missing)
+    assert Path(environment["FRAZIL_HOME"]).is_dir()
+    os.rmdir(environment["FRAZIL_HOME"])  # noqa: PTH106

@@ -1,0 +1,50 @@
+"""What agent and driver write for each other, on a disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
+from frazil.remote.driver_folder import DriverFolder, Exit, LogEnd, Order, Told, Wanted
+from frazil.table.local_storage import LocalStore
+
+ORDER = Order("a" * 32, Wanted("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", 5, stop="paused")
+BEAT = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9, stall=Stall(StallKind.OFFSETS, 1, None, "so"), notices=("a",))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DriverFolder:
+    return DriverFolder(LocalStore(), f"{tmp_path}/driver")
+
+
+def test_what_is_written_is_read(folder: DriverFolder) -> None:
+    assert (folder.order(), folder.told("a"), folder.log_end("a")) == (None, None, None)
+    told, end = Told(3, BEAT, "driver-1", 12, Exit(11, "gap")), LogEnd("words\n", 12)
+    folder.put_order(ORDER)
+    folder.tell(ORDER.id, told)
+    folder.put_log_end(ORDER.id, end)
+    assert (folder.order(), folder.told(ORDER.id), folder.log_end(ORDER.id)) == (ORDER, told, end)
+
+
+def test_fields_of_a_later_version_are_left_out_and_a_later_format_is_not_read(folder: DriverFolder) -> None:
+    folder.put_order(ORDER)
+    file = Path(folder.folder) / "order.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps({**written, "mood": "good", "wanted": {**written["wanted"], "mood": "good"}}))
+    assert folder.order() == ORDER
+    file.write_text(json.dumps({**written, "format": 2}))
+    assert folder.order() is None
+
+
+def test_what_earlier_drivers_told_is_removed(folder: DriverFolder) -> None:
+    folder.put_order(ORDER)
+    for driver in ("b" * 32, ORDER.id):
+        folder.tell(driver, dataclasses.replace(Told(1, None, None)))
+    folder.forget_all_but(ORDER.id)
+    assert folder.told("b" * 32) is None
+    assert folder.told(ORDER.id) is not None
+    assert folder.order() == ORDER

@@ -1,0 +1,166 @@
+"""What an agent does next, by what it sees."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.remote.driver_folder import Exit, Order, Told, Wanted
+from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, Act, Seen, decide
+
+WANTED = Wanted("f1", "1.0")
+ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
+TOLD = Told(7, None, None)
+
+
+def status(state: DriverState, code: int | None = None) -> DriverStatus:
+    return DriverStatus(state, f"it is {state}", code)
+
+
+RUNNING = Seen(
+    wanted=WANTED,
+    master="spark://m:7077",
+    order=ORDER,
+    told=TOLD,
+    told_since_s=1.0,
+    ordered_since_s=500.0,
+    status=status(DriverState.RUNNING),
+    found=None,
+    followed=True,
+    stop=None,
+    force=False,
+)
+
+
+def decided(**changes: Any) -> tuple[Act, int]:
+    step = decide(dataclasses.replace(RUNNING, **changes))
+    return step.act, step.code
+
+
+def of_order(**changes: Any) -> Order:
+    return dataclasses.replace(ORDER, **changes)
+
+
+def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
+    assert decided() == (Act.WAIT, 0)
+    assert decided(followed=False) == (Act.WAIT, 0), "another agent's, too"
+    assert decided(status=status(DriverState.UNKNOWN)) == (Act.WAIT, 0), "a cluster that is silent ends nothing"
+    forgot = status(DriverState.GONE)
+    assert decided(status=forgot) == (Act.WAIT, 0), "a master without its state forgot it, and it tells that it runs"
+    assert decided(status=forgot, told_since_s=FRESH_S) == (Act.END, 1)
+
+
+def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() -> None:
+    assert decided(order=None, told=None) == (Act.SUBMIT, 0)
+    assert decided(order=None, told=None, stop="SIGTERM") == (Act.END, 0)
+
+
+def test_the_end_of_a_driver_is_told_by_the_agent_that_followed_it_and_replaced_by_another() -> None:
+    ended: dict[str, Any] = {
+        "status": status(DriverState.FAILED),
+        "told": dataclasses.replace(TOLD, exit=Exit(11, "gap")),
+    }
+    assert decided(**ended) == (Act.END, 11)
+    assert decided(**ended, followed=False) == (Act.SUBMIT, 0)
+    assert decided(**ended, followed=False, stop="SIGTERM") == (Act.END, 0)
+    still_known = {**ended, "status": status(DriverState.RUNNING)}
+    assert decided(**still_known) == (Act.WAIT, 0), "it is about to leave"
+    assert decided(**still_known, told_since_s=LEAVES_S) == (Act.END, 11)
+
+
+@pytest.mark.parametrize(
+    ("seen", "code"),
+    [
+        (status(DriverState.SUCCEEDED, 0), 0),
+        (status(DriverState.FAILED, 13), 13),
+        (status(DriverState.FAILED), 1),
+        (status(DriverState.KILLED), 137),
+    ],
+)
+def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverStatus, code: int) -> None:
+    assert decided(status=seen, told_since_s=60.0) == (Act.END, code)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [Wanted("f2", "1.0"), Wanted("f1", "1.1"), Wanted("f1", "1.0", True), Wanted("f1", "1.0", restart_generation=3)],
+)
+def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wanted: Wanted) -> None:
+    assert decided(wanted=wanted, followed=False) == (Act.ASK_TO_STOP, 0)
+    asked = of_order(stop="the declaration has changed")
+    assert decided(wanted=wanted, order=asked) == (Act.WAIT, 0)
+    ended = dataclasses.replace(TOLD, exit=Exit(0))
+    assert decided(wanted=wanted, order=asked, told=ended, status=status(DriverState.SUCCEEDED)) == (Act.SUBMIT, 0)
+
+
+def test_a_stop_lets_the_batch_commit_and_kills_what_has_not_started() -> None:
+    assert decided(stop="SIGTERM") == (Act.ASK_TO_STOP, 0)
+    assert decided(stop="SIGTERM", order=of_order(stop="SIGTERM")) == (Act.WAIT, 0)
+    waiting = status(DriverState.WAITING)
+    assert decided(stop="SIGTERM", told=None, status=waiting) == (Act.KILL, 0)
+
+
+def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever_agent_does_it() -> None:
+    assert decided(force=True) == (Act.KILL, 0)
+    assert decided(order=of_order(kill=True), followed=False) == (Act.KILL, 0)
+    assert decided(force=True, order=of_order(kill=True), status=status(DriverState.KILLED), told_since_s=9.0) == (
+        Act.END,
+        137,
+    )
+
+
+def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
+    lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN)}
+    assert decided(**lost, told=None, ordered_since_s=1.0) == (Act.WAIT, 0)
+    assert decided(**lost, told=None, ordered_since_s=UNHEARD_S) == (Act.SUBMIT, 0)
+    assert decided(**lost, told=None, found="application_1") == (Act.ADOPT, 0)
+    assert decided(**lost, told=dataclasses.replace(TOLD, submission="driver-9")) == (Act.ADOPT, 0)
+    assert decided(**lost) == (Act.WAIT, 0), "it runs, whatever it is called"
+    assert decided(**lost, stop="SIGTERM") == (Act.ASK_TO_STOP, 0)
+
+
+STATES = st.sampled_from([status(state) for state in DriverState])
+ORDERS = st.one_of(
+    st.none(),
+    st.builds(
+        of_order,
+        submission=st.sampled_from([None, "driver-1"]),
+        stop=st.sampled_from([None, "why"]),
+        kill=st.booleans(),
+    ),
+)
+TOLDS = st.one_of(
+    st.none(), st.builds(Told, st.integers(1, 9), st.none(), st.none(), exit=st.sampled_from([None, Exit(0), Exit(13)]))
+)
+SEEN = st.builds(
+    Seen,
+    wanted=st.sampled_from([WANTED, Wanted("f2", "1.0")]),
+    master=st.just("spark://m:7077"),
+    order=ORDERS,
+    told=TOLDS,
+    told_since_s=st.floats(0, 200),
+    ordered_since_s=st.floats(0, 200),
+    status=STATES,
+    found=st.sampled_from([None, "driver-2"]),
+    followed=st.booleans(),
+    stop=st.sampled_from([None, "SIGTERM"]),
+    force=st.booleans(),
+)
+
+
+@given(SEEN)
+def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(seen: Seen) -> None:
+    step = decide(seen)
+    if step.act is not Act.SUBMIT:
+        return
+    assert seen.stop is None
+    if seen.order is None:
+        return
+    told_end = seen.told is not None and seen.told.exit is not None
+    unheard = seen.order.submission is None and seen.ordered_since_s >= UNHEARD_S
+    assert seen.status.state.has_ended or told_end or unheard
