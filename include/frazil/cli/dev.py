@@ -98,7 +98,10 @@ def up(  # noqa: PLR0913 - a command's options
         click.echo(f"Postgres {database.address}   log {_short(database.log)}")
     if spark_cluster:
         cluster = _spark_cluster(spark_port).start()
-        click.echo(f"Spark    {cluster.master.address}   for resources.master; log {_short(cluster.master.log)}")
+        click.echo(
+            f"Spark    {cluster.master.address}   for resources.master; rest-port {cluster.master.rest_port}; "
+            f"log {_short(cluster.master.log)}"
+        )
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
         click.echo(f"Airflow  {started.url}   sign in as admin with the password {started.password}")

@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    do_GET = do_PUT = do_DELETE = _answer  # noqa: N815 - the names that http.server calls
+    do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - the names that http.server calls
 
     def log_message(self, *_: Any) -> None:
         pass

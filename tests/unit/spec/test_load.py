@@ -117,6 +117,27 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"resources": {"master": "yarn", "spark": {"spark.submit.deployMode": "cluster"}}},
         ["resources.spark.spark.submit.deployMode: 'cluster' is set by resources.deploy-mode"],
     ),
+    (
+        "cluster mode of no cluster",
+        {"resources": {"deploy-mode": "cluster"}},
+        ["resources.deploy-mode: 'cluster' needs a cluster: let resources.master name one"],
+    ),
+    (
+        "cluster mode of an application",
+        {"application": "small", "resources": {"master": "spark://a:7077", "deploy-mode": "cluster"}},
+        ["resources.deploy-mode: 'cluster' is not for streams that share an application"],
+    ),
+    (
+        "cluster mode of pods",
+        {
+            "resources": {
+                "master": "k8s://https://h:6443",
+                "deploy-mode": "cluster",
+                "spark": {"spark.kubernetes.container.image": "frazil:1"},
+            }
+        },
+        ["resources.deploy-mode: 'cluster' needs a storage", "spark.kubernetes.file.upload.path"],
+    ),
     ("no master", {"resources": {"master": "here:7077"}}, ["'here:7077' is no master; write local[*] for this host"]),
     ("cores of a host", {"resources": {"master": "local[4]"}}, ["is not local[*]; resources.cores says"]),
     (

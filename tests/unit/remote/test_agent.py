@@ -1,0 +1,271 @@
+"""An agent against a made cluster and a storage on disk: all but the driver itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil import __version__
+from frazil.cluster.api import Silent
+from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.cluster.submission import ClusterDriver
+from frazil.errors import EnvironmentUnusable
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.remote import agent as agents
+from frazil.remote.agent import Agent, Asked
+from frazil.remote.driver_folder import DriverFolder, Exit, LogEnd, Told
+from frazil.remote.mirror import Mirror
+from frazil.remote.preparing import Prepared
+from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
+from frazil.table.local_storage import LocalStore
+
+DECLARED = """
+name: ticks
+source: {topics: [ticks], format: json, bootstrap-servers: 'localhost:1'}
+table: test.ticks
+schema: {at: timestamptz not null}
+event-time: at
+resources: {master: 'spark://m:7077', deploy-mode: cluster}
+"""
+
+
+class Cluster:
+    """A cluster that runs what a test says. It is the submitter, and each of its drivers."""
+
+    def __init__(self) -> None:
+        self.state = DriverStatus(DriverState.RUNNING, "it runs on w:1")
+        self.submitted: list[ClusterDriver] = []
+        self.silent = 0
+        self.kills = 0
+
+    def submit(self, driver: ClusterDriver) -> str:
+        self.submitted.append(driver)
+        if self.silent:
+            self.silent -= 1
+            raise Silent("it did not answer in time")
+        return f"driver-{len(self.submitted)}"
+
+    def find(self, driver: ClusterDriver) -> str | None:  # noqa: ARG002
+        return None
+
+    def open(self, submission: str) -> Cluster:  # noqa: ARG002
+        return self
+
+    def status(self) -> DriverStatus:
+        return self.state
+
+    def kill(self) -> None:
+        self.kills += 1
+        if self.kills == 1:
+            raise EnvironmentUnusable("it does not answer")
+        self.state = DriverStatus(DriverState.KILLED, "it was killed")
+
+    def log(self, *, limit_bytes: int) -> str | None:  # noqa: ARG002
+        return "the JVM's last words"
+
+
+class World:
+    def __init__(self, folder: Path, spec: StreamSpec) -> None:
+        self.spec, self.cluster, self.asked = spec, Cluster(), Asked()
+        self.folder = DriverFolder(LocalStore(), f"{folder}/driver")
+        self.ended: list[Any] = []
+        self._threads: list[threading.Thread] = []
+        self._number = 0
+
+    def start(self, **wanted: Any) -> threading.Thread:
+        """One more agent, in a thread."""
+        spec = wanted.pop("spec", self.spec)
+        prepared = Prepared(
+            spec=spec,
+            declared={"name": "ticks"},
+            resources=spec.resources,
+            folder=self.folder,
+            restart_generation=wanted.pop("restart_generation", 0),
+            program=Path("/opt/drive_stream.py"),
+            arguments=("ticks",),
+            environment={},
+        )
+        asked = self.asked
+
+        def run() -> None:
+            with Mirror(spec, run_folder("ticks")) as mirror:
+                try:
+                    code, error = Agent(prepared, self.cluster, mirror, asked, **wanted).run()
+                    mirror.ended(error if code else None)
+                    self.ended.append(code)
+                except Exception as failure:
+                    self.ended.append(failure)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return thread
+
+    def tell(self, *, ended: Exit | None = None, words: str = "", **beat: Any) -> None:
+        """As the driver of the order does."""
+        order = self.folder.order()
+        assert order is not None
+        self._number += 1
+        if words:
+            self.folder.put_log_end(order.id, LogEnd(words, len(words)))
+        told = Heartbeat("ticks", 9, "x", Phase.WAITING, self._number, self._number, **beat)
+        self.folder.tell(order.id, Told(self._number, told, None, len(words), ended))
+
+    @property
+    def beat(self) -> Heartbeat | None:
+        return Heartbeat.read(open_exchange(run_folder("ticks")))
+
+    def stop(self) -> None:
+        self.asked.stop = "SIGTERM"
+        self.asked.wake.set()
+
+    def over(self) -> None:
+        for thread in self._threads:
+            if thread.is_alive():
+                self.stop()
+                self.cluster.state = DriverStatus(DriverState.KILLED, "the test is over")
+                thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def world(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:  # noqa: ARG001
+    monkeypatch.setattr(agents, "LOOK_S", 0.01)
+    monkeypatch.setattr(agents, "ASK_S", 0.01)
+    monkeypatch.setattr(agents, "KILL_AGAIN_S", 0.01)
+    monkeypatch.setattr("frazil.remote.mirror.BEAT_S", 0.02)
+    monkeypatch.setattr("frazil.remote.follow.UNHEARD_S", 0.3)
+    file = tmp_path / "ticks.yaml"
+    file.write_text(DECLARED)
+    run_folder("ticks").mkdir(parents=True)
+    found = World(tmp_path, load_stream(file))
+    yield found
+    found.over()
+
+
+def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
+    world: World, eventually: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.start()
+    eventually(lambda: (found := world.folder.order()) and found.submission == "driver-1")
+    order = world.folder.order()
+    assert order is not None
+    assert order.wanted.version == __version__
+    (driver,) = world.cluster.submitted
+    assert driver.launch_id == order.id
+    assert driver.arguments == ("ticks", "--driver", order.id)
+    beat = eventually(lambda: (found := world.beat) and found.notices and found)
+    assert (beat.phase, beat.notices) == (
+        Phase.STARTING,
+        ("the driver runs in the cluster, as driver-1: it runs on w:1",),
+    )
+    world.tell(batch=7, words="first\n")
+    beat = eventually(lambda: (found := world.beat) and found.batch == 7 and found)
+    assert (beat.phase, beat.spec_fingerprint) == (Phase.WAITING, world.spec.fingerprint())
+    world.tell(words="first\nsecond\n", ended=Exit(11, "OffsetGap: lost"))
+    world.cluster.state = DriverStatus(DriverState.FAILED, "FAILED")
+    eventually(lambda: world.ended == [11])
+    ended = world.beat
+    assert ended is not None
+    assert (ended.phase, ended.error) == (Phase.ENDED, "OffsetGap: lost")
+    assert capfd.readouterr().err.count("first\n") == 1
+
+
+def test_the_next_agent_follows_the_driver_of_the_last_one(world: World, eventually: Any) -> None:
+    world.start()
+    eventually(lambda: (found := world.folder.order()) and found.submission)
+    world.start()  # the first one is as good as dead: it decides nothing while the driver is well
+    world.tell(batch=7)
+    eventually(lambda: (found := world.beat) and found.batch == 7)
+    world.stop()
+    eventually(lambda: (found := world.folder.order()) and found.stop)
+    world.tell(ended=Exit(0))
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    eventually(lambda: world.ended == [0, 0])
+    assert len(world.cluster.submitted) == 1
+
+
+def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: World, eventually: Any) -> None:
+    first = world.start()
+    order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
+    world.stop()
+    eventually(lambda: (found := world.folder.order()) and found.stop)
+    world.folder.put_order(dataclasses.replace(order, stop=None))
+    world.asked = Asked()
+    changed = world.spec.model_copy(update={"name": "other"})
+    world.start(spec=changed)
+    eventually(lambda: (found := world.folder.order()) and found.stop == "the declaration has changed")
+    assert len(world.cluster.submitted) == 1
+    world.tell(ended=Exit(0))
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    eventually(lambda: len(world.cluster.submitted) == 2)
+    first.join(10)
+    assert world.ended[:1] == [0]
+
+
+def test_a_submission_without_an_answer_is_made_again_under_another_id(world: World, eventually: Any) -> None:
+    world.cluster.silent = 1
+    world.start()
+    first = eventually(world.folder.order)
+    eventually(lambda: (found := world.folder.order()) and found.submission == "driver-2")
+    second = world.folder.order()
+    assert second is not None
+    assert first.id != second.id
+
+
+def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(world: World, eventually: Any) -> None:
+    world.cluster.silent = 1
+    world.start()
+    order = eventually(world.folder.order)
+    world.folder.tell(order.id, Told(1, None, "driver-late"))
+    eventually(lambda: (found := world.folder.order()) and found.submission == "driver-late")
+    assert len(world.cluster.submitted) == 1
+
+
+def test_force_kills_until_the_cluster_says_that_the_driver_is_gone(world: World, eventually: Any) -> None:
+    world.start()
+    eventually(lambda: (found := world.folder.order()) and found.submission)
+    world.asked.force = True
+    world.asked.wake.set()
+    eventually(lambda: world.ended == [137])
+    assert world.cluster.kills == 2
+    order = world.folder.order()
+    assert order is not None
+    assert order.kill
+
+
+def test_a_storage_that_is_away_is_an_outage_and_no_end(
+    world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start()
+    eventually(lambda: (found := world.folder.order()) and found.submission)
+
+    def away(*_: object) -> None:
+        raise ConnectionError("no route")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DriverFolder, "told", away)
+        beat = eventually(lambda: (found := world.beat) and found.outage and found)
+        assert "the storage does not tell how the driver is: ConnectionError: no route" in beat.outage
+    eventually(lambda: (found := world.beat) and found.outage is None)
+    assert world.ended == []
+
+
+def test_a_cluster_that_refuses_the_driver_ends_the_agent_with_its_words(
+    world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: ClusterDriver) -> str:
+        raise EnvironmentUnusable("the cluster does not take the driver: no")
+
+    monkeypatch.setattr(world.cluster, "submit", refuse)
+    world.start()
+    eventually(lambda: world.ended)
+    assert isinstance(world.ended[0], EnvironmentUnusable), "and it is not taken for a storage that is away"
