@@ -85,6 +85,12 @@ def python_of(supervised: Supervised, eventually: Any) -> psutil.Process:
     return found
 
 
+def ended(supervised: Supervised, eventually: Any) -> int | None:
+    """The exit code of the last launch, as the supervisor sees it."""
+    eventually(lambda: supervised.code() is not None, within_s=90)
+    return supervised.code()
+
+
 def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
@@ -100,7 +106,7 @@ def test_a_driver_in_the_cluster_writes_and_ends_as_it_is_asked(
     assert any("the driver runs in the cluster, as driver-" in notice for notice in beat.notices)
     eventually(lambda: "committed" in supervised.log())
     supervised.launcher.stop(force=False)
-    assert eventually(supervised.code, within_s=60) == 0
+    assert ended(supervised, eventually) == 0
     check_exact(stream, range(1000), rejected=BAD)
 
 
@@ -116,7 +122,7 @@ def test_a_killed_agent_finds_its_driver_again_which_went_on_meanwhile(
     assert launch is not None
     assert launch.writer is not None
     os.kill(launch.writer.pid, signal.SIGKILL)
-    assert eventually(supervised.code) == 137
+    assert ended(supervised, eventually) == 137
     stream.produce(events(range(1000, 2000)), partitions=4)
     eventually(lambda: stream.has_rows(2000))
     supervised.launch()
@@ -124,7 +130,7 @@ def test_a_killed_agent_finds_its_driver_again_which_went_on_meanwhile(
     assert supervised.folder.order() == order
     assert python_of(supervised, eventually) == driver
     supervised.launcher.stop(force=False)
-    assert eventually(supervised.code, within_s=60) == 0
+    assert ended(supervised, eventually) == 0
     assert eventually(lambda: has_ended(driver))
     check_exact(stream, range(2000))
 
@@ -137,7 +143,7 @@ def test_the_end_of_a_killed_driver_reaches_the_supervisor_and_the_next_one_goes
     supervised.launch()
     eventually(lambda: supervised.has_rows(1000))
     python_of(supervised, eventually).kill()
-    assert eventually(supervised.code, within_s=60) in {1, 137}
+    assert ended(supervised, eventually) in {1, 137}
     stream.produce(events(range(1000, 2000)), partitions=4)
     supervised.launch()
     eventually(lambda: supervised.has_rows(2000))
@@ -147,7 +153,7 @@ def test_the_end_of_a_killed_driver_reaches_the_supervisor_and_the_next_one_goes
     assert parent is not None
     parent.kill()
     eventually(lambda: has_ended(driver))
-    assert eventually(supervised.code, within_s=60) in {1, 137}
+    assert ended(supervised, eventually) in {1, 137}
     check_exact(stream, range(2000))
 
 
@@ -161,14 +167,14 @@ def test_a_driver_that_does_not_end_is_killed_in_the_cluster(
     driver = python_of(supervised, eventually)
     driver.suspend()
     supervised.launcher.stop(force=True)
-    assert eventually(supervised.code, within_s=90) == 137
+    assert ended(supervised, eventually) == 137
     driver.resume()
     eventually(lambda: has_ended(driver))
     stream.produce(events(range(1000, 2000)), partitions=4)
     supervised.launch()
     eventually(lambda: supervised.has_rows(2000))
     supervised.launcher.stop(force=False)
-    assert eventually(supervised.code, within_s=60) == 0
+    assert ended(supervised, eventually) == 0
     check_exact(stream, range(2000))
 
 
@@ -186,7 +192,7 @@ def test_a_master_that_is_gone_for_a_while_ends_no_driver(
     spark_cluster.master.start()
     eventually(lambda: (found := supervised.beat()) and any("it runs on" in said for said in found.notices))
     supervised.launcher.stop(force=False)
-    assert eventually(supervised.code, within_s=60) == 0
+    assert ended(supervised, eventually) == 0
     check_exact(stream, range(2000))
 
 
@@ -205,11 +211,11 @@ def test_of_two_drivers_whose_submission_was_not_answered_one_writes(
     assert launch is not None
     assert launch.writer is not None
     os.kill(launch.writer.pid, signal.SIGKILL)
-    assert eventually(supervised.code) == 137
+    assert ended(supervised, eventually) == 137
     supervised.launch()
     stream.produce(events(range(1000, 2000)), partitions=4)
     eventually(lambda: supervised.has_rows(2000))
     eventually(lambda: has_ended(first))
     supervised.launcher.stop(force=False)
-    assert eventually(supervised.code, within_s=60) == 0
+    assert ended(supervised, eventually) == 0
     check_exact(stream, range(2000))

@@ -34,6 +34,7 @@ from frazil.host.endings import record_exit
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
 from frazil.host.writer_log import LOG_FILE, redirect, rotate
+from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_sound import find_and_remember
 from frazil.spec.model import StreamSpec
@@ -79,7 +80,10 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     spec = find_and_remember(streams_folder, stream)  # status and pause know it, should its file break
 
     def write(voice: Voice) -> None:
-        _write(spec, voice, until_caught_up=until_caught_up)
+        if spec.resources.driver_in_cluster:
+            _follow(spec, streams_folder, voice, until_caught_up=until_caught_up)
+        else:
+            _write(spec, voice, until_caught_up=until_caught_up)
 
     raise SystemExit(in_foreground(spec.name, write))
 
@@ -236,6 +240,16 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
             voice.say(totals.add(event.what))
 
     voice.say(totals.end(stopped=write(spec, say_batch, until_caught_up=until_caught_up)))
+
+
+def _follow(spec: StreamSpec, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
+    """Be the agent of a driver in the cluster. A second Ctrl-C ends the agent alone."""
+    from frazil.remote.agent import run_agent  # noqa: PLC0415 - only such a stream needs it
+
+    log_file = run_folder(spec.name) / LOG_FILE
+    voice.say(f"{spec.name}: a driver in {spec.resources.master} writes it, and outlives this process; log: {log_file}")
+    if code := run_agent(spec, folder, program=DRIVE_STREAM, until_caught_up=until_caught_up):
+        sys.exit(code)
 
 
 def _write_application(application: Application, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:

@@ -1,7 +1,7 @@
 """Makes the archive that brings a writer's Python to the executors of a cluster, and to a driver that runs there.
 
-It has this Python with its standard library, frazil, and what a stage and a driver need: no Airflow, no quality gates, and no
-PySpark, which a cluster has. The loops over records are compiled in it, for the kind of CPU of this host.
+It has this Python with its standard library, frazil, and what a stage and a driver need: no Airflow, no quality gates,
+and no PySpark, which a cluster has. The loops over records are compiled in it, for the kind of CPU of this host.
 """
 
 from __future__ import annotations

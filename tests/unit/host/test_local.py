@@ -14,11 +14,12 @@ import psutil
 import pytest
 
 from frazil.errors import EnvironmentUnusable, WriterBusy
-from frazil.host.json_file import replace_json
+from frazil.host.agents import AGENT_FILE, KILLS_WITHIN_MS, ask_agent_to_kill
+from frazil.host.json_file import read_json, replace_json
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import LOCK_FILE, WriterLock, read_launch
-from frazil.host.records import Launch
+from frazil.host.records import Launch, ProcessMark
 
 pytestmark = pytest.mark.processes
 
@@ -83,6 +84,27 @@ def test_a_forced_stop_ends_the_writers_whole_group(at_hand: Any, eventually: An
     at_hand.launcher.stop(force=True)
     assert ended(at_hand, eventually).code == 137
     eventually(lambda: not any(child.is_running() for child in children))
+
+
+def test_an_agent_is_asked_to_kill_its_driver_and_is_killed_if_it_does_not(at_hand: Any, eventually: Any) -> None:
+    script = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from frazil.host.agents import KILL, record_agent\n"
+        "signal.signal(KILL, lambda *_: print('asked', flush=True))\n"
+        "record_agent(Path(sys.argv[1]))\n"
+        "while True: signal.pause()\n"
+    )
+    launch = at_hand.launcher.launch(at_hand.request(sys.executable, "-c", script, str(at_hand.folder)))
+    eventually(lambda: read_json(at_hand.folder / AGENT_FILE))
+    at_hand.launcher.stop(force=True)
+    eventually(lambda: "asked" in (at_hand.folder / "writer.log").read_text())
+    assert at_hand.launcher.observe().process is ProcessState.RUNNING
+    asked = read_json(at_hand.folder / AGENT_FILE)
+    replace_json(at_hand.folder / AGENT_FILE, {**asked, "asked_at_ms": asked["asked_at_ms"] - KILLS_WITHIN_MS})
+    at_hand.launcher.stop(force=True)
+    assert ended(at_hand, eventually).code == 137
+    assert not ask_agent_to_kill(at_hand.folder, ProcessMark(launch.writer.pid + 1, 0.0), now_ms=0), "of another launch"
 
 
 def test_what_a_dead_writer_leaves_behind_is_ended_before_the_lock_is_free(at_hand: Any, eventually: Any) -> None:
