@@ -206,15 +206,17 @@ def test_of_two_drivers_whose_submission_was_not_answered_one_writes(
     first, order = python_of(supervised, eventually), supervised.folder.order()
     assert order is not None
     # As if the agent had died between its submission and the answer, and the driver were not heard of for a minute.
+    first.suspend()
     supervised.folder.put_order(dataclasses.replace(order, id="0" * 32, submission=None, ordered_at_ms=0))
     launch = supervised.launcher.observe().launch
     assert launch is not None
     assert launch.writer is not None
     os.kill(launch.writer.pid, signal.SIGKILL)
     assert ended(supervised, eventually) == 137
-    supervised.launch()
     stream.produce(events(range(1000, 2000)), partitions=4)
-    eventually(lambda: supervised.has_rows(2000))
+    supervised.launch()
+    eventually(lambda: supervised.has_rows(2000), within_s=180)
+    first.resume()
     eventually(lambda: has_ended(first))
     supervised.launcher.stop(force=False)
     assert ended(supervised, eventually) == 0

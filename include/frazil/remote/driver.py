@@ -25,8 +25,7 @@ from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import FORM, log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, Exit, LogEnd, Order, Told
 from frazil.spec.load import validate_stream
-from frazil.spec.model import StreamSpec
-from frazil.stream.main import run_writer
+from frazil.stream.main import write
 from frazil.supervise.desired import DesiredStore
 from frazil.supervise.observed import DesiredMode
 from frazil.table.catalogs import load_catalog
@@ -63,9 +62,9 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
         return 0
     desired = DesiredStore(stream, loaded)
     with Telling(folder, order, stream=stream, is_paused=lambda: desired.read().mode is DesiredMode.PAUSED) as telling:
-        telling.ended = Exit(CRASHED, "the driver's Python ended without a word")
         try:
-            code = _write(validate_stream(order.declared, Path(f"{stream}.yaml")), order)
+            spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
+            write(spec, until_caught_up=order.wanted.until_caught_up)
         except FrazilError as error:
             log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
             telling.ended = Exit(error.exit_code, f"{type(error).__name__}: {error}")
@@ -74,12 +73,8 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
             log.exception("the writer crashed")
             telling.ended = Exit(CRASHED, f"{type(error).__name__}: {error}")
             raise
-        telling.ended = Exit(code)
-    return code
-
-
-def _write(spec: StreamSpec, order: Order) -> int:
-    return run_writer(spec, until_caught_up=order.wanted.until_caught_up)
+        telling.ended = Exit(0)
+    return 0
 
 
 class Telling:

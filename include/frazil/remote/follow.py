@@ -92,7 +92,8 @@ def _over(seen: Seen) -> Step | None:
     ended = seen.told.exit if seen.told else None
     state = seen.status.state
     if ended is not None and (state.has_ended or seen.told_since_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
-        return Step(Act.END, ended.error or "it ended in order", ended.code)
+        how = f"it ended with exit code {ended.code}" if ended.code else "it ended in order"
+        return Step(Act.END, ended.error or how, ended.code)
     if not state.has_ended or (state is DriverState.GONE and seen.told and seen.told_since_s < FRESH_S):
         return None
     if state is DriverState.SUCCEEDED:
