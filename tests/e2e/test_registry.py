@@ -36,6 +36,7 @@ RIDE = {
         {"name": "stops", "type": {"type": "array", "items": "city.Stop"}},
     ],
 }
+TIP = {"name": "tip", "type": "double", "default": 0.0}
 TIPPED = {**RIDE, "fields": [{"name": "tip", "type": "double"}, *RIDE["fields"][:2]]}
 RENAMED = {**TIPPED, "name": "Trip"}
 
@@ -129,6 +130,61 @@ def shown_outage(stream: Any) -> str:
     """What the writer waits for, as its heartbeat says."""
     beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
     return (beat and beat.outage) or ""
+
+
+def test_infer_asks_the_registry_and_its_stream_takes_the_records(
+    stream: Any, registry: EmbeddedRegistry, kafka: EmbeddedKafka
+) -> None:
+    registered(registry, "stop", STOP)
+    reference = {"name": "city.Stop", "subject": "stop", "version": 1}
+    subject = f"{stream.topic}-value"
+    first = registered(registry, subject, RIDE, references=[reference])
+    newest = registered(registry, subject, {**RIDE, "fields": [*RIDE["fields"], TIP]}, references=[reference])
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    ride = {"at": AT, "driver": None, "stops": [{"street": "A"}]}
+    producer.produce(stream.topic, framed(first, RIDE, **ride), partition=0)
+    producer.produce(stream.topic, framed(newest, {**RIDE, "fields": [*RIDE["fields"], TIP]}, **ride, tip=1.5))
+    assert producer.flush(30) == 0
+    proposed = inferred(stream, registry)
+    assert '  stops: "list<struct<street: string>> not null"' in proposed
+    assert "  tip: double    # in 1 of 2 schemas" in proposed
+    stream.catch_up()
+    rows = stream.table().scan().to_arrow().to_pylist()
+    assert sorted((row["stops"], row["tip"] or 0) for row in rows) == [([{"street": "A"}], 0), ([{"street": "A"}], 1.5)]
+
+
+def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
+    stream: Any, registry: EmbeddedRegistry, kafka: EmbeddedKafka
+) -> None:
+    schema = {
+        "type": "object",
+        "required": ["at"],
+        "properties": {"at": {"type": "string", "format": "date-time"}, "count": {"type": "integer"}},
+    }
+    known = registered(registry, f"{stream.topic}-value", schema, schemaType="JSON")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for schema_id in (known, known + 1000):  # an id that the registry lacks is not looked at
+        value = json.dumps({"at": AT.isoformat(), "count": schema_id}).encode()
+        producer.produce(stream.topic, b"\0" + schema_id.to_bytes(4, "big") + value)
+    assert producer.flush(30) == 0
+    proposed = inferred(stream, registry)
+    assert "  count: long" in proposed
+    assert f"# The registry lacks ids that the sample has: {known + 1000}." in proposed
+    file = stream.streams / f"{stream.name}.yaml"
+    file.write_text(proposed.replace(f":{registry.port}/", ":1/"))
+    stream.catch_up()
+    rows = stream.table().scan(selected_fields=("count",)).to_arrow()["count"].to_pylist()
+    assert sorted(rows) == [known, known + 1000]
+
+
+def inferred(stream: Any, registry: EmbeddedRegistry) -> str:
+    """What `frazil infer` proposes, which becomes the stream's declaration."""
+    asked = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
+    asked += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
+    done = CliRunner().invoke(frazil_command, asked, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    (stream.streams / f"{stream.name}.yaml").write_text(done.output)
+    return done.output
 
 
 def test_up_shows_the_registry_that_runs_and_what_to_declare(

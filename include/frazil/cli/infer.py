@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import click
+from pydantic import ValidationError
 
 from frazil.cli.options import streams_option
 from frazil.errors import SpecError
+from frazil.spec.formats import Registry
 from frazil.spec.load import DEFAULTS_FILE
 from frazil.spec.references import resolve_all
 from frazil.spec.yaml_file import read_mapping
@@ -19,6 +21,9 @@ from frazil.spec.yaml_file import read_mapping
 @click.argument("topic")
 @streams_option
 @click.option("--bootstrap-servers", help="The brokers; by default, those of _defaults.yaml in the folder of streams.")
+@click.option(
+    "--registry", "registry_url", help="A schema registry; by default, that of _defaults.yaml, if it has one."
+)
 @click.option("--name", help="The stream's name; by default, the topic's.")
 @click.option("--table", help="namespace.table; by default, default.<name>.")
 @click.option("--records", default=2_000, show_default=True, type=click.IntRange(1, 100_000), help="Records to read.")
@@ -27,6 +32,7 @@ def infer(  # noqa: PLR0913 - one for each option
     streams_folder: Path,
     *,
     bootstrap_servers: str | None,
+    registry_url: str | None,
     name: str | None,
     table: str | None,
     records: int,
@@ -34,21 +40,42 @@ def infer(  # noqa: PLR0913 - one for each option
     """Read a sample of TOPIC, and print a declaration for a person to edit.
 
     The sample is from the beginning and the end of each partition. Columns get types; those that every record has are
-    required, if 100 records or more were read. Comments say what it rests on: how many records do not fit, other
-    columns that may be the event time, how much comes in a day. Security is taken from source.properties of
-    _defaults.yaml.
+    required, if 100 records or more were read. With a schema registry, columns are those of the newest version of
+    TOPIC-value and of the schemas whose ids the sample has: Avro, or JSON Schema. Comments say what it rests on: how
+    many records do not fit, other columns that may be the event time, how much comes in a day. Security is taken from
+    source.properties and source.format.registry of _defaults.yaml.
 
     \b
     Example:
       frazil infer orders --table shop.orders > include/streams/orders.yaml
     """
     from frazil.infer.proposal import Named, proposal  # noqa: PLC0415 - as below
+    from frazil.infer.registered import registered  # noqa: PLC0415 - as below
     from frazil.infer.topic import sample_of  # noqa: PLC0415 - Arrow and librdkafka, only where they are asked
+    from frazil.registry.client import registry  # noqa: PLC0415 - as above
 
     stream = name or _stream_name(topic)
     named = Named(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
     properties = _properties(streams_folder, bootstrap_servers)
-    click.echo(proposal(sample_of(properties, topic, records=records), named), nl=False)
+    sample = sample_of(properties, topic, records=records)
+    declared = _registry(streams_folder, registry_url)
+    written = None if declared is None else registered(sample, declared, registry(declared, os.environ))
+    click.echo(proposal(sample, named, written), nl=False)
+
+
+def _registry(folder: Path, url: str | None) -> Registry | None:
+    """The registry of the folder's streams, at another address if one is given. Raises SpecError."""
+    file = folder / DEFAULTS_FILE
+    declared = ((read_mapping(file) if file.exists() else {}).get("source") or {}).get("format")
+    found = (declared.get("registry") or {}) if isinstance(declared, dict) else {}
+    if url is None and not found:
+        return None
+    try:
+        return Registry.model_validate(
+            {**found, **({"url": url} if url else {})}, by_alias=True, by_name=False, context={"folder": folder}
+        )
+    except ValidationError as error:
+        raise SpecError(f"{file}: source.format.registry: {error}") from None
 
 
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:

@@ -53,7 +53,7 @@ def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column
     found: list[Column] = []
     before: dict[str, str] = {}
     for name, observed in whole.fields.items():
-        if reason := _no_column(name, before):
+        if reason := column_problem(name, before):
             found.append(Column(name, None, remark=reason))
         else:
             before[name.lower()] = name
@@ -67,7 +67,7 @@ def event_times(columns: Sequence[Column]) -> list[Column]:
     return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.near_s))
 
 
-def _no_column(name: str, before: Mapping[str, str]) -> str:
+def column_problem(name: str, before: Mapping[str, str]) -> str:
     """Why a field cannot be a column; `before` has the columns by their names in lower case."""
     if not name or "." in name or name != name.strip() or not name.isprintable():
         return "no column can have this name"
@@ -122,7 +122,7 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
             yield f"{where}only empty objects were seen"
         is_struct = _object_type(observed).startswith("struct")  # the names of a map are data
         for name, field in observed.fields.items() if is_struct else ():
-            if not _no_column(name, {}):
+            if not column_problem(name, {}):
                 yield from _guessed(field, f"{path}.{name}" if path else name)
 
 
@@ -180,7 +180,7 @@ def _text_type(observed: Observed) -> str:
 
 def _object_type(observed: Observed) -> str:
     types = {name: _type(field) for name, field in observed.fields.items()}  # once: what is nested is deep
-    inner = [name for name in types if not _no_column(name, {})]
+    inner = [name for name in types if not column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}
     a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])
     many = len(observed.fields) >= MAP_FROM and a_record <= len(observed.fields) / 4

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from frazil.errors import SpecError
+from frazil.infer.registered import Registered
 from frazil.infer.sample import Sample
-from frazil.spec.formats import CsvFormat, ValueFormat, format_of
+from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, format_of
 
 MOST_OF = 0.5
 """A format is that of at least this share of the records."""
@@ -26,12 +27,16 @@ class Encoding:
     records: tuple[dict[str, Any], ...]
 
 
-def encoding_of(sample: Sample) -> Encoding:
-    """The format that most of the sample's values have.
+def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
+    """The format that most of the sample's values have. `written` is what a registry says of them.
 
-    Raises SpecError if there is no value, or if a registry has the schema.
+    Raises SpecError if there is no value, or if only a registry that was not asked can say what they are.
     """
+    if written is not None and written.is_framed and written.type != "JSON":
+        return _by_schema(sample, written)
     values = [record.value for record in sample.records if record.value]
+    if not values and written is not None:
+        return Encoding(JsonFormat(framing="confluent", registry=written.registry), ())
     if not values:
         raise SpecError(
             f"the topic {sample.topic} has no record with a value to infer from: produce some, or write the file "
@@ -44,7 +49,10 @@ def encoding_of(sample: Sample) -> Encoding:
     ):
         objects = [found for part in parts if (found := _object(part)) is not None]
         if len(objects) >= needed:
-            return Encoding(format_of(plain), tuple(objects))
+            found_format = format_of(plain)
+            if isinstance(found_format, JsonFormat) and written is not None and written.type == "JSON":
+                found_format = found_format.model_copy(update={"registry": written.registry})
+            return Encoding(found_format, tuple(objects))
     several = [lines for value in values if (lines := _objects(value)) is not None]
     if len(several) >= needed:
         return Encoding(format_of({"type": "json", "lines": True}), tuple(one for lines in several for one in lines))
@@ -53,12 +61,21 @@ def encoding_of(sample: Sample) -> Encoding:
     if len(framed) >= needed and len(ids) <= len(framed) / 2:
         raise SpecError(
             f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}): their "
-            "schema is in a registry, which infer does not ask. Declare source.format by hand: {type: avro, …}"
+            "schema is in a registry, which has none for them or was not named. Name it by --registry"
         )
     texts = [text for value in values if (text := _text(value)) is not None]
     if len(texts) >= needed:
         return _lines(texts) or Encoding(format_of("string"), tuple({"value": text} for text in texts))
     return Encoding(format_of("bytes"), ())
+
+
+def _by_schema(sample: Sample, written: Registered) -> Encoding:
+    if written.type != "AVRO":
+        raise SpecError(
+            f"the schemas of {sample.topic} are of type {written.type}, from which infer proposes nothing: write the "
+            "file by hand"
+        )
+    return Encoding(AvroFormat(registry=written.registry), ())
 
 
 def _object(value: bytes) -> dict[str, Any] | None:

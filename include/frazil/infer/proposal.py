@@ -6,17 +6,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import yaml
 
 from frazil.infer.columns import Column, columns_of, event_times
 from frazil.infer.encoding import Encoding, encoding_of
 from frazil.infer.observed import observe
+from frazil.infer.registered import Registered, avro_columns, json_columns
 from frazil.infer.sample import Sample
-from frazil.infer.trial import dead_letters
-from frazil.spec.formats import BytesFormat, plain_format
-from frazil.spec.units import rounded_bytes
+from frazil.infer.trial import dead_letters, decoded
+from frazil.spec.formats import AvroFormat, BytesFormat, plain_format
+from frazil.spec.units import counted, rounded_bytes
 
 HOUR_FROM_BYTES = 24 * 128 * 2**20
 """From this much Parquet a day on, each hour has files of a good size."""
@@ -41,10 +42,13 @@ class Named:
     """Written to the file only if it is given: `_defaults.yaml` may have it."""
 
 
-def proposal(sample: Sample, named: Named) -> str:
-    """The declaration as YAML, which `frazil validate` accepts. Raises SpecError as `encoding_of` does."""
-    encoding = encoding_of(sample)
-    columns = _columns(sample, encoding)
+def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
+    """The declaration as YAML, which `frazil validate` accepts. `written` is what a registry says of the topic.
+
+    Raises SpecError as `encoding_of` and `avro_columns` do, and RegistryUnavailable.
+    """
+    encoding = encoding_of(sample, written)
+    columns = _columns(sample, encoding, written)
     times = event_times(columns)
     event_time = times[0].name if times else KAFKA_TIME
     declared = [
@@ -57,23 +61,58 @@ def proposal(sample: Sample, named: Named) -> str:
         *_layout(sample, columns, event_time),
     ]
     rejected = dead_letters(yaml.safe_load("\n".join(declared)), sample)
-    head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected)]
+    head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected, written)]
     return "\n".join([*head, *declared]) + "\n"
 
 
-def _columns(sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
+def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> tuple[Column, ...]:
+    if isinstance(encoding.format, AvroFormat) and written is not None:
+        return _with_units(avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
         return (Column("value", "binary"),)
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
     columns = columns_of(observe(encoding.records), timestamps_ms=stamps)
+    if written is not None and written.type == "JSON":
+        columns = json_columns(written.schemas, columns)
     if any(column.type for column in columns):
         return columns
     return (*columns, Column("value", "string", remark="no field of the records can be a column"))
 
 
-def _head(sample: Sample, rejected: Counter[str]) -> Iterator[str]:
+def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
+    """Columns of an Avro schema with what only values say: which numbers are times, and how many texts there are."""
+    open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
+    if not open_to:
+        return columns
+    declared = {
+        "name": "sample",
+        "source": {"topics": sample.topic, "format": plain_format(encoding.format)},
+        "table": "sample.sample",
+        "schema": {name: c.type for name, c in open_to.items()},
+        "event-time": KAFKA_TIME,
+    }
+    rows = decoded(declared, sample).rows.select(list(open_to)).to_pylist()
+    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
+    seen = {c.name: c for c in columns_of(observe(rows), timestamps_ms=stamps)}
+    return tuple(_with_unit(c, seen.get(c.name)) if c.name in open_to else c for c in columns)
+
+
+def _with_unit(column: Column, seen: Column | None) -> Column:
+    if seen is None:
+        return column
+    if seen.unit is None:
+        return replace(column, distinct=seen.distinct)
+    return replace(column, type=seen.type, unit=seen.unit, is_time=True, near_s=seen.near_s)
+
+
+def _head(sample: Sample, rejected: Counter[str], written: Registered | None) -> Iterator[str]:
     count = len(sample.records)
     yield f"# Proposed by frazil infer from {count:,} of about {sample.in_topic:,} records of {sample.topic}. Edit it."
+    if written is not None:
+        count_of = counted(len(written.schemas), "schema")
+        yield f"# Its columns are those of {count_of} ({written.type}) of {sample.topic}-value and of the sample's ids."
+        if written.unknown:
+            yield f"# The registry lacks ids that the sample has: {', '.join(map(str, written.unknown[:8]))}."
     if rejected:
         reasons = ", ".join(f"{name} {of:,}" for name, of in rejected.most_common())
         yield f"# As declared below, {rejected.total():,} of these {count:,} would be dead letters: {reasons}."

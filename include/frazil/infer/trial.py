@@ -11,6 +11,7 @@ from frazil.infer.sample import Sample
 from frazil.ingest.beside_value import value_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
+from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder
 from frazil.spec import iceberg
 from frazil.spec.formats import plain_format
@@ -20,12 +21,19 @@ _ANY_BROKER = "localhost:9092"
 
 
 def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """How many of the sample's records would be dead letters, by error class, tombstones among them."""
+    """How many of the sample's records would be dead letters, by error class, tombstones among them.
+
+    Raises RegistryUnavailable.
+    """
+    return Counter(rejection.error_class for rejection in decoded(declared, sample).rejections)
+
+
+def decoded(declared: Mapping[str, Any], sample: Sample) -> Decoded:
+    """The sample's records as rows of the declaration. Raises RegistryUnavailable."""
     source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.schema(spec)
     filled = value_schema(record_schema(schema, spec.coordinates), spec.beside_value)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [record.value for record in sample.records]
-    decoded = decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values))
-    return Counter(rejection.error_class for rejection in decoded.rejections)
+    return decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values))

@@ -108,6 +108,14 @@ class SchemaRegistry:
             raise UnknownSchema(*found.args)
         return found
 
+    def newest(self, subject: str) -> SchemaText | None:
+        """The newest version of a subject, asked for each time; None if there is no such subject.
+
+        Raises as `get` does.
+        """
+        answer = self._asked(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        return None if answer is None else self._text_of(answer)
+
     def _kept(self, schema_id: int) -> SchemaText | UnknownSchema | None:
         if (found := self._known.get(schema_id)) is not None:
             self._known.move_to_end(schema_id)
@@ -136,6 +144,9 @@ class SchemaRegistry:
         answer = self._asked(f"/schemas/ids/{schema_id}")
         if answer is None:
             raise UnknownSchema(f"the registry has no schema of id {schema_id}")
+        return self._text_of(answer)
+
+    def _text_of(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}
         self._refer(answer, references, inside=())
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))

@@ -18,7 +18,7 @@ from frazil import clock, errors
 from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
-from frazil.commit.marker import Marker, of_topics, read_marker
+from frazil.commit.marker import Marker, of_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_fence
@@ -147,7 +147,10 @@ class Writer:
 
         A stream whose table has its marker goes on without any.
         """
-        if self.spec.source.topic_pattern is None or load_stream_table(self.spec) is not None:
+        if self.spec.source.topic_pattern is None:
+            return True
+        table = load_stream_table(self.spec)
+        if table is not None and property_name(self.spec.name) in table.metadata.properties:
             return True
         said = f"no topic of the cluster matches source.topic-pattern '{self.spec.source.topic_pattern}'"
         while not self.stopping.is_set():

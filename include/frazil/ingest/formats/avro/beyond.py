@@ -52,7 +52,7 @@ def _beyond(
                 if i in filled:
                     yield from _beyond(part, columns[filled[i]], (*path, filled[i]), inside | {id(written)})
                 else:
-                    yield (*path, names[0]), seen_type(part) if _has_few_parts(part) else MIXED, ""
+                    yield (*path, names[0]), seen_type(part) if few_parts(part) else MIXED, ""
         case "array", iceberg.ListType():
             yield from _beyond(written.parts[0], kind.element_type, (*path, "element"), inside)
         case "map", iceberg.MapType():
@@ -86,7 +86,7 @@ def seen_type(written: AvroType, inside: tuple[int, ...] = ()) -> Seen:  # noqa:
     return _scalar(written)
 
 
-def _has_few_parts(written: AvroType) -> bool:
+def few_parts(written: AvroType) -> bool:
     """Whether the type has at most `_MOST_PARTS`; one that is named again and again has exponentially many."""
     left, count = [(written, 0)], 0
     while left:

@@ -1,0 +1,280 @@
+"""The schemas of a topic's records as its registry has them, and the columns that they make."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from frazil.errors import SpecError
+from frazil.infer.columns import Column, column_problem
+from frazil.infer.sample import Sample
+from frazil.ingest.formats.avro.beyond import few_parts, seen_type
+from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parsed
+from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Seen, StructOf, merged, seen_in
+from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
+from frazil.spec.formats import Registry
+
+FRAME_BYTES = 5
+MOST_IDS = 50
+"""So many of a sample's schema ids are asked for, the most frequent first: bytes of something else look like many."""
+_MOST_PARTS = 10_000
+"""Of a JSON Schema; one whose parts are named again and again has exponentially many."""
+_TIMES = ("timestamp", "timestamptz")
+_STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What a registry says of a topic's values."""
+
+    registry: Registry
+    schemas: tuple[SchemaText, ...]
+    """Of one type; that of the newest version of `<topic>-value`, if there is one, comes first."""
+    is_framed: bool
+    """Whether most of the sample's values begin with a schema's id, or there are none."""
+    unknown: tuple[int, ...] = ()
+    """Ids of the sample that the registry lacks."""
+
+    @property
+    def type(self) -> str:
+        """`AVRO`, `JSON` or `PROTOBUF`."""
+        return self.schemas[0].type
+
+
+def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Registered | None:
+    """Ask for the newest version of `<topic>-value` and for the ids of the sample; None if the registry has none.
+
+    Raises RegistryUnavailable, and SpecError if the schemas are of several types.
+    """
+    values = [record.value for record in sample.records if record.value]
+    framed = [value for value in values if value[0] == 0 and len(value) > FRAME_BYTES]
+    is_framed = 2 * len(framed) > len(values) or not values
+    ids = Counter(int.from_bytes(value[1:FRAME_BYTES], signed=True) for value in framed if is_framed)
+    found: dict[SchemaText, None] = {}
+    if (newest := client.newest(f"{sample.topic}-value")) is not None:
+        found[newest] = None
+    unknown = []
+    for schema_id, _ in ids.most_common(MOST_IDS):
+        try:
+            found[client.get(schema_id)] = None
+        except UnknownSchema:
+            unknown.append(schema_id)
+    if not found:
+        return None
+    if len(types := {schema.type for schema in found}) > 1:
+        raise SpecError(
+            f"the registry has schemas of several types for {sample.topic}: {', '.join(sorted(types))}. A stream has "
+            "one format: declare it by hand"
+        )
+    return Registered(declared, tuple(found), is_framed, tuple(unknown))
+
+
+def avro_columns(schemas: Sequence[SchemaText]) -> tuple[Column, ...]:
+    """Columns for the fields of all these schemas. Raises SpecError if one of them is no record of Avro."""
+    return _columns([_avro_fields(schema) for schema in schemas])
+
+
+def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tuple[Column, ...]:
+    """Columns for the properties of JSON Schemas, and for what the sample alone has.
+
+    The sample says what a JSON Schema leaves open: the unit of a number that is a time, and that a text is one.
+    """
+    by_name = {column.name: column for column in sampled}
+    written = _columns([_json_fields(schema) for schema in schemas])
+    known = {column.name for column in written}
+    beyond = [
+        replace(c, required=False, remark=_also(c.remark, "not in the schema")) for c in sampled if c.name not in known
+    ]
+    return (*(_with_sample(column, by_name.get(column.name)) for column in written), *beyond)
+
+
+def _with_sample(column: Column, sampled: Column | None) -> Column:
+    if sampled is None or sampled.type is None:
+        return column
+    seen = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
+    if column.type is None or column.remark == _NO_TYPE:
+        return replace(sampled, required=column.required, remark=_also(sampled.remark, "the schema gives no type"))
+    if column.type == "long" and sampled.unit:
+        return replace(seen, type=sampled.type, unit=sampled.unit, is_time=True)
+    if column.type == "string" and sampled.type not in {"string", "binary"} and not sampled.remark:
+        remark = f"the schema says string, all that was seen is a {sampled.type}"
+        return replace(seen, type=sampled.type, is_time=sampled.is_time, remark=_also(column.remark, remark))
+    return seen
+
+
+def _also(remark: str, more: str) -> str:
+    return f"{remark}; {more}" if remark else more
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    seen: Seen
+    required: bool
+
+
+_NO_TYPE = "no type is known"
+
+
+def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
+    """Those of the first schema come first. A column is required if each schema has it, and requires it."""
+    names = dict.fromkeys(name for fields in schemas for name in fields)
+    before: dict[str, str] = {}
+    made = []
+    for name in names:
+        if reason := column_problem(name, before):
+            made.append(Column(name, None, remark=reason))
+            continue
+        before[name.lower()] = name
+        having = [fields[name] for fields in schemas if name in fields]
+        seen = having[0].seen
+        for other in having[1:]:
+            seen = merged(seen, other.seen)
+        kind = _text(seen)
+        remark = "" if seen is not None else _NO_TYPE
+        if kind is None:
+            remark = "no column of one type can hold what the schemas allow"
+        elif len(having) < len(schemas):
+            remark = _also(remark, f"in {len(having)} of {len(schemas)} schemas")
+        required = len(having) == len(schemas) and all(field.required for field in having)
+        is_time = kind in _TIMES
+        near_s = 0.0 if is_time else float("inf")
+        made.append(Column(name, kind, required and kind is not None, remark=remark, is_time=is_time, near_s=near_s))
+    return tuple(made)
+
+
+def _text(seen: Seen) -> str | None:
+    """The type as a declaration has it; None if no column can have it. What is inside it may be left out."""
+    match seen:
+        case None:
+            return "string"
+        case ListOf():
+            return None if (inside := _text(seen.element)) is None else f"list<{inside}>"
+        case MapOf():
+            return None if (inside := _text(seen.value)) is None else f"map<string, {inside}>"
+        case StructOf():
+            distinct = {name.lower(): name for name in reversed([*seen.fields])}
+            plain = [n for n in seen.fields if distinct[n.lower()] == n and re.fullmatch(r"[A-Za-z_]\w*", n)]
+            inside = ", ".join(f"{n}: {kind}" for n in plain if (kind := _text(seen.fields[n])) is not None)
+            return f"struct<{inside}>" if inside else None
+    return None if seen == MIXED else seen
+
+
+def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
+    try:
+        written = parsed(schema.text, [text for _, text in schema.references])
+    except UnreadableSchema as error:
+        raise SpecError(f"the registry's schema is no schema of Avro: {error}") from None
+    if written.kind != "record":
+        raise SpecError(f"the registry's schema is no record, but {written}: a stream's columns are a record's fields")
+    parts = zip(written.fields, written.parts, strict=True)
+    return {
+        names[0]: _Field(seen_type(part) if few_parts(part) else MIXED, not _may_be_null(part)) for names, part in parts
+    }
+
+
+def _may_be_null(written: AvroType) -> bool:
+    return written.kind == "null" or (written.kind == "union" and any(part.kind == "null" for part in written.parts))
+
+
+def _json_fields(schema: SchemaText) -> dict[str, _Field]:
+    reading = _JsonSchema(schema)
+    return dict(reading.fields())
+
+
+class _JsonSchema:
+    """Reads a JSON Schema as far as it says which properties an object has, and of which types."""
+
+    def __init__(self, schema: SchemaText) -> None:
+        """Raises SpecError if the text is no JSON."""
+        try:
+            self._root = json.loads(schema.text)
+            self._references = {name: json.loads(text) for name, text in schema.references}
+        except (ValueError, RecursionError) as error:
+            raise SpecError(f"the registry's schema is no JSON Schema: {error}") from None
+        self._read = 0
+        self._inside: set[int] = set()
+
+    def fields(self) -> Iterator[tuple[str, _Field]]:
+        root = self._resolved(self._root, self._root)
+        self._inside.add(id(root[0]))
+        for name, (seen, nullable) in self._properties(*root, depth=0).items():
+            yield name, _Field(seen, not nullable and name in _names(root[0].get("required")))
+
+    def _properties(self, node: Mapping[str, Any], document: Any, *, depth: int) -> dict[str, tuple[Seen, bool]]:
+        found = {}
+        for part in [*_dicts(node.get("allOf")), node]:
+            inner, its = self._resolved(part, document)
+            properties = inner.get("properties")
+            for name, of in properties.items() if isinstance(properties, dict) else ():
+                found[str(name)] = self._type(of, its, depth + 1)
+        return found
+
+    def _type(self, node: Any, document: Any, depth: int) -> tuple[Seen, bool]:
+        """The type of a value, and whether it may be null; MIXED for one that contains itself."""
+        node, document = self._resolved(node, document)
+        self._read += 1
+        if depth > DEEPEST or self._read > _MOST_PARTS or id(node) in self._inside:
+            return MIXED, True
+        self._inside.add(id(node))
+        try:
+            return self._type_of(node, document, depth)
+        finally:
+            self._inside.discard(id(node))
+
+    def _type_of(  # noqa: PLR0911 - a table
+        self, node: Mapping[str, Any], document: Any, depth: int
+    ) -> tuple[Seen, bool]:
+        if choices := [*_dicts(node.get("oneOf")), *_dicts(node.get("anyOf"))]:
+            return self._choice([self._type(choice, document, depth + 1) for choice in choices])
+        kinds = node.get("type")
+        if isinstance(kinds, list):
+            return self._choice([self._type({**node, "type": kind}, document, depth + 1) for kind in kinds])
+        match kinds:
+            case "null":
+                return None, True
+            case "string":
+                return _STRING_FORMATS.get(str(node.get("format")), "string"), False
+            case "integer" | "number" | "boolean":
+                return {"integer": "long", "number": "double", "boolean": "boolean"}[kinds], False
+            case "array":
+                items = node.get("items")
+                return ListOf(self._type(items, document, depth + 1)[0] if isinstance(items, dict) else None), False
+        if kinds == "object" or "properties" in node or "allOf" in node:
+            properties = self._properties(node, document, depth=depth)
+            if properties:
+                return StructOf({name: seen for name, (seen, _) in properties.items()}), False
+            values = node.get("additionalProperties")
+            return (MapOf(self._type(values, document, depth + 1)[0]) if isinstance(values, dict) else MIXED), False
+        constants = node["enum"] if isinstance(node.get("enum"), list) else [node["const"]] if "const" in node else []
+        return self._choice([(seen_in(value), value is None) for value in constants])
+
+    def _choice(self, choices: Sequence[tuple[Seen, bool]]) -> tuple[Seen, bool]:
+        seen: Seen = None
+        for other, _ in choices:
+            seen = merged(seen, other)
+        return seen, not choices or any(nullable for _, nullable in choices)
+
+    def _resolved(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
+        """What a node refers to, with the document that it is in; an empty one where it cannot be found."""
+        for _ in range(DEEPEST):
+            if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
+                break
+            where, _, pointer = node["$ref"].partition("#")
+            document = self._references.get(where) if where else document
+            node = document
+            for step in pointer.split("/")[1:]:
+                key = step.replace("~1", "/").replace("~0", "~")
+                node = node.get(key) if isinstance(node, dict) else None
+        return (node if isinstance(node, dict) else {}), document
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _names(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,227 @@
+"""What is proposed for a topic whose schemas are in a registry."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+import yaml
+
+from frazil.errors import SpecError
+from frazil.infer.proposal import Named, proposal
+from frazil.infer.registered import Registered, json_columns, registered
+from frazil.infer.sample import Record, Sample
+from frazil.registry.client import SchemaText, registry
+from frazil.spec.formats import AvroFormat, JsonFormat, Registry
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from tests.made_registry import MadeRegistry, made_registry
+
+AT_MS = 1_790_000_000_000
+STOP = {"type": "record", "name": "Stop", "namespace": "city", "fields": [{"name": "street", "type": "string"}]}
+RIDE = {
+    "type": "record",
+    "name": "Ride",
+    "fields": [
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "ended_ms", "type": "long"},
+        {"name": "driver", "type": ["null", "string"]},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["DAY", "NIGHT"]}},
+        {"name": "fare", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "stops", "type": {"type": "array", "items": "city.Stop"}},
+        {"name": "tags", "type": {"type": "map", "values": "int"}},
+        {"name": "either", "type": ["null", "int", "string"]},
+    ],
+}
+NEWER = {**RIDE, "fields": [*RIDE["fields"][:3], {"name": "tip", "type": "float"}]}
+REFERENCE = {"name": "city.Stop", "subject": "stop", "version": 1}
+RECORD: dict[str, Any] = {
+    "at": AT_MS,
+    "ended_ms": AT_MS + 1,
+    "driver": "Ann",
+    "kind": "DAY",
+    "fare": b"\x01",
+    "stops": [{"street": "A"}],
+    "tags": {"a": 1},
+    "either": None,
+    "tip": 1.5,
+}
+
+
+@pytest.fixture
+def server() -> Iterator[MadeRegistry]:
+    with made_registry() as made:
+        made.answers = {
+            "/schemas/ids/1": [(200, {"schema": json.dumps(RIDE), "references": [REFERENCE]})],
+            "/schemas/ids/2": [(200, {"schema": json.dumps(NEWER)})],
+            "/subjects/stop/versions/1?deleted=true": [(200, {"schema": json.dumps(STOP)})],
+            "/subjects/t-value/versions/latest": [(200, {"schema": json.dumps(NEWER), "id": 2, "version": 2})],
+        }
+        yield made
+
+
+def framed(schema_id: int, content: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + content
+
+
+def avro(schema: Any) -> bytes:
+    out = io.BytesIO()
+    named: dict[str, Any] = {}
+    fastavro.parse_schema(STOP, named_schemas=named)
+    parsed = fastavro.parse_schema(schema, named_schemas=named, _force=True)
+    fastavro.schemaless_writer(out, parsed, {**RECORD, "kind": "DAY"})
+    return out.getvalue()
+
+
+def sample(*values: bytes | None) -> Sample:
+    return Sample("t", tuple(Record(v, timestamp_ms=AT_MS + i * 1000) for i, v in enumerate(values)), len(values))
+
+
+def proposed(server: MadeRegistry, of: Sample) -> tuple[str, StreamSpec]:
+    declared = Registry(url=server.url)
+    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"), registered(of, declared, registry(declared, {})))
+    return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
+
+
+def types(spec: StreamSpec) -> dict[str, str]:
+    return {c.name: f"{c.type}{' not null' if c.required else ''}" for c in spec.columns}
+
+
+def test_avro_columns_are_those_of_the_newest_version_and_of_the_ids_that_were_seen(server: MadeRegistry) -> None:
+    text, spec = proposed(server, sample(*[framed(1, avro(RIDE))] * 9, framed(2, avro(NEWER)), framed(9, b"x")))
+    assert isinstance(spec.source.format, AvroFormat)
+    assert types(spec) == {
+        "at": "timestamptz not null",
+        "ended_ms": "timestamptz not null",
+        "driver": "string",
+        "tip": "float",
+        "kind": "string",
+        "fare": "decimal(9, 2)",
+        "stops": "list<struct<street: string>>",
+        "tags": "map<string, int>",
+    }
+    assert (spec.units, spec.event_time.column) == ({"ended_ms": "ms"}, "at")
+    assert "# either: no column of one type can hold what the schemas allow" in text
+    assert "tip: float    # in 1 of 2 schemas" in text
+    assert "columns are those of 2 schemas (AVRO) of t-value and of the sample's ids" in text
+    assert "The registry lacks ids that the sample has: 9" in text
+    assert "1 of these 11 would be dead letters: UnknownSchema 1" in text
+
+
+def test_a_topic_without_records_has_the_columns_of_its_newest_version(server: MadeRegistry) -> None:
+    _, spec = proposed(server, sample())
+    assert types(spec) == {
+        "at": "timestamptz not null",
+        "ended_ms": "long not null",
+        "driver": "string",
+        "tip": "float not null",
+    }
+
+
+def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeRegistry) -> None:
+    server.answers = {}
+    _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))
+    assert types(spec) == {"a": "int not null"}
+    with pytest.raises(SpecError, match=r"schema id \(7\).*Name it by --registry"):
+        proposed(server, sample(*[framed(7, b"\x02\x04")] * 10))
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"schema": '"string"'}, "the registry's schema is no record, but string"),
+        ({"schema": "{"}, "is no schema of Avro"),
+        ({"schema": "[", "schemaType": "JSON"}, "several types for t: AVRO, JSON"),
+        ({"schema": "", "schemaType": "PROTOBUF"}, "several types for t: AVRO, PROTOBUF"),
+    ],
+)
+def test_schemas_that_make_no_columns_are_named(server: MadeRegistry, schema: Any, said: str) -> None:
+    server.answers["/subjects/t-value/versions/latest"] = [(200, schema)]
+    with pytest.raises(SpecError, match=said):
+        proposed(server, sample(*[framed(1, avro(RIDE))] * 9))
+
+
+ORDER = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "definitions": {
+        "place": {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "integer"}}}
+    },
+    "type": "object",
+    "required": ["id", "at", "ts_ms", "note"],
+    "properties": {
+        "id": {"type": "integer"},
+        "at": {"type": "string", "format": "date-time"},
+        "ts_ms": {"type": "integer"},
+        "said": {"type": "string"},
+        "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
+        "price": {"type": ["number", "null"]},
+        "place": {"$ref": "#/definitions/place"},
+        "lines": {"type": "array", "items": {"$ref": "line.json"}},
+        "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "state": {"enum": ["new", "paid"]},
+        "any": {},
+        "mixed": {"type": ["string", "integer"]},
+        "self": {"$ref": "#"},
+    },
+}
+LINE = {"type": "object", "properties": {"sku": {"type": "string"}, "day": {"type": "string", "format": "date"}}}
+
+
+def test_json_columns_are_those_of_the_schema_and_the_sample_says_what_it_leaves_open(server: MadeRegistry) -> None:
+    reference = {"name": "line.json", "subject": "line", "version": 3}
+    document = {"schema": json.dumps(ORDER), "schemaType": "JSON", "references": [reference]}
+    server.answers = {
+        "/schemas/ids/1": [(200, document)],
+        "/subjects/t-value/versions/latest": [(200, document)],
+        "/subjects/line/versions/3?deleted=true": [(200, {"schema": json.dumps(LINE), "schemaType": "JSON"})],
+    }
+    value = {
+        "id": 1,
+        "at": "2026-01-01T00:00:00Z",
+        "ts_ms": AT_MS,
+        "said": "2026-01-01",
+        "note": "x",
+        "any": [1],
+        "extra": 1.5,
+    }
+    text, spec = proposed(server, sample(*[framed(1, json.dumps(value).encode())] * 100))
+    assert isinstance(spec.source.format, JsonFormat)
+    assert (spec.source.format.framing, spec.source.format.registry) == ("confluent", Registry(url=server.url))
+    assert types(spec) == {
+        "id": "long not null",
+        "at": "timestamptz not null",
+        "ts_ms": "timestamptz not null",
+        "said": "date",
+        "note": "string",
+        "price": "double",
+        "place": "struct<city: string, zip: long>",
+        "lines": "list<struct<sku: string, day: date>>",
+        "counts": "map<string, long>",
+        "state": "string",
+        "any": "list<int>",
+        "extra": "double",
+    }
+    assert spec.units == {"ts_ms": "ms"}
+    assert "said: date    # the schema says string, all that was seen is a date" in text
+    assert "extra: double    # not in the schema" in text
+    assert "# self: no column of one type can hold" in text
+    assert "# mixed: no column of one type can hold" in text
+    assert "would be dead letters" not in text
+
+
+@pytest.mark.parametrize(
+    "schema", [True, [], {"properties": 5}, {"$ref": "#/nowhere"}, {"$ref": "#"}, {"properties": {"a": {"allOf": [5]}}}]
+)
+def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
+    assert all(column.type in {None, "string"} for column in json_columns([SchemaText("JSON", json.dumps(schema))], []))
+
+
+def test_protobuf_is_said_to_be_left_to_a_person() -> None:
+    written = Registered(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
+    with pytest.raises(SpecError, match="are of type PROTOBUF, from which infer proposes nothing"):
+        proposal(sample(framed(1, b"\0x")), Named("t", "demo.t"), written)
