@@ -69,7 +69,7 @@ def event_times(columns: Sequence[Column]) -> list[Column]:
 
 def column_problem(name: str, before: Mapping[str, str]) -> str:
     """Why a field cannot be a column; `before` has the columns by their names in lower case."""
-    if not name or "." in name or name != name.strip() or not name.isprintable():
+    if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
         return "no column can have this name"
     if name.lower() in RESERVED:
         return "frazil adds a column of this name"

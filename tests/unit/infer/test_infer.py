@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from demo.flights import messages, read_flights
@@ -277,6 +277,7 @@ NAMES = st.text(max_size=5) | st.sampled_from(["a", "A", "ts", "null", "no", "a 
 
 
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=5), min_size=1, max_size=8))
+@example(records=[{"\\": None, '"': 1}])
 def test_whatever_objects_a_topic_has_the_proposal_is_sound(records: list[dict[str, Any]]) -> None:
     _, spec = proposed(sample(json.dumps(record).encode() for record in records))
     check_supported(schema(spec), spec.source.format)
