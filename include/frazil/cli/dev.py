@@ -86,33 +86,53 @@ def up(  # noqa: PLR0913 - a command's options
     """
     kafka = _kafka(kafka_port).start()
     click.echo(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
-    schemas = _registry(registry_port).start() if registry else None
-    if schemas:
-        click.echo(f"Registry {schemas.url}   log {_short(schemas.log)}")
-    store = _object_store(object_store_port, catalog_port).start() if object_store else None
-    if store:
-        click.echo(f"S3       {store.endpoint}   log {_short(store.log)}")
-        click.echo(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
-    database = _postgres(postgres_port).start() if postgres else None
-    if database:
-        click.echo(f"Postgres {database.address}   log {_short(database.log)}")
+    schemas = _start_registry(registry_port) if registry else None
+    store = _start_object_store(object_store_port, catalog_port) if object_store else None
+    database = _start_postgres(postgres_port) if postgres else None
     if spark_cluster:
-        cluster = _spark_cluster(spark_port).start()
-        click.echo(
-            f"Spark    {cluster.master.address}   for resources.master; rest-port {cluster.master.rest_port}; "
-            f"log {_short(cluster.master.log)}"
-        )
+        _start_spark_cluster(spark_port)
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
         click.echo(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
+    _tell_settings(kafka, schemas)
+    if store or database:
+        _tell_catalogs(store, database)
+
+
+def _start_registry(port: int | None) -> EmbeddedRegistry:
+    schemas = _registry(port).start()
+    click.echo(f"Registry {schemas.url}   log {_short(schemas.log)}")
+    return schemas
+
+
+def _start_object_store(port: int | None, catalog_port: int | None) -> EmbeddedObjectStore:
+    store = _object_store(port, catalog_port).start()
+    click.echo(f"S3       {store.endpoint}   log {_short(store.log)}")
+    click.echo(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
+    return store
+
+
+def _start_postgres(port: int | None) -> EmbeddedPostgres:
+    database = _postgres(port).start()
+    click.echo(f"Postgres {database.address}   log {_short(database.log)}")
+    return database
+
+
+def _start_spark_cluster(port: int | None) -> None:
+    master = _spark_cluster(port).start().master
+    click.echo(
+        f"Spark    {master.address}   for resources.master; rest-port {master.rest_port}; log {_short(master.log)}"
+    )
+
+
+def _tell_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None) -> None:
+    """What to set so that streams find the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         click.echo(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
         click.echo(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
     if schemas:
         click.echo("\nA stream of Avro finds its schemas there with:\n\n  source:")
         click.echo(f"    format: {{type: avro, registry: {{url: '{schemas.url}'}}}}")
-    if store or database:
-        _tell_catalogs(store, database)
 
 
 def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None) -> None:
