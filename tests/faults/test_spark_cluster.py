@@ -55,14 +55,14 @@ def test_the_cluster_listens_on_loopback_alone(spark_cluster: EmbeddedSparkClust
 
 
 @contextmanager
-def running(stream: Any) -> Iterator[subprocess.Popen[str]]:
-    """The writer's process, which is asked to end afterwards, and must end in order."""
+def running(stream: Any) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """The writer's process, which is asked to end afterwards, and must end in order; and the lines of its log so far."""
     with subprocess.Popen(stream.command(), stderr=subprocess.PIPE, text=True) as writer:
         said: list[str] = []
         reading = threading.Thread(target=lambda: said.extend(writer.stderr or ()), daemon=True)
         reading.start()
         try:
-            yield writer
+            yield writer, said
             writer.terminate()
             code = writer.wait(60)
         finally:
@@ -175,7 +175,7 @@ def test_a_writer_goes_on_while_its_master_is_gone_and_after_it_came_back(
 ):
     declare(stream, spark_cluster)
     stream.produce(events(range(1000)), partitions=4)
-    with running(stream) as writer:
+    with running(stream) as (writer, _):
         eventually(lambda: stream.has_rows(1000))
         spark_cluster.master.kill()
         stream.produce(events(range(1000, 2000)), partitions=4)
@@ -189,6 +189,22 @@ def test_a_writer_goes_on_while_its_master_is_gone_and_after_it_came_back(
         eventually(lambda: stream.has_rows(3000))
         assert writer.poll() is None
     check_exact(stream, range(3000))
+
+
+@pytest.mark.soak
+def test_a_batch_whose_cluster_is_gone_says_so_and_goes_on_with_new_workers(
+    stream: Any, spark_cluster: EmbeddedSparkCluster, events: Events, eventually: Any
+):
+    declare(stream, spark_cluster)
+    stream.produce(events(range(1000)), partitions=4)
+    with running(stream) as (_, said):
+        eventually(lambda: stream.has_rows(1000))
+        spark_cluster.stop()
+        stream.produce(events(range(1000, 2000)), partitions=4)
+        eventually(lambda: any("no executor is left, and spark://" in line for line in said), within_s=180)
+        spark_cluster.start()
+        eventually(lambda: stream.has_rows(2000), within_s=180)
+    check_exact(stream, range(2000))
 
 
 @pytest.mark.soak

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
+from frazil.stream.lost_executors import told_if_lost
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class SparkEngine:
         if not plans:
             return ()
         context, at = self._context, work.context
-        with task_failures(at.stream):
+        with task_failures(at.stream), self._executors_watched(at.stream):
             # Spark's UI shows both with the job.
             described = f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}"
             # An attempt that is given up is interrupted: its Python worker then sees the connection closed.
@@ -157,6 +158,18 @@ class SparkEngine:
         """End the tasks of a stream's current batch, which then fails."""
         with task_failures(stream):
             self._context.cancelJobGroup(f"stream {stream}")
+
+    def _executors_watched(self, stream: str) -> AbstractContextManager[None]:
+        resources = self._spec.resources
+        if not resources.on_cluster or self._given:
+            return nullcontext()
+        spark = self._context._jsc.sc()
+        sentence = (
+            f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} gives no other. "
+            f"Is the cluster up? {WHERE_TO_LOOK.get(resources.manager, '')}. The batch goes on once there are executors"
+        )
+        # Spark counts the driver as well.
+        return told_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
 
     @property
     def _context(self) -> SparkContext:

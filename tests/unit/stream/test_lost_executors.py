@@ -1,0 +1,40 @@
+"""A batch whose cluster is gone says so in the log."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from frazil.stream.lost_executors import told_if_lost
+
+
+def looked(counts: list[int]) -> None:
+    """Run a batch for as many looks as there are counts; then the JVM is gone."""
+    left, all_seen = iter(counts), threading.Event()
+
+    def executors() -> int:
+        try:
+            return next(left)
+        except StopIteration:
+            all_seen.set()
+            raise ConnectionError from None
+
+    with told_if_lost(executors, "no executor is left", look_s=0.001):
+        assert all_seen.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([2, 2], []),
+        ([2, 0, 2], []),
+        ([0, 0, 0], ["no executor is left"] * 2),
+        ([0, 0, 3, 0, 3], ["no executor is left", "the batch has 3 executors again"]),
+    ],
+)
+def test_it_is_said_when_two_looks_in_a_row_find_none(
+    counts: list[int], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    looked(counts)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == said
