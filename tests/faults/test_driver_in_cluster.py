@@ -103,7 +103,7 @@ def test_a_driver_in_the_cluster_writes_and_ends_as_it_is_asked(
     supervised.launch()
     eventually(lambda: supervised.has_rows(1000))
     beat = eventually(lambda: (found := supervised.beat()) and found.last_commit_at_ms and found)
-    assert any("the driver runs in the cluster, as driver-" in notice for notice in beat.notices)
+    assert any("the driver is driver-" in notice for notice in beat.notices)
     eventually(lambda: "committed" in supervised.log())
     supervised.launcher.stop(force=False)
     assert ended(supervised, eventually) == 0

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -186,6 +187,7 @@ class Agent:
         """Ask the cluster, less often while the driver tells that it is well."""
         if order.submission is None:
             self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not told the driver's name")
+            self._mirror.unanswered()
             return
         now_s = self._monotonic()
         well = self._told is not None and self._told.exit is None and now_s - self._told_at_s < QUIET_S
@@ -264,6 +266,10 @@ class Agent:
                 words = self._driver(self._order.submission).log(limit_bytes=LOG_SHOWN_BYTES)
                 if words:
                     sys.stderr.write(f"{words}\n")
+            if self._order.submission and not self._status.state.has_ended:
+                # Its Python has ended, and its JVM may hold executors for ever.
+                with suppress(FrazilError):
+                    self._driver(self._order.submission).kill()
         code = KILLED if self._asked.force and step.code == 0 and not self._was_last_word() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from frazil.errors import FrazilError
+from frazil import __version__
+from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
@@ -60,11 +62,20 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
     if order is None or order.id != driver:
         log.info("stream %r: another driver was submitted since this one; it ends", stream)
         return 0
+    if order.stop is not None:
+        log.info("stream %r: %s, before the driver had begun; it ends", stream, order.stop)
+        return 0
+    # A stop that arrives before the writer listens: nothing is at hand yet.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     desired = DesiredStore(stream, loaded)
     with Telling(folder, order, stream=stream, is_paused=lambda: desired.read().mode is DesiredMode.PAUSED) as telling:
         try:
+            check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
             write(spec, until_caught_up=order.wanted.until_caught_up)
+        except SystemExit:
+            telling.ended = Exit(0)
+            raise
         except FrazilError as error:
             log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
             telling.ended = Exit(error.exit_code, f"{type(error).__name__}: {error}")
@@ -75,6 +86,15 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
             raise
         telling.ended = Exit(0)
     return 0
+
+
+def check_version(of_agent: str) -> None:
+    """Raises EnvironmentUnusable if this driver's frazil is not its agent's."""
+    if of_agent != __version__:
+        raise EnvironmentUnusable(
+            f"the driver in the cluster has frazil {__version__} at {sys.prefix}, and its agent {of_agent}. Nothing "
+            "was read or taken over: install the same there, or make resources.package again with `frazil package`"
+        )
 
 
 class Telling:

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import yaml
 
+FILE = ".pyiceberg.yaml"
 CATALOG = "FRAZIL_DRIVER_CATALOG"
 """The configuration of the stream's catalog, as JSON."""
-PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "KRB5", "OTEL_", "LC_")
-NAMES = frozenset({"LANG", "TZ", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "FRAZIL_KAFKA_READER"})
+PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OTEL_", "LC_")
+NAMES = frozenset({"LANG", "TZ", "FRAZIL_KAFKA_READER"})
+OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS")
+"""Ends of names whose values are files, unless the stream refers to them."""
 
 
 def driver_environment(
@@ -27,7 +30,9 @@ def driver_environment(
     Nothing that names a folder or a program of this host.
     """
     passed = {
-        name: value for name, value in base.items() if name in referred or name in NAMES or name.startswith(PREFIXES)
+        name: value
+        for name, value in base.items()
+        if name in referred or name in NAMES or (name.startswith(PREFIXES) and not name.endswith(OF_THIS_HOST))
     }
     return {**passed, CATALOG: json.dumps({"name": catalog, "properties": dict(properties)})}
 
@@ -42,10 +47,16 @@ def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
     environment["FRAZIL_HOME"] = str(home)
     if sent := environment.pop(CATALOG, None):
         found = json.loads(sent)
-        file = home / ".pyiceberg.yaml"
+        file = home / FILE
         file.touch(mode=0o600)
         configured = {"default-catalog": found["name"], "catalog": {found["name"]: found["properties"]}}
         # PyIceberg takes YAML's block form alone, and a folded line for a mistake.
         file.write_text(yaml.safe_dump(configured, default_flow_style=False, width=sys.maxsize))
         environment["PYICEBERG_HOME"] = str(home)
         environment.pop("PYICEBERG_DEFAULT_CATALOG", None)
+
+
+def lay_down(environment: Mapping[str, str]) -> None:
+    """At the driver's end: remove the catalog's configuration, which may have secrets, and stays with the folder."""
+    if home := environment.get("FRAZIL_HOME"):
+        (Path(home) / FILE).unlink(missing_ok=True)

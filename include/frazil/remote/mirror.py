@@ -81,11 +81,18 @@ class Mirror:
 
     def runs(self, submission: str, status: DriverStatus) -> None:
         """What the cluster says of the driver."""
+        sentence = f"the driver is {submission} in the cluster: {status.reason}"
+        self._notices(sentence, waits=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
+
+    def unanswered(self) -> None:
+        """The cluster has not told the driver's name."""
+        self._notices("the cluster has not answered the submission of the driver yet", waits=True)
+
+    def _notices(self, sentence: str, *, waits: bool) -> None:
         now_ms = clock.now_ms()
         with self._lock:
-            self._notice = f"the driver runs in the cluster, as {submission}: {status.reason}"
-            if self._heard_at_ms is None and status.state in {DriverState.WAITING, DriverState.UNKNOWN}:
-                # Whoever waits for a cluster is not hung.
+            self._notice = sentence
+            if waits and self._heard_at_ms is None:  # whoever waits for a cluster is not hung
                 self._beat = dataclasses.replace(self._beat, advanced_at_ms=now_ms)
 
     def outage(self, sentence: str | None) -> None:

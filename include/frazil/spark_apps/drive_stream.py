@@ -13,7 +13,7 @@ from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
-from frazil.remote.driver_environment import take_up
+from frazil.remote.driver_environment import lay_down, take_up
 
 
 def main() -> int:
@@ -32,6 +32,8 @@ def main() -> int:
     except FrazilError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        lay_down(os.environ)
 
 
 if __name__ == "__main__":

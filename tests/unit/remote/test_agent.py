@@ -165,7 +165,7 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
     beat = eventually(lambda: (found := world.beat) and found.notices and found)
     assert (beat.phase, beat.notices) == (
         Phase.STARTING,
-        ("the driver runs in the cluster, as driver-1: it runs on w:1",),
+        ("the driver is driver-1 in the cluster: it runs on w:1",),
     )
     world.tell(batch=7, words="first\n")
     beat = eventually(lambda: (found := world.beat) and found.batch == 7 and found)
@@ -215,6 +215,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
     world.cluster.silent = 1
     world.start()
     first = eventually(world.folder.order)
+    eventually(lambda: (found := world.beat) and any("has not answered the submission" in n for n in found.notices))
     eventually(lambda: (found := world.folder.order()) and found.submission == "driver-2")
     second = world.folder.order()
     assert second is not None

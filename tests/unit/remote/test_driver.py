@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from frazil import __version__
+from frazil.errors import EnvironmentUnusable
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.remote.driver import LogTail, Telling, own_submission
-from frazil.remote.driver_environment import CATALOG, driver_environment, take_up
+from frazil.remote.driver import LogTail, Telling, check_version, own_submission
+from frazil.remote.driver_environment import CATALOG, driver_environment, lay_down, take_up
 from frazil.remote.driver_folder import DriverFolder, Exit, Order, Wanted
 from frazil.table.local_storage import LocalStore
 
@@ -92,6 +94,12 @@ def test_the_end_of_a_log_begins_with_a_line_and_counts_all() -> None:
     assert end.bytes > 1000
 
 
+def test_a_driver_of_another_version_says_both() -> None:
+    check_version(__version__)
+    with pytest.raises(EnvironmentUnusable, match=rf"has frazil {__version__} at /.*, and its agent 9\.9"):
+        check_version("9.9")
+
+
 def test_a_standalone_worker_names_the_folder_of_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, found in {"driver-20261123014744-0000": "driver-20261123014744-0000", "work": None}.items():
         (tmp_path / name).mkdir()
@@ -104,6 +112,7 @@ def test_it_gets_what_its_stream_needs_and_no_folder_of_the_agents_host() -> Non
         "KAFKA_PASSWORD": "hush",
         "AWS_REGION": "x",
         "HOME": "/root",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": "/t",
         "FRAZIL_HOME": "/f",
         "AIRFLOW__CORE": "secret",
     }
@@ -124,6 +133,8 @@ def test_it_configures_pyiceberg_with_the_catalog_that_was_sent(tmp_path: Path, 
     }
     assert file.stat().st_mode & 0o077 == 0
     assert "{" not in file.read_text()
+    lay_down(environment)
+    assert not file.exists()
 
 
 @pytest.fixture
