@@ -8,7 +8,6 @@ the decision; the dead letters follow it, if need be in the next run.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
 )
 
+from frazil.backfill.lane_rules import check_fit, check_mine, check_not_reset, replaced, taken
 from frazil.backfill.request import BackfillRequest
 from frazil.commit.branch_end import BranchEnd
-from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.lane import Lane, LaneState, branch_name, property_name, read_lane
 from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
@@ -29,12 +28,12 @@ from frazil.commit.late_rows import windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.replayed_letters import failed_again, settled_letters
 from frazil.commit.row_changes import RowChangeWriter
-from frazil.commit.rules import check_same_source, files_fit
+from frazil.commit.rules import check_same_source
 from frazil.commit.settle import batch_folders, discard_batch, sweep_batch
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
-from frazil.errors import Fenced, FrazilError, StaleBatch, WriterBusy
+from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import merged, overlap
 from frazil.table.branches import head_of
@@ -61,7 +60,7 @@ class LaneCommitter:
         From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way.
         """
         clear_ended(tables)
-        lane = _append(tables, tables.main, lambda _, lane: _taken(lane, request))
+        lane = _append(tables, tables.main, lambda _, lane: taken(lane, request))
         committer = cls(tables, _own(tables, lane.id), lane)
         _append(tables, tables.dead_letters, committer._fenced_letters)
         committer._settle()
@@ -79,7 +78,7 @@ class LaneCommitter:
         Raises `Fenced`, and `StaleBatch` if its files no longer fit the table.
         """
         if not self.own.journals.put(journal):
-            raise Fenced(_replaced(self.lane, f"chunk {journal.key} is journaled already"))
+            raise Fenced(replaced(self.lane, f"chunk {journal.key} is journaled already"))
         return self._commit(journal, planned=planned)
 
     def staged(self) -> Lane:
@@ -120,14 +119,14 @@ class LaneCommitter:
         self, handle: TableHandle, change: Callable[[Lane], Lane | Done[Lane]], *, files: tuple[StagedFile, ...] = ()
     ) -> TableCommit[Lane]:
         def decide(table: Table, found: Lane | None) -> Lane | Done[Lane]:
-            _check_fit(table, files, self.lane)
-            return change(_check_mine(found, self.lane))
+            check_fit(table, files, self.lane)
+            return change(check_mine(found, self.lane))
 
         return _commit_of(self.tables, handle, decide, files=files)
 
     def _fenced_letters(self, _: Table, found: Lane | None) -> Lane | Done[Lane]:
         if found and found.epoch >= self.lane.epoch:  # epochs count up over all backfills of the stream
-            return Done(_check_mine(found, self.lane))
+            return Done(check_mine(found, self.lane))
         if found is None or found.id != self.lane.id:
             return dataclasses.replace(self.lane, batches={self.lane.epoch: 0})
         return found.owned_by(self.lane.epoch)
@@ -151,8 +150,8 @@ class LaneCommitter:
 
     def _check_publishable(self, journals: list[Journal], audited_at: int) -> Callable[[Table], None]:
         def check(table: Table) -> None:
-            _check_fit(table, [f for j in journals for f in j.staged_for("main")], self.lane)
-            _check_not_reset(table, self.tables.stream, audited_at, self.lane)
+            check_fit(table, [f for j in journals for f in j.staged_for("main")], self.lane)
+            check_not_reset(table, self.tables.stream, audited_at, self.lane)
             marker = read_marker(table.metadata.properties, self.tables.stream)
             if marker is None or any(
                 marker.offsets.get(p.topic_partition, -1) < p.end for j in journals for p in j.progress
@@ -162,26 +161,6 @@ class LaneCommitter:
                 check_same_source(marker.source, journal.source, stream=self.tables.stream)
 
         return check
-
-
-def _check_mine(found: Lane | None, lane: Lane) -> Lane:
-    """Check that the lane is still this epoch's. Raises `Fenced`."""
-    if found is None or (found.id, found.epoch) != (lane.id, lane.epoch) or not found.is_open:
-        now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
-        raise Fenced(_replaced(lane, f"the lane {now}"))
-    return found
-
-
-def _replaced(lane: Lane, seen: str) -> str:
-    if lane.replays:
-        return (
-            f"another `frazil dlq replay {lane.stream}` took this replay over, or a person abandoned it: this command "
-            f"changes nothing more. If no other command runs, run it again ({seen})"
-        )
-    return (
-        f"epoch {lane.epoch} of backfill {lane.id} of stream {lane.stream!r} was replaced by another run of it: "
-        f"{seen}. See `frazil backfill {lane.stream} --status`"
-    )
 
 
 def _publish(  # noqa: PLR0913 - what is published, and where
@@ -200,7 +179,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         found = read_lane(table.metadata.properties, tables.stream)
         if found and (found.id, found.state) == (lane.id, LaneState.PUBLISHED):
             return Done(found)
-        published = dataclasses.replace(_check_mine(found, lane), state=LaneState.PUBLISHED)
+        published = dataclasses.replace(check_mine(found, lane), state=LaneState.PUBLISHED)
         check(table)
         prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
@@ -311,26 +290,6 @@ def _sweep(own: StreamTables, lane: Lane) -> None:
             discard_batch(own, key)
 
 
-def _taken(lane: Lane | None, request: BackfillRequest) -> Lane:
-    epoch = 1 + (lane.epoch if lane else 0)
-    if lane is None or not lane.is_open:
-        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
-        own_id = f"{request.digest}-{epoch}"
-        return Lane(request.stream, own_id, asked, request.digest, epoch, batches={epoch: 0})
-    if lane.digest != request.digest and lane.replays:
-        raise WriterBusy(
-            f"dead letters of stream {request.stream!r} are being replayed ({lane.request['dead-letters']}): wait "
-            f"until that has ended. If it was interrupted, `frazil dlq replay {request.stream}` finishes it first"
-        )
-    if lane.digest != request.digest:
-        raise WriterBusy(
-            f"backfill {lane.id} of stream {request.stream!r} is {lane.state}, and was requested differently: "
-            f"{json.dumps(lane.request)}. Run that one again to finish it, or `frazil backfill {request.stream} "
-            "--abandon`"
-        )
-    return lane.owned_by(epoch)
-
-
 def _own(tables: StreamTables, lane_id: str) -> StreamTables:
     """The tables with the lane's own folders and journals: no sweep of lane or live stream meets the other's files."""
     return dataclasses.replace(
@@ -340,25 +299,6 @@ def _own(tables: StreamTables, lane_id: str) -> StreamTables:
 
 def _lane_of(handle: TableHandle, stream: str) -> Lane | None:
     return read_lane(handle.refresh().metadata.properties, stream)
-
-
-def _check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], lane: Lane) -> None:
-    if not files_fit(table.metadata, files):
-        raise StaleBatch(f"backfill {lane.id} was staged for a schema or partition spec that the table no longer has")
-
-
-def _check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> None:
-    """Check that since the audit the live stream has only moved forward from the marker that it had then."""
-    for snapshot in ancestors(table.metadata):
-        if snapshot.snapshot_id == audited_at:
-            return
-        summary = snapshot.summary
-        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _MOVES:
-            break
-    raise StaleBatch(f"the stream was moved, or main went back, since backfill {lane.id} was audited")
-
-
-_MOVES = frozenset({"reset", "adopt", "forget"})
 
 
 def _append(tables: StreamTables, handle: TableHandle, decide: LaneStep) -> Lane:

@@ -1,0 +1,75 @@
+"""What a lane's commits check in each attempt, on the table that they will replace. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from pyiceberg.table import Table
+
+from frazil.backfill.request import BackfillRequest
+from frazil.commit.history import ancestors
+from frazil.commit.lane import Lane
+from frazil.commit.rules import files_fit
+from frazil.errors import Fenced, StaleBatch, WriterBusy
+from frazil.ingest.contract import StagedFile
+
+_MOVES = frozenset({"reset", "adopt", "forget"})
+
+
+def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
+    """The lane of a request's next epoch, new or the open one. Raises WriterBusy if another request's is open."""
+    epoch = 1 + (lane.epoch if lane else 0)
+    if lane is None or not lane.is_open:
+        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
+        own_id = f"{request.digest}-{epoch}"
+        return Lane(request.stream, own_id, asked, request.digest, epoch, batches={epoch: 0})
+    if lane.digest != request.digest and lane.replays:
+        raise WriterBusy(
+            f"dead letters of stream {request.stream!r} are being replayed ({lane.request['dead-letters']}): wait "
+            f"until that has ended. If it was interrupted, `frazil dlq replay {request.stream}` finishes it first"
+        )
+    if lane.digest != request.digest:
+        raise WriterBusy(
+            f"backfill {lane.id} of stream {request.stream!r} is {lane.state}, and was requested differently: "
+            f"{json.dumps(lane.request)}. Run that one again to finish it, or `frazil backfill {request.stream} "
+            "--abandon`"
+        )
+    return lane.owned_by(epoch)
+
+
+def check_mine(found: Lane | None, lane: Lane) -> Lane:
+    """Check that the lane is still this epoch's. Raises `Fenced`."""
+    if found is None or (found.id, found.epoch) != (lane.id, lane.epoch) or not found.is_open:
+        now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
+        raise Fenced(replaced(lane, f"the lane {now}"))
+    return found
+
+
+def replaced(lane: Lane, seen: str) -> str:
+    """What a run is told that another one took over from; `seen` says what shows it."""
+    if lane.replays:
+        return (
+            f"another `frazil dlq replay {lane.stream}` took this replay over, or a person abandoned it: this command "
+            f"changes nothing more. If no other command runs, run it again ({seen})"
+        )
+    return (
+        f"epoch {lane.epoch} of backfill {lane.id} of stream {lane.stream!r} was replaced by another run of it: "
+        f"{seen}. See `frazil backfill {lane.stream} --status`"
+    )
+
+
+def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], lane: Lane) -> None:
+    """Check that the table still has the schema and partition spec that files were staged for. Raises StaleBatch."""
+    if not files_fit(table.metadata, files):
+        raise StaleBatch(f"backfill {lane.id} was staged for a schema or partition spec that the table no longer has")
+
+
+def check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> None:
+    """Check that since the audit the live stream has only moved forward from the marker that it had then."""
+    for snapshot in ancestors(table.metadata):
+        if snapshot.snapshot_id == audited_at:
+            return
+        summary = snapshot.summary
+        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _MOVES:
+            break
+    raise StaleBatch(f"the stream was moved, or main went back, since backfill {lane.id} was audited")
