@@ -20,18 +20,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import json
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import fastavro
 from pyiceberg.schema import Schema
 
-from bench.peer.records import FRAZIL, KINDS, Column, Records
+from bench.peer.records import FRAZIL, KINDS, Records, avro_encoder, avro_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import decoder
@@ -39,8 +36,6 @@ from frazil.ingest.formats.avro.decoder import AvroDecoder
 from frazil.registry.client import SchemaText
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
-
-FRAME = b"\0\0\0\0\1"
 
 
 class OneSchema:
@@ -56,18 +51,6 @@ class OneSchema:
         return self._text
 
 
-def avro_type(column: Column, name: str) -> Any:
-    """Optional, as most fields are."""
-    if column.type == "timestamptz":
-        return ["null", {"type": "long", "logicalType": "timestamp-micros"}]
-    return ["null", column.type if isinstance(column.type, str) else avro_record(column.type, name)]
-
-
-def avro_record(columns: tuple[Column, ...], name: str) -> Any:
-    fields = [{"name": c.name, "type": avro_type(c, f"{name}_{c.name}")} for c in columns]
-    return {"type": "record", "name": name, "fields": fields}
-
-
 def schema_of(records: Records) -> Schema:
     stream = {
         "name": "s",
@@ -79,19 +62,6 @@ def schema_of(records: Records) -> Schema:
         "complete": "none",
     }
     return iceberg.schema(validate_stream(stream, Path("s.yaml")))
-
-
-def as_avro(values: list[bytes], written: Any) -> list[bytes]:
-    parsed = fastavro.parse_schema(written)
-    found = []
-    for value in values:
-        record = json.loads(value)
-        record["ts"] = datetime.fromisoformat(record["ts"])
-        out = io.BytesIO(FRAME)
-        out.seek(len(FRAME))
-        fastavro.schemaless_writer(out, parsed, record)
-        found.append(out.getvalue())
-    return found
 
 
 def cost(decode: Decoder, chunk: Chunk) -> float:
@@ -112,11 +82,11 @@ def main() -> None:
     gc.disable()
     for name, records in KINDS.items():
         values = [records.value(i) for i in range(arguments.records // (8 if name == "wide" else 1))]
-        schema, written = schema_of(records), avro_record(records.columns, "R")
-        encoded = as_avro(values, written)
+        schema, encode = schema_of(records), avro_encoder(records, schema_id=1)
+        encoded = [encode(i) for i in range(len(values))]
         made: dict[str, tuple[Decoder, list[bytes]]] = {
             "json": (decoder("json", schema, {}), values),
-            "avro": (AvroDecoder(schema, {}, OneSchema(written)), encoded),
+            "avro": (AvroDecoder(schema, {}, OneSchema(avro_schema(records.columns))), encoded),
         }
         chunks = {of: Chunk.of_values(data) for of, (_, data) in made.items()}
         rows = [made[of][0](chunks[of]).rows for of in made]

@@ -15,19 +15,22 @@ import os
 import shutil
 import statistics
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.compute as pc
+import requests
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from bench.meter.process_tree import measured
-from bench.peer.records import FIRST_ID, KINDS, PARTITIONS, Records, produce
+from bench.peer.records import FIRST_ID, KINDS, PARTITIONS, Records, avro_schema, produce
 from bench.peer.report import Run, page
 from bench.peer.systems import CATALOG, NAMESPACE, SYSTEMS, Job, System, declared
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.registry import EmbeddedRegistry
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -41,30 +44,51 @@ def main() -> None:
     parser.add_argument("--millions", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--records", choices=sorted(KINDS), default="ticks")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated")
+    parser.add_argument("--format", choices=("json", "avro"), default="json", help="avro: frazil, flink and connect")
+    parser.add_argument("--systems", help="comma-separated; all that read the format, if left out")
     parser.add_argument("--keep", action="store_true", help="write the page and the runs to bench/results/")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw the newest runs in bench/results/")
     options = parser.parse_args()
     if options.draw:
         draw()
         return
-    systems = [SYSTEMS[name] for name in options.systems.split(",")]
+    names = options.systems.split(",") if options.systems else [n for n in SYSTEMS if reads(n, options.format)]
+    systems = [SYSTEMS[name] for name in names]
     records, count = KINDS[options.records], int(options.millions * 1e6)
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         configure(home)
-        with EmbeddedKafka(home / "kafka") as kafka:
+        with EmbeddedKafka(home / "kafka") as kafka, registry_of(options.format, home) as registry:
             kafka.create_topic(records.name, PARTITIONS)
-            produce(kafka.bootstrap, records, count)
-            track = Track(kafka, home, records, count)
+            schema_id = register(registry, records) if registry else None
+            produce(kafka.bootstrap, records, count, schema_id=schema_id)
+            track = Track(kafka, registry, home, records, count)
             runs = [track.run(system, number) for number in range(1, options.rounds + 1) for system in systems]
-    text = page(runs, records, count, systems)
+    text = page(runs, records, count, systems, encoding=options.format)
     print(text)
     if options.keep:
         RESULTS.mkdir(exist_ok=True)
-        stem = RESULTS / f"peers-{records.name}-{datetime.now(UTC):%Y-%m-%d}"
+        kind = records.name if options.format == "json" else f"{options.format}-{records.name}"
+        stem = RESULTS / f"peers-{kind}-{datetime.now(UTC):%Y-%m-%d}"
         stem.with_suffix(".md").write_text(text)
         stem.with_suffix(".json").write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+
+
+def reads(system: str, encoding: str) -> bool:
+    """Spark has no reader for Avro by a registry."""
+    return encoding == "json" or system in {"frazil", "flink", "connect"}
+
+
+def registry_of(encoding: str, home: Path) -> AbstractContextManager[EmbeddedRegistry | None]:
+    return EmbeddedRegistry(home / "registry") if encoding == "avro" else nullcontext()
+
+
+def register(registry: EmbeddedRegistry, records: Records) -> int:
+    """The id of the schema of the records. Raises requests.HTTPError."""
+    url = f"{registry.url}/subjects/{records.name}-value/versions"
+    answer = requests.post(url, json={"schema": json.dumps(avro_schema(records.columns))}, timeout=30)
+    answer.raise_for_status()
+    return int(answer.json()["id"])
 
 
 def draw() -> None:
@@ -102,6 +126,7 @@ class Track:
     """A topic with `count` records for the systems to read."""
 
     kafka: EmbeddedKafka
+    registry: EmbeddedRegistry | None
     home: Path
     records: Records
     count: int
@@ -110,7 +135,8 @@ class Track:
         """Raises RuntimeError if the system ends with an error, TimeoutError if it does not end."""
         table = f"{system.name}_{number}"
         warehouse = self.home / "warehouse"
-        job = Job(self.records, self.kafka.bootstrap, self.home / table, self.home / "catalog.db", warehouse, table)
+        place = (self.home / table, self.home / "catalog.db", warehouse, table)
+        job = Job(self.records, self.kafka.bootstrap, self.registry, *place)
         catalog = load_catalog(CATALOG)
         catalog.create_namespace_if_not_exists(NAMESPACE)
         if not system.makes_table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,8 @@ from frazil.spark import jars as own
 from frazil.spark.ivy import MavenCoordinates, retrieve
 
 FLINK = "2.1.1"
+AVRO_OF_FLINK = "2.1.0"
+CONVERTER = "3.0.9"
 ICEBERG_OF_FLINK = "1.11.0"
 ICEBERG = "1.12.0"
 KAFKA = "4.3.1"
@@ -32,6 +35,7 @@ _SETS: dict[str, tuple[tuple[str, ...], bool]] = {
             "org.apache.flink:flink-sql-connector-kafka:4.0.1-2.0",
             f"org.apache.iceberg:iceberg-flink-runtime-2.1:{ICEBERG_OF_FLINK}",
             f"org.apache.flink:flink-sql-gateway:{FLINK}",
+            f"org.apache.flink:flink-sql-avro-confluent-registry:{AVRO_OF_FLINK}",
             *_HADOOP,
         ),
         False,
@@ -40,6 +44,7 @@ _SETS: dict[str, tuple[tuple[str, ...], bool]] = {
         (
             f"org.apache.kafka:connect-runtime:{KAFKA}",
             f"org.apache.kafka:connect-json:{KAFKA}",
+            f"io.apicurio:apicurio-registry-utils-converter:{CONVERTER}",
             f"org.apache.iceberg:iceberg-kafka-connect:{ICEBERG}",
             f"org.apache.iceberg:iceberg-parquet:{ICEBERG}",
             f"org.apache.iceberg:iceberg-data:{ICEBERG}",
@@ -54,11 +59,13 @@ _SETS: dict[str, tuple[tuple[str, ...], bool]] = {
 def of_peer(name: str) -> list[Path]:
     """The jars that a peer needs beside its engine."""
     coordinates, transitive = _SETS[name]
-    folder = _folder(name)
-    if not (folder / "complete").exists():
+    folder, said = _folder(name), "\n".join(coordinates)
+    complete = folder / "complete"
+    if not complete.exists() or complete.read_text() != said:
+        shutil.rmtree(folder, ignore_errors=True)
         wanted = [MavenCoordinates.parse(text) for text in coordinates]
         retrieve(wanted, to=folder, cache=_folder("ivy"), transitive=transitive)
-        (folder / "complete").touch()
+        complete.write_text(said)
     return sorted(folder.rglob("*.jar"))
 
 

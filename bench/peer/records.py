@@ -1,12 +1,20 @@
-"""The records that every system writes: ticks of about 120 bytes, and wide ones of 1 KB with nested fields."""
+"""The records that every system writes: ticks of about 120 bytes as JSON, and wide ones of 1 KB with nested fields.
+
+Each kind can be encoded as JSON or as Avro behind the id of its schema, as the serializers of a registry write it.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
+import fastavro
 from confluent_kafka import Producer
 
 PARTITIONS = 32
@@ -128,16 +136,44 @@ KINDS = {
 }
 
 
-def produce(bootstrap: str, records: Records, count: int) -> None:
-    """Send them in two processes, each to its own half of the partitions."""
-    command = [sys.executable, "-m", "bench.peer.records", bootstrap, records.name, str(count)]
+def avro_schema(columns: tuple[Column, ...], name: str = "R") -> dict[str, Any]:
+    """Every field is optional, as most are. Times are in milliseconds, which Kafka Connect keeps too."""
+    fields = [{"name": c.name, "type": ["null", _avro_type(c, f"{name}_{c.name}")]} for c in columns]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def _avro_type(column: Column, name: str) -> Any:
+    if column.type == "timestamptz":
+        return {"type": "long", "logicalType": "timestamp-millis"}
+    return column.type if isinstance(column.type, str) else avro_schema(column.type, name)
+
+
+def avro_encoder(records: Records, schema_id: int) -> Callable[[int], bytes]:
+    """The Avro form of a record: a zero byte, the schema's id in four bytes, and the record."""
+    parsed = fastavro.parse_schema(avro_schema(records.columns))
+    frame = b"\0" + schema_id.to_bytes(4, "big")
+
+    def encode(number: int) -> bytes:
+        record = json.loads(records.value(number))
+        record["ts"] = datetime.fromisoformat(record["ts"])
+        out = io.BytesIO()
+        out.write(frame)
+        fastavro.schemaless_writer(out, parsed, record)
+        return out.getvalue()
+
+    return encode
+
+
+def produce(bootstrap: str, records: Records, count: int, *, schema_id: int | None = None) -> None:
+    """Send them in two processes, each to its own half of the partitions: as JSON, or as Avro of this schema."""
+    command = [sys.executable, "-m", "bench.peer.records", bootstrap, records.name, str(count), str(schema_id or "")]
     senders = [subprocess.Popen([*command, str(part)]) for part in range(PRODUCERS)]
     codes = [sender.wait() for sender in senders]
     if any(codes):
         raise RuntimeError("a producer failed")
 
 
-def _send(bootstrap: str, records: Records, count: int, part: int) -> None:
+def _send(bootstrap: str, records: Records, encode: Callable[[int], bytes], *, count: int, part: int) -> None:
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -148,7 +184,7 @@ def _send(bootstrap: str, records: Records, count: int, part: int) -> None:
         }
     )
     for number in range(part, count, PRODUCERS):
-        value, key = records.value(number), b"k%d" % (number % 2000)
+        value, key = encode(number), b"k%d" % (number % 2000)
         while True:
             try:
                 producer.produce(records.name, value, key=key, partition=number % PARTITIONS)
@@ -162,4 +198,6 @@ def _send(bootstrap: str, records: Records, count: int, part: int) -> None:
 
 
 if __name__ == "__main__":
-    _send(sys.argv[1], KINDS[sys.argv[2]], int(sys.argv[3]), int(sys.argv[4]))
+    kind, schema_id = KINDS[sys.argv[2]], sys.argv[4]
+    encoder = avro_encoder(kind, int(schema_id)) if schema_id else kind.value
+    _send(sys.argv[1], kind, encoder, count=int(sys.argv[3]), part=int(sys.argv[5]))

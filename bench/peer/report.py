@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.peer.records import PARTITIONS, Records
+from bench.peer.records import PARTITIONS, Records, avro_encoder
 from bench.peer.systems import System
 
 COLUMNS = (
@@ -42,10 +42,12 @@ class Run:
     exact: bool
 
 
-def page(runs: Sequence[Run], records: Records, count: int, systems: Sequence[System]) -> str:
+def page(
+    runs: Sequence[Run], records: Records, count: int, systems: Sequence[System], *, encoding: str = "json"
+) -> str:
     """Markdown: the machine, a row a system, and what each system is."""
     lines = [
-        f"# {count:,} {records.name} of {len(records.value(12345))} bytes, {PARTITIONS} Kafka partitions",
+        f"# {count:,} {records.name} of {_size(records, encoding)} bytes of {encoding}, {PARTITIONS} Kafka partitions",
         "",
         _machine(),
         "",
@@ -57,6 +59,11 @@ def page(runs: Sequence[Run], records: Records, count: int, systems: Sequence[Sy
         cells = _cells([r for r in runs if r.system == system.name], count, own)
         lines.append(f"| {system.name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(f"- {s.name}: {s.described}" for s in systems), ""])
+
+
+def _size(records: Records, encoding: str) -> int:
+    encode = avro_encoder(records, schema_id=1) if encoding == "avro" else records.value
+    return len(encode(12345))
 
 
 def _cells(runs: Sequence[Run], count: int, own: float | None) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.peer import jars
 from bench.peer.records import FLINK, FRAZIL, SPARK, Records
+from frazil.dev.registry import EmbeddedRegistry
 from frazil.spark import jars as own_jars
 from frazil.spark.java import require_java
 
@@ -28,10 +29,14 @@ JDBC_CATALOG = "org.apache.iceberg.jdbc.JdbcCatalog"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a system: where its records are, and where it may write."""
+    """One run of a system: where its records are, and where it may write.
+
+    They are Avro by the schemas of a `registry` with Confluent's API, or JSON without one.
+    """
 
     records: Records
     bootstrap: str
+    registry: EmbeddedRegistry | None
     folder: Path
     catalog_file: Path
     warehouse: Path
@@ -55,9 +60,10 @@ class System:
 
 def declared(job: Job) -> dict[str, object]:
     """The stream that frazil writes; the tables of all systems are made of it."""
+    encoding = {"type": "avro", "registry": {"url": job.registry.url}} if job.registry else "json"
     return {
         "name": job.table,
-        "source": {"topics": [job.records.name], "format": "json", "bootstrap-servers": job.bootstrap},
+        "source": {"topics": [job.records.name], "format": encoding, "bootstrap-servers": job.bootstrap},
         "table": {"identifier": f"{NAMESPACE}.{job.table}", "catalog": CATALOG},
         "schema": {column.name: column.type_in(FRAZIL) for column in job.records.columns},
         "event-time": "ts",
@@ -116,9 +122,12 @@ CREATE CATALOG {catalog} WITH (
 CREATE TEMPORARY TABLE records ({columns}) WITH (
   'connector' = 'kafka', 'topic' = '{topic}', 'properties.bootstrap.servers' = '{bootstrap}',
   'properties.isolation.level' = 'read_committed', 'scan.startup.mode' = 'earliest-offset',
-  'scan.bounded.mode' = 'latest-offset', 'format' = 'json', 'json.timestamp-format.standard' = 'ISO-8601');
+  'scan.bounded.mode' = 'latest-offset', {format});
 INSERT INTO {catalog}.{namespace}.{table} SELECT * FROM records;
 """
+
+_FLINK_JSON = "'format' = 'json', 'json.timestamp-format.standard' = 'ISO-8601'"
+_FLINK_AVRO = "'format' = 'avro-confluent', 'avro-confluent.url' = '{url}'"
 
 
 def _flink(job: Job) -> list[str]:
@@ -147,6 +156,7 @@ def _flink(job: Job) -> list[str]:
             bootstrap=job.bootstrap,
             namespace=NAMESPACE,
             table=job.table,
+            format=_FLINK_AVRO.format(url=job.registry.url) if job.registry else _FLINK_JSON,
         )
     )
     paths = os.pathsep.join(map(str, [*jars.of_flink(), *jars.of_peer("flink"), jars.sqlite()]))
@@ -162,11 +172,14 @@ def _flink(job: Job) -> list[str]:
 def _connect(job: Job) -> list[str]:
     job.folder.mkdir(parents=True)
     group = f"connect-{job.table}"
+    json_values = {
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "false",
+    }
     worker = {
         "bootstrap.servers": job.bootstrap,
         "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-        "value.converter.schemas.enable": "false",
+        **(_avro_values(job.registry) if job.registry else json_values),
         "offset.storage.file.filename": job.folder / "offsets",
         "listeners": "http://127.0.0.1:0",
         "plugin.discovery": "service_load",
@@ -196,6 +209,14 @@ def _connect(job: Job) -> list[str]:
     paths = os.pathsep.join(map(str, [*jars.of_peer("connect"), jars.sqlite()]))
     main = "org.apache.kafka.connect.cli.ConnectStandalone"
     return [str(require_java()), f"-Xmx{HEAP}", "-cp", paths, main, *map(str, files)]
+
+
+def _avro_values(registry: EmbeddedRegistry) -> dict[str, str]:
+    """Confluent's own converter is on no public registry of jars; Apicurio's reads the same bytes."""
+    return {
+        "value.converter": "io.apicurio.registry.utils.converter.AvroConverter",
+        "value.converter.apicurio.registry.url": registry.url.replace("ccompat/v7", "registry/v3"),
+    }
 
 
 SYSTEMS = {
