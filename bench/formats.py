@@ -6,14 +6,14 @@ Ticks of 127 bytes as JSON, and records of 1 KB with 40 columns, two of them nes
 the serializers of a registry write them. Least CPU (user + system) of the rounds, in core-seconds per million records;
 one round decodes a chunk of each format.
 
-On 2 cores with much beside them (load 9):
+On 2 cores with other work beside (load 3):
 
 | records | format | bytes | core-s per million |
 |---|---|---|---|
-| ticks | JSON | 127 | 0.31 |
-| ticks | Avro | 49 | 0.33 |
-| wide | JSON | 1,025 | 2.87 |
-| wide | Avro | 527 | 3.00 |
+| ticks | JSON | 127 | 0.30 |
+| ticks | Avro | 47 | 0.32 |
+| wide | JSON | 1,021 | 2.54 |
+| wide | Avro | 524 | 2.79 |
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from frazil.spark.ivy import MavenCoordinates, retrieve
 
 FLINK = "2.1.1"
 AVRO_OF_FLINK = "2.1.0"
-CONVERTER = "3.0.9"
 ICEBERG_OF_FLINK = "1.11.0"
 ICEBERG = "1.12.0"
 KAFKA = "4.3.1"
@@ -44,7 +43,6 @@ _SETS: dict[str, tuple[tuple[str, ...], bool]] = {
         (
             f"org.apache.kafka:connect-runtime:{KAFKA}",
             f"org.apache.kafka:connect-json:{KAFKA}",
-            f"io.apicurio:apicurio-registry-utils-converter:{CONVERTER}",
             f"org.apache.iceberg:iceberg-kafka-connect:{ICEBERG}",
             f"org.apache.iceberg:iceberg-parquet:{ICEBERG}",
             f"org.apache.iceberg:iceberg-data:{ICEBERG}",

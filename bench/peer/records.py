@@ -5,6 +5,7 @@ Each kind can be encoded as JSON or as Avro behind the id of its schema, as the 
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -45,6 +46,8 @@ FLINK = Dialect(
     struct="ROW<{}>",
     field="`{}` {}",
 )
+FLINK_AVRO = dataclasses.replace(FLINK, names={**FLINK.names, "timestamptz": "TIMESTAMP(3)"})
+"""It reads Avro's instants as local times, which are UTC's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peer import jars
-from bench.peer.records import FLINK, FRAZIL, SPARK, Records
+from bench.peer.records import FLINK, FLINK_AVRO, FRAZIL, SPARK, Records
 from frazil.dev.registry import EmbeddedRegistry
 from frazil.spark import jars as own_jars
 from frazil.spark.java import require_java
@@ -143,7 +143,8 @@ def _flink(job: Job) -> list[str]:
         "rest.bind-address": "127.0.0.1",
     }
     (conf / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
-    columns = ", ".join(f"`{column.name}` {column.type_in(FLINK)}" for column in job.records.columns)
+    dialect = FLINK_AVRO if job.registry else FLINK
+    columns = ", ".join(f"`{column.name}` {column.type_in(dialect)}" for column in job.records.columns)
     sql = job.folder / "write.sql"
     sql.write_text(
         _FLINK_SQL.format(
@@ -172,14 +173,11 @@ def _flink(job: Job) -> list[str]:
 def _connect(job: Job) -> list[str]:
     job.folder.mkdir(parents=True)
     group = f"connect-{job.table}"
-    json_values = {
-        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-        "value.converter.schemas.enable": "false",
-    }
     worker = {
         "bootstrap.servers": job.bootstrap,
         "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-        **(_avro_values(job.registry) if job.registry else json_values),
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "false",
         "offset.storage.file.filename": job.folder / "offsets",
         "listeners": "http://127.0.0.1:0",
         "plugin.discovery": "service_load",
@@ -209,14 +207,6 @@ def _connect(job: Job) -> list[str]:
     paths = os.pathsep.join(map(str, [*jars.of_peer("connect"), jars.sqlite()]))
     main = "org.apache.kafka.connect.cli.ConnectStandalone"
     return [str(require_java()), f"-Xmx{HEAP}", "-cp", paths, main, *map(str, files)]
-
-
-def _avro_values(registry: EmbeddedRegistry) -> dict[str, str]:
-    """Confluent's own converter is on no public registry of jars; Apicurio's reads the same bytes."""
-    return {
-        "value.converter": "io.apicurio.registry.utils.converter.AvroConverter",
-        "value.converter.apicurio.registry.url": registry.url.replace("ccompat/v7", "registry/v3"),
-    }
 
 
 SYSTEMS = {

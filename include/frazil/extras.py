@@ -14,6 +14,7 @@ EXTRAS = {
     "asyncpg": "postgres",
     "boto3": "s3",
     "botocore": "s3",
+    "cryptography": "sensitive",
     "duckdb": "dev",
     "gcsfs": "gcs",
     "great_expectations": "quality",

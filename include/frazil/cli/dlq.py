@@ -94,7 +94,10 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
 @_selecting
 @click.option("--all", "discarded", is_flag=True, help="Also letters that were discarded.")
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="How many are shown at most.")
-def show(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, **which: Any) -> None:
+@click.option("--decrypt", is_flag=True, help="Show what a stream with sensitive fields keeps encrypted.")
+def show(  # noqa: PLR0913 - a command's options
+    stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, decrypt: bool, **which: Any
+) -> None:
     """Show some dead letters of STREAM, with their bytes.
 
     \b
@@ -103,7 +106,8 @@ def show(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, l
     """
     opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
-    found = samples(opened.tables.dead_letters.current(), opened.spec, selection, most=limit)
+    letters = opened.tables.dead_letters.current()
+    found = samples(letters, opened.spec, selection, most=limit, decrypt=decrypt)
     if as_json:
         echo_json(found)
         return
@@ -164,6 +168,12 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
+    if opened.spec.sensitive and opened.spec.sensitive.dead_letters == "omit":
+        click.echo(
+            f"Stream {stream} has sensitive fields, and its dead letters do not keep the records "
+            "(sensitive.dead-letters: omit): those cannot be replayed.",
+            err=True,
+        )
     if dry_run:
         meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
         said = (

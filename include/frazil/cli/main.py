@@ -34,13 +34,14 @@ COMMANDS = {
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
     "dlq": "frazil.cli.dlq:dlq",
+    "reveal": "frazil.cli.reveal:reveal",
     "maintain": "frazil.cli.maintain:maintain",
     "orphans": "frazil.cli.orphans:orphans",
     "catalog": "frazil.cli.catalog:catalog",
     "package": "frazil.cli.package:package",
 }
 
-WITHOUT_CATALOG = frozenset({"dev", "infer", "package", "validate"})
+WITHOUT_CATALOG = frozenset({"dev", "infer", "package", "reveal", "validate"})
 
 
 class LazyGroup(click.Group):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from pyiceberg.table import Table
 
 from frazil.dead_letters.letters import Selection, read
+from frazil.ingest.sealing import OMITTED, SEALED, Unsealer, header_part, place_of
 from frazil.spec.model import StreamSpec
 
 
@@ -60,26 +62,32 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
     return sorted(Count(*key, count, replayed[key], discarded[key]) for key, count in letters.items())
 
 
-def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int) -> list[Letter]:
-    """A few of the selected letters."""
-    return list(islice(_letters(table, spec, selection), most))
+def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, decrypt: bool = False) -> list[Letter]:
+    """A few of the selected letters. Raises SpecError if they are to be decrypted, and the secret is another."""
+    return list(islice(_letters(table, spec, selection, decrypt=decrypt), most))
 
 
-def _letters(table: Table, spec: StreamSpec, selection: Selection) -> Iterator[Letter]:
+def _letters(table: Table, spec: StreamSpec, selection: Selection, *, decrypt: bool) -> Iterator[Letter]:
+    unseal = Unsealer(spec.sensitive.secret if spec.sensitive else None)
+
+    def shown(value: bytes | None, place: str) -> str | None:
+        return _shown(unseal(value, place) if decrypt else value)
+
     columns = ("kafka_topic", "kafka_partition", "kafka_offset", "rejected_at", "error_class", "error", "key", "value")
     marks = ("replays", "discarded_at", "discarded_by", "discard_reason")
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
     for rows in read(table, selection.row_filter(spec), (*columns, *marks, *headers)):
         for row in rows.to_pylist():
+            place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
             yield Letter(
                 where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
                 rejected_at=row["rejected_at"],
                 reason=row["error_class"],
                 error=row["error"],
-                key=_shown(row["key"]),
-                value=_shown(row["value"]),
-                headers=_headers(row.get("headers")),
+                key=shown(row["key"], place("key")),
+                value=shown(row["value"], place("value")),
+                headers=_headers(row.get("headers"), place, shown),
                 replays=row["replays"] or 0,
                 discarded=_discarded(row),
             )
@@ -91,12 +99,19 @@ def _discarded(row: dict[str, Any]) -> str | None:
     return f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}"
 
 
-def _headers(of: list[dict[str, Any]] | None) -> dict[str, list[str | None]]:
+def _headers(
+    of: list[dict[str, Any]] | None, place: Callable[[str], str], shown: Callable[[bytes | None, str], str | None]
+) -> dict[str, list[str | None]]:
     found: dict[str, list[str | None]] = {}
     for header in of or ():
-        found.setdefault(header["name"], []).append(_shown(header["value"]))
+        text = shown(header["value"], place(header_part(header["name"])))
+        found.setdefault(header["name"], []).append(text)
     return found
 
 
 def _shown(value: bytes | None) -> str | None:
+    if value == OMITTED:
+        return "(not kept)"
+    if value is not None and value.startswith(SEALED):
+        return "(encrypted)"
     return None if value is None else value.decode("utf-8", "backslashreplace")

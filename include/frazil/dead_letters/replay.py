@@ -29,6 +29,7 @@ from frazil.dead_letters.letters import Selection, read
 from frazil.errors import AdoptionRequired, Fenced, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
+from frazil.ingest.sealing import OMITTED
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.stage_rows import StageRows
@@ -147,13 +148,17 @@ def _slices(piece: pa.Table) -> Iterator[pa.Table]:
 
 
 def _replayable(rows: pa.Table, marker: Marker) -> list[bool]:
-    """Not those of a topic that was made again, nor where the stream reads (again), nor offsets of two records."""
-    names = ("kafka_topic", "kafka_partition", "kafka_offset", "topic_id")
+    """Not those of a topic that was made again, nor where the stream reads (again), nor offsets of two records.
+
+    Nor those whose value was not kept, because the stream has sensitive fields.
+    """
+    names = ("kafka_topic", "kafka_partition", "kafka_offset", "topic_id", "value")
     return [
-        topic_id in {None, marker.source.topic_ids.get(topic)}
+        value != OMITTED
+        and topic_id in {None, marker.source.topic_ids.get(topic)}
         and offset < marker.offsets.get((topic, partition), 0)
         and not any(start <= offset < end for start, end in marker.rewritten.get((topic, partition), ()))
-        for topic, partition, offset, topic_id in zip(*(rows[name].to_pylist() for name in names), strict=True)
+        for topic, partition, offset, topic_id, value in zip(*(rows[name].to_pylist() for name in names), strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import Rejection
 from frazil.ingest.headers import unpacked
+from frazil.ingest.sealing import header_part, place_of
 from frazil.offsets.spans import TopicPartition
 
 MAX_ERROR_CHARACTERS = 1000
@@ -35,6 +36,10 @@ COLUMNS = (
     "stream",
     "headers",
 )
+
+
+Seal = Callable[[bytes | None, str], bytes | None]
+"""What is kept of a record's part, by its place."""
 
 
 class HeldLetters:
@@ -68,6 +73,7 @@ class DeadLetterTable:
         *,
         stream: str,
         topic_ids: Mapping[str, str],
+        seal: Seal | None = None,
     ) -> None:
         """Raises SpecError if the table has a required column that frazil cannot fill."""
         strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
@@ -80,6 +86,7 @@ class DeadLetterTable:
         self._ranges = ranges
         self._stream = stream
         self._topic_ids = topic_ids
+        self._seal = seal
 
     def rows(self, chunk: Chunk, rejections: Sequence[Rejection], rejected_at_us: int) -> pa.Table:
         """One row for each rejection; columns that others added to the table are null."""
@@ -91,23 +98,37 @@ class DeadLetterTable:
             [int(chunk.offsets[r.index]) for r in rejections],
             [self._topic_ids.get(r.topic) for r in ranges],
             [s * 1000 if 0 <= s <= MILLISECONDS[1] else None for s in stamps],
-            [chunk.keys[r.index] for r in rejections],
-            [chunk.values[r.index] for r in rejections],
+            [self._part(chunk, r.index, "key") for r in rejections],
+            [self._part(chunk, r.index, "value") for r in rejections],
             [_text(r.error_class) for r in rejections],
             [_text(r.error) + _unheld(r, stamp) for r, stamp in zip(rejections, stamps, strict=True)],
             [rejected_at_us] * len(rejections),
             [self._stream] * len(rejections),
-            [_headers(chunk, r.index) for r in rejections],
+            [self._headers(chunk, r.index) for r in rejections],
         )
         columns: dict[str, list[Any]] = dict(zip(COLUMNS, values, strict=True))
         absent = [None] * len(rejections)
         arrays = [pa.array(columns.get(field.name, absent), field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
+    def _part(self, chunk: Chunk, index: int, part: str) -> bytes | None:
+        value = (chunk.keys if part == "key" else chunk.values)[index]
+        return self._sealed(value, chunk, index, part)
 
-def _headers(chunk: Chunk, index: int) -> list[dict[str, Any]] | None:
-    found = None if chunk.headers is None else chunk.headers[index]
-    return None if found is None else [{"name": name, "value": value} for name, value in unpacked(found)]
+    def _headers(self, chunk: Chunk, index: int) -> list[dict[str, Any]] | None:
+        found = None if chunk.headers is None else chunk.headers[index]
+        if found is None:
+            return None
+        return [
+            {"name": name, "value": self._sealed(value, chunk, index, header_part(name))}
+            for name, value in unpacked(found)
+        ]
+
+    def _sealed(self, value: bytes | None, chunk: Chunk, index: int, part: str) -> bytes | None:
+        if self._seal is None:
+            return value
+        of = self._ranges[chunk.range_index[index]]
+        return self._seal(value, place_of(of.topic, of.partition, int(chunk.offsets[index]), part))
 
 
 def _unheld(rejection: Rejection, stamp_ms: int) -> str:

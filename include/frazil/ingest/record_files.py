@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
@@ -31,6 +32,7 @@ from frazil.ingest.coordinates import NAMES
 from frazil.ingest.formats import decoder
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
 from frazil.ingest.parquet_columns import cast_columns, check_columns
+from frazil.ingest.sealing import Unsealer, header_part, place_of
 
 PARQUET = frozenset({".parquet"})
 JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
@@ -92,8 +94,15 @@ class FileReader:
     notice: str | None = None
 
     def __init__(
-        self, files: Sequence[RecordFile], ranges: Sequence[OffsetRange], *, io: FileIO, schema: Schema
+        self,
+        files: Sequence[RecordFile],
+        ranges: Sequence[OffsetRange],
+        *,
+        io: FileIO,
+        schema: Schema,
+        unseal: Unsealer | None = None,
     ) -> None:
+        self._unseal = unseal or Unsealer(None)
         self._files, self._io, self._schema = files, io, schema
         self._least, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         by_partition = groupby(sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _place)
@@ -114,7 +123,7 @@ class FileReader:
                 for records in self._read(file.path):
                     found = self._find(records.coordinates)
                     if (kept := np.flatnonzero(found >= 0)).size:
-                        yield _chunk(records, kept, found[kept])
+                        yield _chunk(records, kept, found[kept], self._unseal)
 
     def _read(self, path: str) -> Iterator[FileRecords]:
         if PurePosixPath(path).suffix == LETTERS:
@@ -145,19 +154,29 @@ def _place(found: tuple[str, int, int, int, int]) -> tuple[str, int]:
     return found[:2]
 
 
-def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[np.int32]) -> Chunk:
+def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[np.int32], unseal: Unsealer) -> Chunk:
     table = records.coordinates.take(kept)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
     if records.letters is not None:
-        letters = records.letters.take(kept)
-        key, value = (BinaryColumn.of(letters[name].to_pylist()) for name in ("key", "value"))
-        headers = BinaryColumn.of(_packed(letters["headers"].to_pylist()))
+        letters = _unsealed(records.letters.take(kept).to_pylist(), table, unseal)
+        key, value = (BinaryColumn.of([letter[name] for letter in letters]) for name in ("key", "value"))
+        headers = BinaryColumn.of(_packed([letter["headers"] for letter in letters]))
         return Chunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
     columns = (values, nothing, range_index, table["kafka_offset"].to_numpy(), stamps)
     return Chunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
+
+
+def _unsealed(letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
+    for letter, at in zip(letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
+        place = partial(place_of, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
+        for part in ("key", "value"):
+            letter[part] = unseal(letter[part], place(part))
+        for header in letter["headers"] or ():
+            header["value"] = unseal(header["value"], place(header_part(header["name"])))
+    return letters
 
 
 def _parquet(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, localcontext
 
@@ -14,6 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType
 
+from frazil.errors import SpecError
 from frazil.ingest.beside_value import BesideValue
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.chunk import Chunk
@@ -22,6 +24,7 @@ from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection, whole_records
 from frazil.ingest.formats import Quoter, has_lines, quoter
 from frazil.ingest.record_files import RowChunk
+from frazil.ingest.sensitive import Protector
 from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.ingest.split import column_of
 from frazil.spec.coordinates import LINE
@@ -31,9 +34,16 @@ class Shaper:
     """What becomes of a record depends on no other record."""
 
     def __init__(
-        self, context: StageContext, schema: Schema, ranges: Sequence[OffsetRange], *, decode: Decoder
+        self,
+        context: StageContext,
+        schema: Schema,
+        ranges: Sequence[OffsetRange],
+        *,
+        decode: Decoder,
+        protect: Protector | None = None,
     ) -> None:
         self._decode = decode
+        self._protect = protect
         self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
         self._lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=self._lines)
@@ -76,11 +86,17 @@ class Shaper:
 
     def _decoded(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):
+            if self._protect:
+                raise SpecError(
+                    "rows of Parquet files cannot be backfilled into a stream with sensitive fields: nothing tells "
+                    "whether their values are protected already. Backfill from Kafka, or from JSON lines"
+                )
             return Decoded(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
         if decoded.sighted:
             self.sighted = joined_sightings([self.sighted, decoded.sighted])
-        return self._beside(decoded, chunk)
+        whole = self._beside(decoded, chunk)
+        return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
 
     def _out_of_range(self, chunk: Chunk, shaped: Decoded) -> dict[int, str]:
         found: dict[int, str] = {}

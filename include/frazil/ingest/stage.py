@@ -6,6 +6,7 @@ of a shuffle.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -39,6 +40,8 @@ from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routes import Parcel, Router, unpacked
+from frazil.ingest.sealing import Unsealer
+from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.spec.references import resolve_all
@@ -89,13 +92,12 @@ def stage(
     try:
         return run(tried=False)
     except Suspect as suspect:
-        log.warning(
-            "task %d: each chunk is now tried before it is written, because of", task.index, exc_info=suspect.error
-        )
+        said = speakable(suspect.error, context)
+        log.warning("task %d: each chunk is now tried before it is written, because of", task.index, exc_info=said)
     try:
         return run(tried=True)
     except Suspect as suspect:
-        raise suspect.error from None
+        raise speakable(suspect.error, context) from None
 
 
 def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
@@ -257,7 +259,8 @@ class _Stage:
         self._now_us = now_us
         make = _decoder_maker(context, schema)
         self._decode = make() if attempt == 0 else IsolatedDecoder(make)
-        self._shape = Shaper(context, schema, task.ranges, decode=self._decode)
+        self._protect = Protector(context) if context.sensitive else None
+        self._shape = Shaper(context, schema, task.ranges, decode=self._decode, protect=self._protect)
         self._main = _writer(context, "main", name)
         self._dead = _writer(context, "dead-letters", name)
         self._dead_letters = DeadLetterTable(
@@ -265,6 +268,7 @@ class _Stage:
             task.ranges,
             stream=context.stream,
             topic_ids=context.topic_ids,
+            seal=self._protect.letter if self._protect else None,
         )
         self._held = HeldLetters(task.ranges, context.dead_letters_held)
         self._rejects = RejectCounter(task.ranges, context.rejects_accepted)
@@ -305,6 +309,8 @@ class _Stage:
     def _land(self, chunk: Chunk, shaped: Decoded) -> None:
         if shaped.rejections and isinstance(chunk, RowChunk):
             raise self._refused(chunk, shaped.rejections[0])
+        if self._protect:
+            shaped = dataclasses.replace(shaped, rejections=self._protect.told(shaped.rejections))
         held = self._held(chunk)
         if held.any():
             self.progress.rejected(chunk.range_index[held])
@@ -377,7 +383,8 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
         return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
-    return FileReader(context.files, task.ranges, io=io, schema=schema)
+    unseal = Unsealer(context.sensitive.get("secret"))
+    return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
 
 
 def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:

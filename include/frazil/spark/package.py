@@ -24,6 +24,7 @@ from frazil.ingest.compiled import KEPT_WITH_PYTHON
 
 NEEDED = (
     "confluent-kafka",
+    "cryptography",
     "msgspec",
     "numba",
     "numpy",

@@ -32,8 +32,8 @@ A key marked "required" has no default.
 _REFERENCES = """\
 ## References
 
-A file must not hold a secret. In `source.bootstrap-servers`, `source.properties`, `source.format.registry` and
-`resources.spark` a value may hold:
+A file must not hold a secret. In `source.bootstrap-servers`, `source.properties`, `source.format.registry`,
+`sensitive.secret` and `resources.spark` a value may hold:
 
 | reference | is replaced by |
 |---|---|

@@ -20,6 +20,7 @@ from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat
 from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
+from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
 from frazil.spec.types import parse_type
 from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, YamlForm
@@ -205,6 +206,9 @@ class StreamSpec(Model):
         description="Keep `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns.",
     )
     dead_letters: DeadLetters = Field(default=DeadLetters(), description="Where undecodable records land.")
+    sensitive: Sensitive | None = Field(
+        default=None, description="Fields whose values must not be readable in tables, dead letters and logs."
+    )
     resources: Resources = Field(default=Resources(), description="What the writer may use.")
     maintenance: Maintenance = Field(default=Maintenance(), description="How the table is kept in shape.")
 
@@ -277,6 +281,7 @@ class StreamSpec(Model):
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
         unused = {"maintenance", "application"} | ({"evolution"} if self.evolution.mode == "off" else set())
+        unused |= {"sensitive"} if self.sensitive is None else set()
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property

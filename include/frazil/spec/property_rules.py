@@ -81,7 +81,7 @@ def secrets(spec: StreamSpec) -> Iterator[Problem]:
                     None,
                     "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}",
                 )
-    for path, text in _registry_texts(spec):
+    for path, text in (*_registry_texts(spec), *_secret(spec)):
         if is_secret(path) and not _REFERENCES.fullmatch(text):
             what = "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}"
             yield Problem(path, None, what)
@@ -98,12 +98,17 @@ def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
                 yield f"source.format.registry.{name}", text
 
 
+def _secret(spec: StreamSpec) -> Iterator[tuple[str, str]]:
+    if spec.sensitive and spec.sensitive.secret is not None:
+        yield "sensitive.secret", spec.sensitive.secret
+
+
 def references(spec: StreamSpec) -> Iterator[Problem]:
     """References can be read, and stand where they are resolved."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
-    texts |= dict(_registry_texts(spec))
+    texts |= dict(_registry_texts(spec)) | dict(_secret(spec))
     for path, text in texts.items():
         if message := problem_in(text):
             yield Problem(path, None, message)

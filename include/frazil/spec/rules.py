@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import layout_rules, property_rules
+from frazil.spec import layout_rules, property_rules, sensitive
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
@@ -259,6 +259,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_whole_value, ("schema", "source.format", "source.key", "source.headers")),
     (_csv, ("schema", "source.format", "source.key", "source.headers")),
     (_evolution, ("evolution", "source.format")),
+    (sensitive.problems, ("schema", "sensitive")),
     (layout_rules.partitioning, ("schema", "coordinates", "partition-by")),
     (layout_rules.sorting, ("schema", "coordinates", "sort-by")),
     (_aligned, ("commit.align", "complete", "event-time", "partition-by")),

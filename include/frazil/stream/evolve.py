@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 from frazil.ingest.sightings import Sightings, joined_sightings, new_fields, wide_type
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.table.evolution import Addition, Change, Promotion, Relaxation
+from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
 from frazil.table.schema_update import evolve, told
 
@@ -38,10 +38,28 @@ def ignored(refused: Sequence[Refusal], *, table: str) -> str:
 def evolved(table: Table, spec: StreamSpec, sighted: Iterable[Sightings]) -> Evolved:
     """Change the table as far as the stream's `evolution` allows. Raises what `evolve` raises."""
     asked, refused = asked_for(joined_sightings(sighted))
+    asked, dropped = without_dropped(asked, spec.sensitive.dropped if spec.sensitive else ())
+    refused = (*refused, *dropped)
     if not asked:
         return Evolved((), refused)
     found = evolve(table, spec, asked)
     return Evolved(tuple(map(told, found.changes)), (*refused, *found.refused))
+
+
+def without_dropped(asked: Sequence[Change], dropped: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """The changes that add none of the dropped fields, and refusals of the others. Names differ by more than case."""
+    hidden = [tuple(part.lower() for part in path) for path in dropped]
+    kept: list[Change] = []
+    refused: list[Refusal] = []
+    for change in asked:
+        path = tuple(part.lower() for part in change.path)
+        if any(path[: len(of)] == of for of in hidden):
+            refused.append(Refusal(change.path, "is dropped, because it is sensitive"))
+        elif isinstance(change, Addition) and any(of[: len(path)] == path for of in hidden):
+            refused.append(Refusal(change.path, "has a sensitive field; declare the column without it"))
+        else:
+            kept.append(change)
+    return kept, tuple(refused)
 
 
 def asked_for(sighted: Sightings) -> tuple[list[Change], tuple[Refusal, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from pyiceberg.schema import Schema
 
@@ -53,8 +54,21 @@ def stage_context(
         units=_units(spec, main.schema(), other_names),
         aliases=other_names,
         beside_value=spec.beside_value,
+        sensitive=sensitive_fields(spec, main.schema(), other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
     )
+
+
+def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
+    """What is sensitive, by the names that the columns have in the table."""
+    if (declared := spec.sensitive) is None:
+        return {}
+    fields = {}
+    for name, how in declared.kept.items():
+        first, *rest = name.split(".")
+        now = current_name(table, other_names.get(first)) or first
+        fields[".".join([now, *rest])] = {"as": how.as_, "keep-last": how.keep_last}
+    return {"fields": fields, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 
 def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:

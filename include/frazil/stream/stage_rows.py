@@ -14,6 +14,7 @@ from frazil import __version__
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.routes import Parcel
+from frazil.ingest.sensitive import speakable
 from frazil.ingest.stage import Suspect, read, stage, write
 from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import ProgressFolder, write_task
@@ -161,7 +162,8 @@ class StageRows:
             found = meant or found
         if isinstance(found, FrazilError):
             return {"error_type": type(found).__name__, "error": str(found)}
-        return {"suspect": f"{type(found).__name__}: {found}"}
+        said = speakable(found, self.context)
+        return {"suspect": f"{type(said).__name__}: {said}"}
 
     def _reporter(self, task: str) -> Callable[[int], None]:
         period_s = self.progress.period_s

@@ -31,7 +31,7 @@ def opened(world: World) -> OpenStream:
     files = world.write_dead_letters(SimpleNamespace(epoch=9, batch=9), [(0, 1)])  # type: ignore[arg-type]
     world.stream = "events"
     world.load_dead_letters().append(_read(files[0].path))
-    spec: Any = SimpleNamespace(name="events", source=SimpleNamespace(topics=("events",)))
+    spec: Any = SimpleNamespace(name="events", source=SimpleNamespace(topics=("events",)), sensitive=None)
     return OpenStream(spec, world.tables)
 
 

@@ -25,13 +25,17 @@ from frazil.commit.opened import open_stream
 from frazil.commit.settle import batch_folder
 from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
+from frazil.dead_letters.counts import samples
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
-from frazil.errors import Fenced, WriterBusy
+from frazil.errors import Fenced, SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
+from frazil.ingest.sealing import OMITTED, SEALED, Secret, place_of
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
+from frazil.spec.model import StreamSpec
+from frazil.spec.sensitive import Sensitive
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
 from frazil.table.tables import ensure_table
@@ -47,7 +51,19 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path, event: Any) -> Any:  # noqa: ARG001
+def kept() -> Callable[[bytes, int], bytes]:
+    """What a letter keeps of the value at an offset: by default, the value."""
+    return lambda value, _: value
+
+
+@pytest.fixture
+def live(
+    tmp_path: Path,
+    declared_stream: Callable[..., Any],
+    frazil_home: Path,  # noqa: ARG001
+    event: Any,
+    kept: Callable[[bytes, int], bytes],
+) -> Any:
     """A stream that stands at offset 20: ten letters, of which it would accept the even ones today, and ten rows."""
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
     main = ensure_table(load_catalog(None), stream.spec)
@@ -60,7 +76,7 @@ def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path,
         {
             **letter,
             "kafka_offset": n,
-            "value": event(n) if n in GOOD else b"no event %d" % n,
+            "value": kept(event(n) if n in GOOD else b"no event %d" % n, n),
             "error_class": "MissingField" if n in GOOD else "NotAnObject",
             "error": "it was so then",
         }
@@ -137,6 +153,53 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(live
     assert row["value"] == b"no event 1"
     assert row["rejected_at"] == WHEN
     assert row["error"].count("; before, NotAnObject: it was so then") == 1
+
+
+SECRET = "a secret of the tests"
+
+
+def _sealed(value: bytes, offset: int) -> bytes:
+    return Secret(SECRET).sealed(value, place_of("events", 0, offset, "value"))
+
+
+def protected(live: Any, letters: str) -> StreamSpec:
+    declared = Sensitive.model_validate(
+        {"fields": {"note": "hash"}, "secret": "${env:TEST_SECRET}", "dead-letters": letters}
+    )
+    spec: StreamSpec = live.spec.model_copy(update={"sensitive": declared})
+    return spec
+
+
+@pytest.mark.parametrize("kept", [_sealed])
+def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protected(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_stream(protected(live, "encrypt"))
+    monkeypatch.setenv("TEST_SECRET", SECRET + "!")
+    with pytest.raises(SpecError, match=r"the dead letter of events\[0\]@0 value was encrypted with another secret"):
+        replay(opened, Selection())
+    monkeypatch.setenv("TEST_SECRET", SECRET)
+    ((finished), (done)) = replay(opened, Selection())
+    assert (finished.landed, finished.failed, finished.interrupted) == (len(GOOD), len(BAD), True)
+    assert (done.landed, done.failed) == (0, len(BAD))
+    assert live.ids() == sorted([*GOOD, *range(LETTERS, END)])
+    landed = live.table().scan("kafka_offset < 10", selected_fields=("note",)).to_arrow()["note"].to_pylist()
+    assert set(landed) == {Secret(SECRET).hashed("x")}
+    left = live.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert all(row["value"].startswith(SEALED) for row in left)
+    for decrypt, text in ((False, "(encrypted)"), (True, "no event 1")):
+        found = samples(live.table("_dead_letters"), opened.spec, Selection(), most=10, decrypt=decrypt)
+        assert [letter.value for letter in found if letter.where == "events[0]@1"] == [text]
+    check_audit(live)
+
+
+@pytest.mark.parametrize("kept", [lambda *_: OMITTED])
+def test_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
+    opened = open_stream(protected(live, "omit"))
+    assert replay(opened, Selection()) == ()
+    assert {letter.value for letter in samples(live.table("_dead_letters"), opened.spec, Selection(), most=20)} == {
+        "(not kept)"
+    }
 
 
 def test_only_what_is_selected_is_replayed_and_nothing_is_no_replay(live: Any, in_this_process: None) -> None:  # noqa: ARG001

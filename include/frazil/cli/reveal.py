@@ -1,0 +1,38 @@
+"""`frazil reveal`: the texts of tokens."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from frazil.cli.options import streams_option
+from frazil.errors import SpecError
+from frazil.ingest.sealing import Secret
+from frazil.spec.load import find_stream
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("tokens", nargs=-1)
+@streams_option
+def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path) -> None:
+    """Print the texts of TOKENS that STREAM made of its sensitive fields (`tokenize`), a line each.
+
+    Without TOKENS, they are read from standard input, a line each. The stream's `sensitive.secret` must be set here.
+
+    \b
+    Example:
+      frazil reveal payments VSy9TqPq0Hd1mEEZ1IEAlJMEsz8
+    """
+    declared = find_stream(streams_folder, stream).sensitive
+    if declared is None or declared.secret is None:
+        raise SpecError(f"stream {stream!r} declares no sensitive.secret, so that it made no tokens")
+    secret = Secret.of(declared.secret, os.environ)
+    for token in tokens or (line.strip() for line in sys.stdin):
+        try:
+            click.echo(secret.revealed(token))
+        except ValueError as error:
+            raise click.ClickException(f"{token!r} {error}: it was made with another secret, or is cut") from None

@@ -1,0 +1,132 @@
+"""Hashes, tokens and encryption under a stream's secret, by the package `cryptography`.
+
+Each purpose has a key of its own, derived from the secret (HKDF-SHA-256). Equal texts have equal hashes and tokens in
+all columns, streams and tables with the same secret, so that they can be joined. A sealed value is bound to its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+from collections.abc import Mapping
+from functools import cached_property
+
+from frazil.errors import SpecError
+from frazil.extras import require
+from frazil.spec.references import resolve
+
+SECRET_LEAST = 16
+"""Characters of a secret."""
+OMITTED = b"frazil\0omitted"
+"""Stands for a value that a dead letter does not keep."""
+SEALED = b"frazil\0sealed1"
+"""Begins a value that is encrypted: then come a nonce of 12 bytes, and AES-256-GCM's output."""
+NONCE = 12
+
+
+class Secret:
+    """What is derived from a stream's secret."""
+
+    def __init__(self, text: str) -> None:
+        """Raises SpecError for a text that is too short, and MissingExtra."""
+        require("cryptography")
+        if len(text) < SECRET_LEAST:
+            raise SpecError(f"sensitive.secret has fewer than {SECRET_LEAST} characters; let it name a longer one")
+        self._text = text.encode()
+
+    @classmethod
+    def of(cls, reference: str, environment: Mapping[str, str]) -> Secret:
+        """Raises SpecError if the reference leads nowhere."""
+        try:
+            return cls(resolve(reference, environment))
+        except SpecError as error:
+            raise SpecError(f"sensitive.secret: {error}") from None
+
+    def _derived(self, purpose: str, size: int) -> bytes:
+        from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415 - an extra's
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415 - an extra's
+
+        return HKDF(SHA256(), length=size, salt=None, info=f"frazil {purpose}".encode()).derive(self._text)
+
+    @cached_property
+    def _hash_key(self) -> bytes:
+        return self._derived("hash", 32)
+
+    @cached_property
+    def _siv(self):  # type: ignore[no-untyped-def]  # a class of an extra
+        from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # noqa: PLC0415 - an extra's
+
+        return AESSIV(self._derived("tokenize", 64))
+
+    @cached_property
+    def _gcm(self):  # type: ignore[no-untyped-def]  # a class of an extra
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - an extra's
+
+        return AESGCM(self._derived("dead letters", 32))
+
+    def hashed(self, text: str) -> str:
+        """HMAC-SHA-256 of the text in UTF-8, as 64 hexadecimal digits."""
+        return hmac.digest(self._hash_key, text.encode(), "sha256").hex()
+
+    def token(self, text: str) -> str:
+        """The text encrypted with AES-SIV, in URL-safe base64 without padding."""
+        # AES-SIV takes no empty text: what stands before each text makes it one of at least a byte.
+        return base64.urlsafe_b64encode(self._siv.encrypt(b"t" + text.encode(), None)).decode().rstrip("=")
+
+    def revealed(self, token: str) -> str:
+        """The text of a token. Raises ValueError if it was not made with this secret."""
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
+
+        try:
+            data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+            text: bytes = self._siv.decrypt(data, None)
+        except (InvalidTag, binascii.Error, ValueError):
+            raise ValueError("is no token of this secret") from None
+        return text[1:].decode()
+
+    def sealed(self, value: bytes, place: str) -> bytes:
+        """The value encrypted, for this place alone."""
+        nonce = os.urandom(NONCE)
+        return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
+
+    def unsealed(self, sealed: bytes, place: str) -> bytes:
+        """The inverse of `sealed`. Raises SpecError for another secret, or another place."""
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
+
+        nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
+        try:
+            return bytes(self._gcm.decrypt(nonce, data, place.encode()))
+        except (InvalidTag, ValueError):
+            raise SpecError(
+                f"the dead letter of {place} was encrypted with another secret than sensitive.secret has today; let "
+                "it name that one while you read or replay such letters"
+            ) from None
+
+
+class Unsealer:
+    """Reads the parts of records that dead letters keep."""
+
+    def __init__(self, reference: str | None) -> None:
+        """`reference` is that of the secret; it is resolved when a sealed part is met."""
+        self._reference = reference
+        self._secret: Secret | None = None
+
+    def __call__(self, value: bytes | None, place: str) -> bytes | None:
+        """The part as it came. Raises SpecError if it is sealed, and the secret is missing or another."""
+        if value is None or not value.startswith(SEALED):
+            return value
+        if self._reference is None:
+            raise SpecError(f"the dead letter of {place} is encrypted: declare sensitive.secret to read it")
+        self._secret = self._secret or Secret.of(self._reference, os.environ)
+        return self._secret.unsealed(value, place)
+
+
+def place_of(topic: str, partition: int, offset: int, part: str) -> str:
+    """Where a part of a record is from: its `key`, its `value`, or a `header_part`."""
+    return f"{topic}[{partition}]@{offset} {part}"
+
+
+def header_part(name: str) -> str:
+    return f"header {name}"

@@ -1,0 +1,136 @@
+"""Protects the sensitive values of a stream's records before anything of them is staged, logged or kept.
+
+Columns are changed after decoding: masked with Arrow, hashed and tokenized once for each distinct text of a chunk. What
+a rejection says of a record is cut to the column's name, because the rest may quote a value.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from frazil.errors import FrazilError, SpecError
+from frazil.ingest.contract import StageContext
+from frazil.ingest.decode import Rejection
+from frazil.ingest.sealing import OMITTED, Secret
+
+MASK = "****"
+WITHHELD = "the text is withheld, because the stream has sensitive fields"
+
+Change = Callable[[pa.Array], pa.Array]
+"""Changes an array of texts."""
+
+
+class Protector:
+    """Protects the records of one task."""
+
+    def __init__(self, context: StageContext) -> None:
+        """Raises SpecError if the secret is missing, or a column is: nothing may pass unprotected."""
+        declared = context.sensitive
+        schema = Schema.model_validate_json(context.main.schema_json)
+        self._secret = Secret.of(declared["secret"], os.environ) if declared["secret"] else None
+        self._letters: str = declared["dead-letters"]
+        self._names = sorted(schema.column_names, key=len, reverse=True)
+        self._changes = [
+            (_steps(schema, name), self._change(how["as"], how["keep-last"]))
+            for name, how in declared["fields"].items()
+        ]
+
+    def _change(self, how: str, keep_last: int) -> Change:
+        if how == "mask":
+            return partial(_masked, keep_last=keep_last)
+        assert self._secret is not None, "a rule of the declaration"
+        return partial(_each, self._secret.hashed if how == "hash" else self._secret.token)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """The rows with protected columns."""
+        for (first, *rest), change in self._changes:
+            place = rows.schema.get_field_index(first)
+            column = rows.column(place)
+            changed = [_changed(chunk, rest, change) for chunk in column.chunks]
+            rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(changed, column.type))
+        return rows
+
+    def told(self, rejections: Sequence[Rejection]) -> list[Rejection]:
+        """What may be said of them."""
+        return [r._replace(error=self._told(r.error)) for r in rejections]
+
+    def _told(self, error: str) -> str:
+        name = next((name for name in self._names if error.startswith(f"{name}: ")), None)
+        return WITHHELD if name is None else f"{name}: {WITHHELD}"
+
+    def letter(self, value: bytes | None, place: str) -> bytes | None:
+        """What a dead letter keeps of the value of a record's part."""
+        if value is None or self._letters == "keep":
+            return value
+        if self._letters == "omit":
+            return OMITTED
+        assert self._secret is not None, "a rule of the declaration"
+        return self._secret.sealed(value, place)
+
+
+def speakable(error: Exception, context: StageContext) -> Exception:
+    """The error as it may be raised and logged: one that is not ours may quote a record."""
+    if not context.sensitive or isinstance(error, FrazilError):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
+
+
+def _steps(schema: Schema, name: str) -> list[str]:
+    """The column and the way within it. Raises SpecError if the table has no such column."""
+    try:
+        schema.find_field(name)
+    except ValueError:
+        raise SpecError(
+            f"the sensitive field {name!r} is not a column of the table, under this name: nothing is written, because "
+            "it might be unprotected. Let sensitive.fields name the column as the table does"
+        ) from None
+    return name.split(".")
+
+
+def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
+    """The array with the texts at the end of these steps changed. Nulls stay null at every level."""
+    if not steps:
+        return change(array).cast(array.type)
+    first, rest = steps[0], steps[1:]
+    kind = array.type
+    if pa.types.is_struct(kind):
+        mask = array.is_null() if array.null_count else None
+        at = kind.get_field_index(first)
+        children = [array.field(i) for i in range(kind.num_fields)]
+        children[at] = _changed(children[at], rest, change)
+        return pa.StructArray.from_arrays(children, fields=[kind.field(i) for i in range(kind.num_fields)], mask=mask)
+    array = _compact(array)
+    mask = array.is_null() if array.null_count else None
+    if pa.types.is_map(kind):
+        keys, items = array.keys, array.items
+        keys, items = (_changed(keys, rest, change), items) if first == "key" else (keys, _changed(items, rest, change))
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=mask)
+    made: Any = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    return made.from_arrays(array.offsets, _changed(array.values, rest, change), type=kind, mask=mask)
+
+
+def _compact(array: pa.Array) -> pa.Array:
+    """The same without an offset, which `from_arrays` does not take with a mask."""
+    return pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
+
+
+def _masked(texts: pa.Array, *, keep_last: int) -> pa.Array:
+    hidden = pc.if_else(texts.is_valid(), pa.scalar(MASK, texts.type), pa.scalar(None, texts.type))
+    if not keep_last:
+        return hidden
+    shown = pc.binary_join_element_wise(hidden, pc.utf8_slice_codeunits(texts, -keep_last), pa.scalar("", texts.type))
+    return pc.if_else(pc.greater_equal(pc.utf8_length(texts), 2 * keep_last), shown, hidden)
+
+
+def _each(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
+    """Made once for each distinct text."""
+    encoded = texts.dictionary_encode()
+    made = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())
+    return made.take(encoded.indices)

@@ -1,0 +1,123 @@
+"""Which values of a stream's records are sensitive, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from frazil.spec import types
+from frazil.spec.inconsistent import Problem, did_you_mean
+from frazil.spec.values import Model, YamlForm
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+KEYED = frozenset({"hash", "tokenize"})
+"""What needs the secret."""
+
+
+class Protection(Model):
+    """What becomes of one field; `as` alone, or a mapping."""
+
+    as_: Literal["mask", "hash", "tokenize", "drop"] = Field(
+        alias="as",
+        description="`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted so "
+        "that equal texts stay equal, and the secret's holder can read them. `drop`: the field never becomes a column.",
+    )
+    keep_last: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="For `mask`: so many characters at the end stay, of a text that is at least twice as long.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alone(cls, value: object) -> object:
+        return {"as": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _of_masks_alone(self) -> Protection:
+        if self.keep_last and self.as_ != "mask":
+            raise ValueError(f"has keep-last, which {self.as_} does not use; leave it out")
+        return self
+
+
+class Sensitive(Model):
+    """Values that must not be readable in tables, dead letters and logs."""
+
+    fields: Annotated[Mapping[str, Protection], YamlForm("mapping of fields")] = Field(
+        min_length=1,
+        description="By the column's name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
+        "`stops.element.street: mask`. All but dropped ones are of type `string`.",
+    )
+    secret: str | None = Field(
+        default=None,
+        description="For `hash`, `tokenize` and encrypted dead letters: a reference, such as `${env:FRAZIL_SECRET}`, "
+        "to at least 16 characters.",
+    )
+    dead_letters: Literal["omit", "encrypt", "keep"] = Field(
+        default="omit",
+        description="What dead letters keep of the record's value, key and header values. `omit`: nothing. `encrypt`: "
+        "all, encrypted (AES-GCM). `keep`: all, as it came.",
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _whole_names(cls, value: Mapping[str, Protection]) -> Mapping[str, Protection]:
+        if any(not all(part.strip() for part in name.split(".")) for name in value):
+            raise ValueError("has a name with an empty part; write column, or column.field")
+        return value
+
+    @property
+    def kept(self) -> dict[str, Protection]:
+        """The fields that are columns."""
+        return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
+
+    @property
+    def dropped(self) -> tuple[tuple[str, ...], ...]:
+        """The paths of the fields that never become columns."""
+        return tuple(tuple(name.split(".")) for name, how in self.fields.items() if how.as_ == "drop")
+
+    @property
+    def needs_secret(self) -> bool:
+        return self.dead_letters == "encrypt" or any(how.as_ in KEYED for how in self.fields.values())
+
+
+def problems(spec: StreamSpec) -> Iterator[Problem]:
+    """What is wrong between the fields and the schema."""
+    if (sensitive := spec.sensitive) is None:
+        return
+    columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
+    if len(columns) < len(spec.columns):
+        return
+    for name, how in sensitive.fields.items():
+        found = _type_at(columns, name.split("."))
+        place = f"sensitive.fields.{name}"
+        if how.as_ == "drop" and found is not None:
+            yield Problem(place, "drop", "is a column of the schema; take it out of the schema")
+        elif how.as_ != "drop" and found is None:
+            yield Problem(place, how.as_, f"is not a column of the schema{did_you_mean(name, columns)}")
+        elif how.as_ != "drop" and str(found) != "string":
+            what = f"is for text, and the column is {found}; let the record have text there, or drop the field"
+            yield Problem(place, how.as_, what)
+    if sensitive.needs_secret and not sensitive.secret:
+        yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")
+
+
+def _type_at(columns: Mapping[str, types.Type], path: list[str]) -> types.Type | None:
+    """The type of a column, or of a field within it, by Iceberg's full name; None if there is none."""
+    found = columns.get(path[0])
+    for part in path[1:]:
+        match found:
+            case types.Struct(fields):
+                found = {field.name: field.type for field in fields}.get(part)
+            case types.List(element):
+                found = element if part == "element" else None
+            case types.Map(key, value):
+                found = {"key": key, "value": value}.get(part)
+            case _:
+                return None
+    return found

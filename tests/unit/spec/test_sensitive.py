@@ -1,0 +1,92 @@
+"""What may be declared sensitive, and what every mistake is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyiceberg.types import LongType, StringType, StructType
+
+from frazil.cli.main import frazil
+from frazil.errors import SpecError
+from frazil.ingest.sealing import Secret
+from frazil.spec.load import load_stream
+from frazil.stream.evolve import without_dropped
+from frazil.table.evolution import Addition, Relaxation
+
+Declare = Callable[..., Path]
+SECRET = "a secret of the tests"
+HOME = "struct<street: string, city: string>"
+
+
+@pytest.mark.parametrize(
+    ("sensitive", "message"),
+    [
+        ({"fields": {}}, "sensitive.fields: is empty"),
+        ({"fields": {"carier": "mask"}}, "sensitive.fields.carier: 'mask' is not a column of the schema; did you mean"),
+        ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' is for text, and the column is int"),
+        ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' is for text, and the column is struct"),
+        ({"fields": {"home.zip": "mask"}}, "sensitive.fields.home.zip: 'mask' is not a column of the schema"),
+        (
+            {"fields": {"home.street": "drop"}},
+            "sensitive.fields.home.street: 'drop' is a column of the schema; take it out",
+        ),
+        ({"fields": {"carrier": "hash"}}, "sensitive.secret: is missing: hash, tokenize and encrypted"),
+        ({"fields": {"carrier": "mask"}, "dead-letters": "encrypt"}, "sensitive.secret: is missing"),
+        (
+            {"fields": {"carrier": "hash"}, "secret": "plain words"},
+            "sensitive.secret: is a secret, which the file must",
+        ),
+        ({"fields": {"carrier": "hash"}, "secret": "${vault:x}"}, "sensitive.secret: has ${vault:x}"),
+        ({"fields": {"carrier": {"as": "hash", "keep-last": 4}}}, "has keep-last, which hash does not use"),
+        ({"fields": {"carrier..x": "mask"}}, "has a name with an empty part"),
+        ({"fields": {"carrier": "hide"}}, "sensitive.fields.carrier"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key(declare: Declare, sensitive: dict[str, Any], message: str) -> None:
+    schema = {"carrier": "string not null", "departed": "timestamptz", "delay": "int", "home": HOME}
+    with pytest.raises(SpecError) as raised:
+        load_stream(declare(schema=schema, sensitive=sensitive))
+    assert any(part in str(raised.value) for part in message.split("|")), raised.value
+    assert "plain words" not in str(raised.value)
+
+
+def test_a_stream_without_sensitive_fields_keeps_its_fingerprint(declare: Declare) -> None:
+    plain = load_stream(declare())
+    assert "sensitive" in plain._no_matter_of_a_writer()
+    masked = load_stream(declare(sensitive={"fields": {"carrier": "mask"}}))
+    assert masked.fingerprint() != plain.fingerprint()
+    assert masked.sensitive is not None
+    assert not masked.sensitive.needs_secret
+
+
+def test_no_change_brings_a_dropped_field() -> None:
+    home = StructType()
+    asked = [
+        Addition(("SSN",), StringType(), None),
+        Addition(("ssn", "digits"), StringType(), None),
+        Addition(("home",), home, None),
+        Addition(("home", "zip"), StringType(), None),
+        Addition(("age",), LongType(), None),
+        Relaxation(("home", "city")),
+    ]
+    kept, refused = without_dropped(asked, [("ssn",), ("home", "street")])
+    assert kept == asked[3:]
+    assert [refusal.path for refusal in refused] == [("SSN",), ("ssn", "digits"), ("home",)]
+
+
+def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
+    path = declare(sensitive={"fields": {"carrier": "tokenize"}, "secret": "${env:TEST_SECRET}"})
+    tokens = [Secret(SECRET).token(text) for text in ("AA", "Ü")]
+    name = load_stream(path).name
+
+    def call(*arguments: str, secret: str = SECRET, lines: str = "") -> Any:
+        command = ["reveal", name, *arguments, "--streams", str(path.parent)]
+        return CliRunner().invoke(frazil, command, env={"TEST_SECRET": secret}, input=lines)
+
+    assert call(*tokens).output == call(lines="\n".join(tokens)).output == "AA\nÜ\n"
+    wrong = call(tokens[0], secret=SECRET + "!")
+    assert (wrong.exit_code, "is no token of this secret" in wrong.output) == (1, True)
