@@ -37,9 +37,9 @@ def waited_out(
     """What `act` returns, once nothing is away that it needs.
 
     `what` says what cannot be done meanwhile; `again` makes ready for another try; `tell` receives a sentence for each
-    try that failed. `wait` waits for so many seconds, and returns something true if the writer is asked to end.
-    Credentials that expire within a try are no outage: the next try begins at once, with newer ones. Raises the error
-    of `act` if waiting does not help, if the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
+    failed try; `wait` waits for so many seconds, and returns something true if the writer is asked to end. If it was
+    credentials that expired, the next try begins at once, with newer ones. Raises the error of `act` if waiting does
+    not help, if the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:
@@ -57,8 +57,7 @@ def waited_out(
             if left_s < wait_s:
                 raise
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
-            # Once an outage at the level that reaches people; `frazil status` has the newest sentence.
-            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)
+            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # people hear of it once
             again()
             tell(sentence)
             if wait(wait_s):
