@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.marker import BatchKey, Marker, merged_identity
 from frazil.commit.reasons import reasons_of
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
@@ -37,6 +37,7 @@ from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import Routes, StageContext
 from frazil.ingest.rejects import join_rejects
 from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
@@ -321,7 +322,7 @@ class BatchRunner:
 
     def _context(self, key: BatchKey) -> StageContext:
         context = stage_context(
-            self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self.marker.source.topic_ids
+            self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
         )
         held = self.committer.held_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
@@ -333,10 +334,20 @@ class BatchRunner:
             evolution=self.spec.evolution.mode,
         )
 
+    def _topic_ids(self) -> Mapping[str, str]:
+        """The ids of the topics that are read. The marker lacks those that match a pattern since its batch."""
+        known = self.marker.source
+        if self.spec.source.topic_pattern is None:
+            return known.topic_ids
+        found = self.kafka.describe().identity
+        check_same_source(known, found, stream=self.spec.name)
+        return merged_identity(known, found).topic_ids
+
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         """Asks Kafka once more for the topics' ids, to refuse a topic that was recreated while it was read."""
         source = self.kafka.describe().identity
-        check_same_source(self.marker.source, source, stream=self.spec.name)
+        read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
+        check_same_source(read, source, stream=self.spec.name)
         results = [a.result for a in answers]
         return Journal(
             stream=self.spec.name,
