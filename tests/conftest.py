@@ -21,6 +21,7 @@ from hypothesis import settings
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.dev import kafka as dev_kafka
 from frazil.dev import process
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import EmbeddedObjectStore
@@ -41,6 +42,9 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 # Tests may move HOME; the jars and the class archive are fetched and made once.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
+
+# Brokers of tests start often and move few records: a start without the optimising compiler takes half the CPU.
+dev_kafka.JVM_OPTIONS.append("-XX:TieredStopAtLevel=1")
 
 # An example's time says how busy the machine is, not whether the law holds. `make test` tries the same few examples
 # each time, and `make soak` many others.

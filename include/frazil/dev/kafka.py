@@ -26,7 +26,7 @@ from frazil.spark import jars
 from frazil.spark.java import require_java
 
 PROPERTIES_FILE = "server.properties"
-_HEAP_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseG1GC")
+JVM_OPTIONS = ["-Xms256m", "-Xmx1g", "-XX:+UseG1GC"]
 _LOGGING = Path(__file__).with_name("kafka-log4j2.properties")
 
 _SETTINGS = """\
@@ -125,7 +125,7 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="Kafka", option="--kafka-port")
-        java = [str(require_java()), *_HEAP_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+        java = [str(require_java()), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
         java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure("kafka"))]
         data = self.folder / "data"
         data.mkdir(parents=True, exist_ok=True)

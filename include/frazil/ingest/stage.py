@@ -38,6 +38,7 @@ from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
+from frazil.ingest.reporter import Reporter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routes import Parcel, Router, unpacked
 from frazil.ingest.sealing import Unsealer
@@ -48,7 +49,6 @@ from frazil.spec.references import resolve_all
 
 log = logging.getLogger(__name__)
 
-REPORT_EVERY_S = 1.0
 UNWRITABLE = "Unwritable"
 """The error class of a record that cannot be written even alone, for whatever reason."""
 
@@ -103,7 +103,7 @@ def stage(
 def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
     """Take all that the task reads, yield what is sent to writers, and return the result."""
     take = run.take_tried if tried else run.take
-    report = _Reporter(on_progress)
+    report = Reporter(on_progress)
     try:
         if tried:
             with _suspicion():
@@ -188,7 +188,7 @@ def write(
     """
     table = _writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
-    report = _Reporter(on_progress)
+    report = Reporter(on_progress)
     try:
         for parcel in parcels:
             report.now_and_then(received.total())
@@ -223,28 +223,6 @@ def _suspicion() -> Iterator[None]:
         if is_environment(error):
             raise
         raise Suspect(error) from error
-
-
-class _Reporter:
-    """Reports how far the task is. If a report fails, the task continues."""
-
-    def __init__(self, on_progress: Callable[[int], None]) -> None:
-        self._on_progress = on_progress
-        self._due = time.monotonic() + REPORT_EVERY_S
-        self._warned = False
-
-    def now_and_then(self, records: int) -> None:
-        if time.monotonic() >= self._due:
-            self(records)
-            self._due = time.monotonic() + REPORT_EVERY_S
-
-    def __call__(self, records: int) -> None:
-        try:
-            self._on_progress(records)
-        except Exception as error:
-            if not self._warned:
-                log.warning("the task's progress cannot be reported, and it goes on: %s", error)
-            self._warned = True
 
 
 class _Stage:

@@ -26,7 +26,7 @@ from pyiceberg.table.sorting import SortOrder
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.ingest import parquet
+from frazil.ingest import parquet, reporter
 from frazil.ingest import stage as staging
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
@@ -718,7 +718,7 @@ def test_progress_that_cannot_be_told_does_not_fail_the_task(
 ) -> None:
     world = make_world({"n": "long"})
     world.chunk_records = 1
-    monkeypatch.setattr(staging, "REPORT_EVERY_S", -1.0)
+    monkeypatch.setattr(reporter, "REPORT_EVERY_S", -1.0)
 
     def unreachable(_: int) -> None:
         raise OSError(errno.EIO, "the state's folder is away")
