@@ -16,8 +16,7 @@ from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest
 from frazil.host.launchers import open_launcher
 from frazil.remote.driver_folder import DriverFolder
-from frazil.table.storage import open_store
-from frazil.table.tables import load_stream_table, state_location
+from frazil.table.tables import load_stream_table
 
 from .exactness import check_exact
 
@@ -43,8 +42,7 @@ class Supervised:
     def folder(self) -> DriverFolder:
         table = load_stream_table(self.stream.spec)
         assert table is not None
-        location = state_location(table, self.stream.name)
-        return DriverFolder(open_store(location, table.io.properties), f"{location}/driver")
+        return DriverFolder.of(table, self.stream.name)
 
     def driver(self) -> psutil.Process | None:
         """The Python of the driver that the order names."""

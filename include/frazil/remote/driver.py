@@ -31,14 +31,12 @@ from frazil.stream.main import write
 from frazil.supervise.desired import DesiredStore
 from frazil.supervise.observed import DesiredMode
 from frazil.table.catalogs import load_catalog
-from frazil.table.storage import open_store
-from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
 
 TELL_S = 3.0
 """Between two objects that it writes: readers take a heartbeat for stale after ten seconds."""
-DESIRED_S = 15.0
+DESIRED_S = 30.0
 """Between two looks at whether people paused the stream, which an agent tells sooner."""
 LOG_BYTES = 64 * 1024
 CRASHED = 1
@@ -54,10 +52,8 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
     """
     log_to_stderr()
     end_with_parent(os.getppid())
-    loaded = load_catalog(catalog).load_table(table)
-    location = state_location(loaded, stream)
-    io = loaded.io.properties
-    folder = DriverFolder(open_store(location, io), f"{location}/driver")
+    found = load_catalog(catalog)
+    folder = DriverFolder.of(found.load_table(table), stream)
     order = folder.order()
     if order is None or order.id != driver:
         log.info("stream %r: another driver was submitted since this one; it ends", stream)
@@ -67,8 +63,12 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
         return 0
     # A stop that arrives before the writer listens: nothing is at hand yet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    desired = DesiredStore(stream, loaded)
-    with Telling(folder, order, stream=stream, is_paused=lambda: desired.read().mode is DesiredMode.PAUSED) as telling:
+
+    def is_paused() -> bool:
+        # Loaded anew: a catalog may give credentials that last for an hour.
+        return DesiredStore(stream, found.load_table(table)).read().mode is DesiredMode.PAUSED
+
+    with Telling(folder, order, stream=stream, is_paused=is_paused) as telling:
         try:
             check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))

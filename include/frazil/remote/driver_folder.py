@@ -14,10 +14,14 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from pyiceberg.table import Table
+
+from frazil.commit.swap import TableHandle
 from frazil.host.heartbeat import Heartbeat
 from frazil.table.object_store import ObjectStore
+from frazil.table.tables import state_location
 
 FORMAT_VERSION = 1
 
@@ -88,6 +92,11 @@ class DriverFolder:
     store: ObjectStore = field(repr=False)
     folder: str
     """`<state>/driver`."""
+
+    @classmethod
+    def of(cls, table: Table, stream: str) -> Self:
+        """That of a stream; its store renews credentials that a catalog gives for a while."""
+        return cls(TableHandle.of(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
         value = self._read("order.json")

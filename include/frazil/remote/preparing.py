@@ -22,8 +22,7 @@ from frazil.stream.session import on_loopback
 from frazil.supervise.desired import DesiredStore
 from frazil.table.catalogs import catalog_config, load_catalog
 from frazil.table.lost import lost_table
-from frazil.table.storage import open_store
-from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
+from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
 KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
 
@@ -74,14 +73,12 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
     catalog = load_catalog(spec.table.catalog)
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)
-    location = state_location(table, spec.name)
-    folder = DriverFolder(open_store(location, table.io.properties), f"{location}/driver")
     resolved = resolve_all(spec.resources.spark, os.environ)
     return Prepared(
         spec=spec,
         declared=portable(read_stream(find_file(streams, spec.name)), streams),
         resources=_of_submission(spec, resolved),
-        folder=folder,
+        folder=DriverFolder.of(table, spec.name),
         restart_generation=DesiredStore(spec.name, table).read().restart_generation,
         program=program,
         arguments=(spec.name, "--catalog", config.name, "--table", spec.table.identifier),
