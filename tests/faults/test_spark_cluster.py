@@ -199,7 +199,8 @@ def test_a_batch_whose_cluster_is_gone_says_so_and_goes_on_with_new_workers(
     stream.produce(events(range(1000)), partitions=4)
     with running(stream) as (_, said):
         eventually(lambda: stream.has_rows(1000))
-        spark_cluster.stop()
+        for server in spark_cluster.servers.values():  # the master first: it would end the application
+            server.kill()
         stream.produce(events(range(1000, 2000)), partitions=4)
         eventually(lambda: any("no executor is left, and spark://" in line for line in said), within_s=180)
         spark_cluster.start()

@@ -44,6 +44,8 @@ NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
 """Spark's words for a task whose process died, and what died."""
+ENDED = "SparkContext was shut down"
+"""Spark's words for a job whose application has ended, for one because the cluster ended it."""
 GIVEN_UP = re.compile(r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)")
 EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
 KILLED = 137
@@ -152,7 +154,7 @@ class SparkEngine:
         with task_failures(self._spec.name):
             java = self._context._jsc
             if java is None or java.sc().isStopped():
-                raise RuntimeError(f"Spark of stream {self._spec.name!r} has ended. Its own words are in writer.log")
+                raise WorkerDied(_ended(self._spec.name))
 
     def cancel(self, stream: str) -> None:
         """End the tasks of a stream's current batch, which then fails."""
@@ -210,6 +212,8 @@ def _failure(error: Exception, said: str, stream: str) -> Exception | None:
             f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
             "too busy"
         )
+    if ENDED in said:
+        return WorkerDied(_ended(stream))
     if died := next((what for words, what in DIED.items() if words in said), None):
         return WorkerDied(_death(stream, died, said))
     if isinstance(error, Py4JJavaError):
@@ -227,6 +231,14 @@ def raised_in_task(said: str) -> str | None:
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
     below = lines[frames[-1] + 1 :] if frames else []
     return " ".join(filter(None, map(str.strip, below))) if found else None
+
+
+def _ended(stream: str) -> str:
+    return (
+        f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
+        "again. A cluster's master ends an application that has no workers left, or that somebody kills there; the "
+        "next start waits for executors. Spark's own words are in writer.log"
+    )
 
 
 def _death(stream: str, died: str, said: str) -> str:

@@ -76,3 +76,11 @@ def test_other_failures_are_raised_as_they_are():
         raise Py4JError(
             "An error occurred while calling o33.gone. Trace:\npy4j.Py4JException: Method gone([]) does not exist"
         )
+
+
+def test_an_application_that_the_cluster_ended_is_one_sentence():
+    words = said(
+        "org.apache.spark.SparkException: Job 5 cancelled because SparkContext was shut down\n\tat org.apache.x"
+    )
+    assert words.startswith("Spark of stream 'ticks' has ended. Nothing of the current batch was committed")
+    assert "waits for executors" in words
