@@ -74,7 +74,8 @@ def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None =
             found = body(answer, who=WHO).get("apps") or {}
         except Silent:
             continue
-        return max((str(app["id"]) for app in found.get("app") or ()), default=None)
+        ids = (str(app["id"]) for app in found.get("app") or ())
+        return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)
     return None
 
 

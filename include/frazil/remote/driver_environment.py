@@ -5,6 +5,7 @@ Imports little, because the driver's program takes this up before it imports PyI
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import tempfile
@@ -15,11 +16,11 @@ import yaml
 
 FILE = ".pyiceberg.yaml"
 CATALOG = "FRAZIL_DRIVER_CATALOG"
-"""The configuration of the stream's catalog, as JSON."""
+"""The configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script as they are."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OTEL_", "LC_")
 NAMES = frozenset({"LANG", "TZ", "FRAZIL_KAFKA_READER"})
-OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS")
-"""Ends of names whose values are files, unless the stream refers to them."""
+OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE")
+"""Ends of names whose values are files or in files, unless the stream refers to them."""
 
 
 def driver_environment(
@@ -34,7 +35,8 @@ def driver_environment(
         for name, value in base.items()
         if name in referred or name in NAMES or (name.startswith(PREFIXES) and not name.endswith(OF_THIS_HOST))
     }
-    return {**passed, CATALOG: json.dumps({"name": catalog, "properties": dict(properties)})}
+    sent = json.dumps({"name": catalog, "properties": dict(properties)})
+    return {**passed, CATALOG: base64.b64encode(sent.encode()).decode()}
 
 
 def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
@@ -46,7 +48,7 @@ def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
         home = Path(tempfile.mkdtemp(prefix="frazil-home-"))
     environment["FRAZIL_HOME"] = str(home)
     if sent := environment.pop(CATALOG, None):
-        found = json.loads(sent)
+        found = json.loads(base64.b64decode(sent))
         file = home / FILE
         file.touch(mode=0o600)
         configured = {"default-catalog": found["name"], "catalog": {found["name"]: found["properties"]}}

@@ -11,7 +11,14 @@ import pytest
 
 from frazil.cluster import api as calls
 from frazil.cluster.driver import DriverState
-from frazil.cluster.yarn import YarnDriver, application_status, contents, resource_managers, submitted_application
+from frazil.cluster.yarn import (
+    YarnDriver,
+    application_of_tag,
+    application_status,
+    contents,
+    resource_managers,
+    submitted_application,
+)
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
 from .conftest import Answer, Api
@@ -24,6 +31,16 @@ OUTPUT = """\
 26/11/22 22:50:41 INFO YarnClientImpl: Submitted application application_1795387737634_0001
 26/11/22 22:50:41 INFO Client: Application report for application_1795387737634_0001 (state: ACCEPTED)
 """
+
+
+def test_an_application_is_found_by_its_tag(api: Api) -> None:
+    apps = [{"id": "application_1_0007"}, {"id": ID}]
+    api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": {"app": apps}})
+    assert application_of_tag("frazil-a", addresses=["http://127.0.0.1:1", api.address], user="alice") == ID
+    assert "applicationTags=frazil-a&user.name=alice" in api.asked[0][1]
+    api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": None})
+    assert application_of_tag("frazil-b", addresses=[api.address]) is None
+    assert application_of_tag("frazil-b", addresses=[]) is None
 
 
 def driver(*apis: Api | str, user: str | None = None) -> YarnDriver:

@@ -1,0 +1,102 @@
+"""What is prepared before a submission, and what each kind of cluster is told."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.cluster.api import Silent
+from frazil.cluster.submission import ClusterDriver
+from frazil.errors import EnvironmentUnusable, SpecError
+from frazil.remote.preparing import portable, prepare
+from frazil.remote.submitter import StandaloneSubmitter, spark_submit, submitter
+from frazil.spec.load import load_stream
+from frazil.spec.resources import Resources
+
+STREAM = """
+name: ticks
+source: {topics: [ticks], format: json, bootstrap-servers: 'localhost:1'}
+table: test.ticks
+schema: {at: timestamptz not null}
+event-time: at
+"""
+
+
+def driver(**resources: Any) -> ClusterDriver:
+    declared = Resources.model_validate({"deploy-mode": "cluster", **resources}, by_alias=True, by_name=False)
+    return ClusterDriver("ticks", "a" * 32, "/opt/drive_stream.py", ("ticks",), declared, {"KAFKA_PASSWORD": "hush"})
+
+
+def test_a_declaration_takes_its_schemas_file_along(tmp_path: Path) -> None:
+    (tmp_path / "ticks.avsc").write_text('"string"')
+    declared = {"name": "ticks", "source": {"topics": ["t"], "format": {"type": "avro", "schema-file": "ticks.avsc"}}}
+    found = portable(declared, tmp_path)
+    assert found["source"] == {"topics": ["t"], "format": {"type": "avro", "schema-text": '"string"'}}
+    assert portable({"source": {"format": "json"}}, tmp_path) == {"source": {"format": "json"}}
+    (tmp_path / "ticks.avsc").unlink()
+    with pytest.raises(SpecError, match=r"ticks\.avsc cannot be read"):
+        portable(declared, tmp_path)
+
+
+def test_the_embedded_catalog_is_refused_where_the_cluster_has_other_hosts(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+    file = tmp_path / "ticks.yaml"
+    file.write_text(f"{STREAM}resources: {{master: 'spark://m:7077', deploy-mode: cluster}}\n")
+    with pytest.raises(SpecError, match="cannot use the embedded catalog"):
+        prepare(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
+
+
+def test_no_resolved_reference_is_on_a_standalone_drivers_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def take(_: object, request: dict[str, Any]) -> str:
+        asked.update(request)
+        return "driver-1"
+
+    monkeypatch.setattr("frazil.cluster.standalone.submit", take)
+    spark = {"spark.ssl.keyPassword": "${env:KEY}", "spark.local.dir": "/d", "spark.pyspark.driver.python": "/p"}
+    submitted = driver(master="spark://m:7077", package="/frazil.tar.gz", spark=spark)
+    assert StandaloneSubmitter(submitted.resources).submit(submitted) == "driver-1"
+    properties, environment = asked["sparkProperties"], asked["environmentVariables"]
+    assert "spark.ssl.keyPassword" not in properties
+    assert properties["spark.local.dir"] == "/d"
+    assert properties["spark.archives"] == "/frazil.tar.gz#frazil-package"
+    assert environment["KAFKA_PASSWORD"] == "hush"
+    assert environment["PYSPARK_DRIVER_PYTHON"] == "/p"
+    assert "hush" not in str(properties)
+
+
+def test_spark_submit_has_its_secrets_in_a_file_of_its_own() -> None:
+    seen: list[str] = []
+
+    def run(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
+        file = Path(command[2])
+        assert file.stat().st_mode & 0o077 == 0
+        seen.append(file.read_text())
+        assert "hush" not in str(command)
+        return subprocess.CompletedProcess(command, 0, "", "Submitted application application_1_2\n")
+
+    assert "application_1_2" in spark_submit(driver(master="yarn"), run=run)
+    assert "appMasterEnv.KAFKA_PASSWORD=hush" in seen[0]
+
+    def fail(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", "26/11/23 INFO x\nException in thread: no queue\n\tat y\n")
+
+    with pytest.raises(EnvironmentUnusable, match=r"exit code 1: Exception in thread: no queue$"):
+        spark_submit(driver(master="yarn"), run=fail)
+
+    def hang(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(command, 1)
+
+    with pytest.raises(Silent, match="did not end within"):
+        spark_submit(driver(master="yarn"), run=hang)
+
+
+def test_yarn_must_be_known_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("frazil.remote.submitter.require_java", lambda: None)
+    with pytest.raises(EnvironmentUnusable, match="HADOOP_CONF_DIR is not set"):
+        submitter(driver(master="yarn").resources)
