@@ -114,7 +114,7 @@ class Agent:
         self._told_at_s = self._ordered_at_s = monotonic()
         self._status, self._asked_at_s = _UNASKED, float("-inf")
         self._followed = False
-        self._log_shown = 0
+        self._number_heard = self._log_shown = 0
         self._said: str | None = None
         self._killed_at_s = float("-inf")
 
@@ -157,8 +157,6 @@ class Agent:
             stop=self._asked.stop,
             force=self._asked.force,
         )
-
-    _number_heard = 0
 
     def _hear(self, order: Order) -> None:
         """Read what the driver told, and pass it on to the run folder."""
