@@ -8,11 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 Answer = tuple[int, Any]
+"""The status, and the document; for a redirect, its address."""
 NO_SCHEMA = (404, {"error_code": 40403, "message": "Schema not found"})
 
 
@@ -52,6 +54,8 @@ def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
             status, document = told.answer(self.path)
             body = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)
+            if status == HTTPStatus.TEMPORARY_REDIRECT:
+                self.send_header("Location", document)
             self.send_header("Content-Length", str(len(body)))
             if told.drip_s:
                 return self._drip(body)

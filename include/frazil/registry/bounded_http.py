@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import requests
@@ -12,11 +14,13 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
+MOST_BYTES = 64 * 2**20
+"""Of an answer."""
 _asking = threading.local()
 """`sockets`: those of this thread's request."""
 
 
-def get(session: requests.Session, url: str, *, within_s: float) -> requests.Response:
+def get(session: Session, url: str, *, within_s: float) -> requests.Response:
     """The whole answer, within this time from the moment that the connection stands. The session is a `session()`."""
     sockets: list[socket.socket] = []
     _asking.sockets = sockets
@@ -25,17 +29,41 @@ def get(session: requests.Session, url: str, *, within_s: float) -> requests.Res
     watch.start()
     try:
         # Named again: $REQUESTS_CA_BUNDLE comes before what a session alone names.
-        return session.get(url, timeout=within_s, verify=session.verify)
+        with session.get(url, timeout=within_s, verify=session.verify, stream=True) as response:
+            _read(response)
+            return response
     finally:
         watch.cancel()
 
 
-def session() -> requests.Session:
+class Session(requests.Session):
+    """A session whose own headers, which may be credentials, go to no other host that it is redirected to."""
+
+    own: Mapping[str, str] = MappingProxyType({})
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        super().rebuild_auth(prepared_request, response)
+        if self.should_strip_auth(str(response.request.url), str(prepared_request.url)):
+            for name in self.own:
+                prepared_request.headers.pop(name, None)
+
+
+def session() -> Session:
     """A session whose requests `get` can end."""
-    made = requests.Session()
+    made = Session()
     for scheme in ("http://", "https://"):
         made.mount(scheme, _Adapter())
     return made
+
+
+def _read(response: requests.Response) -> None:
+    """Read the whole content, as `requests` does, unless it has no end."""
+    content = bytearray()
+    for piece in response.iter_content(2**16):
+        content += piece
+        if len(content) > MOST_BYTES:
+            raise requests.exceptions.ContentDecodingError(f"the answer has more than {MOST_BYTES:,} bytes")
+    response._content = bytes(content)  # where `requests` keeps what it has read
 
 
 def _end(sockets: list[socket.socket]) -> None:

@@ -24,6 +24,8 @@ MOST_UNKNOWN = 100_000
 UNKNOWN_FOR_S = 60.0
 """How long it is believed that an id has no schema."""
 MOST_REFERENCES = 1000
+DEEPEST_REFERENCES = 200
+"""So long a chain of schemas, each of which refers to the next."""
 MOST_AT_ONCE = 8
 """Requests to a registry at the same time."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -73,7 +75,8 @@ class SchemaRegistry:
         self._timeout_s = declared.timeout.total_seconds()
         self._session = bounded_http.session()
         self._session.headers["Accept"] = _ACCEPT
-        self._session.headers.update({name: resolve(text, environment) for name, text in declared.properties.items()})
+        self._session.own = {name: resolve(text, environment) for name, text in declared.properties.items()}
+        self._session.headers.update(self._session.own)
         if declared.ca_file is not None:
             if not Path(declared.ca_file).is_file():
                 raise SpecError(f"source.format.registry.ca-file: there is no file {declared.ca_file} on this host")
@@ -148,7 +151,11 @@ class SchemaRegistry:
 
     def _text_of(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}
-        self._refer(answer, references, inside=())
+        try:
+            self._refer(answer, references, inside=())
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            # Not the records' fault, as an error of another kind would be taken for.
+            raise self._unavailable(f"gives references that are none ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
 
     def _refer(
@@ -164,6 +171,8 @@ class SchemaRegistry:
                 continue
             if len(found) + len(inside) >= MOST_REFERENCES:
                 raise UnknownSchema(f"the schema refers to more than {MOST_REFERENCES} others")
+            if len(inside) >= DEEPEST_REFERENCES:
+                raise UnknownSchema(f"the schema refers to a chain of more than {DEEPEST_REFERENCES} others")
             path = f"/subjects/{quote(key[0], safe='')}/versions/{key[1]}?deleted=true"
             referred = self._asked(path)
             if referred is None:
@@ -200,7 +209,7 @@ class SchemaRegistry:
         status = response.status_code
         try:
             document = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if status == 200 and isinstance(document, dict) and isinstance(document.get("schema"), str):
             return document

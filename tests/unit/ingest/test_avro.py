@@ -250,6 +250,18 @@ def test_a_schema_with_too_many_operations_is_refused_and_others_are_read(monkey
     assert found[1] == {"s": "a"}
 
 
+def test_a_schema_that_is_nested_too_deep_is_refused_and_others_are_read() -> None:
+    deep: Any = "long"
+    for _ in range(800):
+        deep = {"type": "array", "items": deep}
+    decode = AvroDecoder(COLUMNS_OF_ONE, {}, Registered({1: record(("new", deep)), 2: record(("s", "string"))}))
+    found = outcomes(decode(Chunk.of_values([framed(1, b"\0"), framed(2, b"\2a")])))
+    assert found == {
+        0: ("UnreadableSchema", "the schema of id 1 is too large: its types are nested too deep"),
+        1: {"s": "a"},
+    }
+
+
 def test_a_declared_schema_travels_to_executors_as_text(tmp_path: Path) -> None:
     (tmp_path / "s.avsc").write_text(json.dumps(FIRST))
     carried = carried_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from frazil.errors import RegistryUnavailable, SpecError
-from frazil.registry import client
+from frazil.registry import bounded_http, client
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, registry
 from frazil.spec.formats import Registry
 from tests.made_registry import Answer, MadeRegistry, made_registry
@@ -113,6 +113,13 @@ def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> 
         ((404, {"error_code": 404}), "answers with 404, and not as a schema registry"),
         ((200, b"<html>"), "answers with 200, and not as a schema registry"),
         ((200, {"schema": 5}), "answers with 200, and not as a schema registry"),
+        ((200, b"[" * 100_000), "answers with 200, and not as a schema registry"),
+        ((200, {"schema": "{}", "references": [{}]}), r"gives references that are none \(KeyError\)"),
+        ((200, {"schema": "{}", "references": 5}), r"gives references that are none \(TypeError\)"),
+        (
+            (200, {"schema": "{}", "references": [{"name": "x", "subject": "x", "version": "newest"}]}),
+            r"gives references that are none \(ValueError\)",
+        ),
         ((500, b""), "answers with 500"),
         ((429, b""), "answers with 429"),
     ],
@@ -121,6 +128,24 @@ def test_what_is_no_answer_blames_no_record(server: MadeRegistry, answer: Answer
     server.answers["/schemas/ids/1"] = [answer]
     with pytest.raises(RegistryUnavailable, match=said):
         opened(server.url, timeout_s=0.3).get(1)
+
+
+def test_an_answer_without_an_end_is_not_kept(server: MadeRegistry) -> None:
+    server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "padding": "x" * 200_000})]
+    said = r"does not answer: .* more than 100,000 bytes"
+    with mock.patch.object(bounded_http, "MOST_BYTES", 100_000), pytest.raises(RegistryUnavailable, match=said):
+        opened(server.url, timeout_s=0.1).get(1)
+    assert opened(server.url).get(1).text == "{}"
+
+
+def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -> None:
+    for i in range(10):
+        path = f"/subjects/s{i}/versions/1?deleted=true" if i else "/schemas/ids/1"
+        reference = {"name": "x", "subject": f"s{i + 1}", "version": 1}
+        server.answers[path] = [(200, {"schema": "{}", "references": [reference]})]
+    said = "a chain of more than 8 others"
+    with mock.patch.object(client, "DEEPEST_REFERENCES", 8), pytest.raises(UnknownSchema, match=said):
+        opened(server.url).get(1)
 
 
 def test_a_passing_error_is_asked_over(server: MadeRegistry) -> None:
@@ -179,6 +204,20 @@ def test_credentials_are_references_and_go_with_each_request(server: MadeRegistr
     assert (bearer["Authorization"], bearer["X-Tenant"]) == ("Bearer pw", "pw")
     with pytest.raises(SpecError, match="MISSING is not set"):
         opened(server.url, token="${env:MISSING}")
+
+
+def test_credentials_go_to_no_other_host_that_a_registry_redirects_to(server: MadeRegistry) -> None:
+    with made_registry() as other:
+        server.answers = {
+            "/schemas/ids/1": [(307, f"{other.url}/schemas/ids/1".replace("127.0.0.1", "localhost"))],
+            "/schemas/ids/2": [(307, f"{server.url}/schemas/ids/3")],
+            "/schemas/ids/3": [(200, {"schema": "{}"})],
+        }
+        other.answers["/schemas/ids/1"] = [(200, {"schema": "{}"})]
+        found = opened(server.url, token="${env:P}", properties={"X-Key": "${env:P}"})
+        assert [found.get(1).text, found.get(2).text] == ["{}", "{}"]
+        assert "pw" not in other.headers[0].values()
+        assert server.headers[-1]["X-Key"] == "pw"
 
 
 def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:

@@ -77,10 +77,12 @@ class Program:
         self._kept.append(written)  # `_skips` knows types by their ids
         try:
             root = self._for(written, self._record)
-        except TooLarge:
+        except (TooLarge, RecursionError) as error:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
             self._skips = skips
+            if isinstance(error, RecursionError):
+                raise TooLarge("its types are nested too deep") from None
             raise
         self.ops = np.array(self._rows, np.int64)
         self.places = np.array(self._places or [0], np.int64)
