@@ -29,6 +29,9 @@ from frazil.dev.postgres import EmbeddedPostgres
 from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.errors import FrazilError
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
 from frazil.spark import jars
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
@@ -302,6 +305,11 @@ class DeclaredStream:
 
     def table(self, suffix: str = "") -> Table:
         return load_catalog(None).load_table(f"test.{self.name}{suffix}")
+
+    def outage(self) -> str:
+        """What its writer waits for, as the heartbeat says; nothing if it waits for nothing."""
+        beat = Heartbeat.read(open_exchange(run_folder(self.name)))
+        return (beat and beat.outage) or ""
 
     def has_rows(self, count: int) -> bool:
         """By the newest snapshot's summary, which costs no scan; False while there is no table."""

@@ -19,9 +19,6 @@ from frazil.cli.main import frazil as frazil_command
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.registry import EmbeddedRegistry
 from frazil.errors import EnvironmentUnusable, RegistryUnavailable
-from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
-from frazil.host.heartbeat import Heartbeat
 from frazil.stream import outage
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -117,19 +114,13 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
         assert (raised.value.exit_code, raised.value.restartable) == (28, True)
         with stream.writing() as writer:
             said = f"the schema registry {registry.url} does not answer"
-            eventually(lambda: said in shown_outage(stream))
+            eventually(lambda: said in stream.outage())
             assert writer.runs
             registry.start()
             eventually(lambda: drivers(stream) == ["Ann", "Bob", "Cid", "Dee"])
-            eventually(lambda: not shown_outage(stream))
+            eventually(lambda: not stream.outage())
     finally:
         registry.start()
-
-
-def shown_outage(stream: Any) -> str:
-    """What the writer waits for, as its heartbeat says."""
-    beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
-    return (beat and beat.outage) or ""
 
 
 def test_infer_asks_the_registry_and_its_stream_takes_the_records(

@@ -19,8 +19,6 @@ from frazil.spec.topics import TopicPattern
 from frazil.stream import planner, writer
 from tests.conftest import one_event
 
-from .test_registry import shown_outage
-
 Frazil = Callable[..., Any]
 
 
@@ -123,11 +121,11 @@ def test_a_pattern_that_matches_nothing_waits_and_says_so(
             stream.catch_up()
         assert said in str(raised.value)
         with stream.writing() as running:
-            eventually(lambda: said in shown_outage(stream))
+            eventually(lambda: said in stream.outage())
             assert running.runs
             topics.make("de", range(4))
             eventually(lambda: stream.has_rows(4))
-            eventually(lambda: not shown_outage(stream))
+            eventually(lambda: not stream.outage())
     assert stream.ids() == list(range(4))
 
 
