@@ -115,6 +115,8 @@ class Agent:
         self._status, self._asked_at_s = _UNASKED, float("-inf")
         self._followed = False
         self._number_heard = self._log_shown = 0
+        self._unanswered: str | None = None
+        """Why its last submission had no answer."""
         self._said: str | None = None
         self._killed_at_s = float("-inf")
 
@@ -185,7 +187,7 @@ class Agent:
         """Ask the cluster, less often while the driver tells that it is well."""
         if order.submission is None:
             self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not told the driver's name")
-            self._mirror.unanswered()
+            self._mirror.unanswered(self._unanswered)
             return
         now_s = self._monotonic()
         well = self._told is not None and self._told.exit is None and now_s - self._told_at_s < QUIET_S
@@ -232,6 +234,7 @@ class Agent:
             submission = self._cluster.submit(self._cluster_driver(order))
         except Silent as silent:
             self._ordered_at_s = self._monotonic()
+            self._unanswered = str(silent)
             log.warning("the submission of a driver had no answer: %s", silent)
             return
         log.info("the driver of stream %r is %s", self._prepared.spec.name, submission)

@@ -84,9 +84,10 @@ class Mirror:
         sentence = f"the driver is {submission} in the cluster: {status.reason}"
         self._notices(sentence, waits=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
-    def unanswered(self) -> None:
-        """The cluster has not told the driver's name."""
-        self._notices("the cluster has not answered the submission of the driver yet", waits=True)
+    def unanswered(self, why: str | None) -> None:
+        """The cluster has not told the driver's name; `why`, where this agent knows that."""
+        sentence = "the cluster has not answered the submission of the driver yet"
+        self._notices(f"{sentence}: {why}" if why else sentence, waits=True)
 
     def _notices(self, sentence: str, *, waits: bool) -> None:
         now_ms = clock.now_ms()

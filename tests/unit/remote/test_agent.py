@@ -215,7 +215,12 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
     world.cluster.silent = 1
     world.start()
     first = eventually(world.folder.order)
-    eventually(lambda: (found := world.beat) and any("has not answered the submission" in n for n in found.notices))
+    eventually(
+        lambda: (
+            (found := world.beat)
+            and any("submission of the driver yet: it did not answer in time" in n for n in found.notices)
+        )
+    )
     eventually(lambda: (found := world.folder.order()) and found.submission == "driver-2")
     second = world.folder.order()
     assert second is not None
