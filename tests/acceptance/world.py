@@ -126,6 +126,7 @@ class World:
         """Another stream of the same table, whose events begin where this one's began."""
         parts = (self.folder, self.kafka, self.commands, self.airflow, self.shape)
         made = World(*parts, f"{self.name}_b", self.spark, self.name)
+        made.more = self.more  # streams of one table declare the same evolution
         made.begin()
         self.neighbour = made
         return made

@@ -87,6 +87,12 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
             yield f"{path}: {key}: {mine}, and {beside} has: {its}; declare the same"
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
+        if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
+            yield (
+                f"{path}: evolution: {spec.evolution.mode}, and {beside} has: {first.evolution.mode}; with full, "
+                "records of one stream may make a column optional that the other declares not null, which stops that "
+                "one, so declare it for both or for neither"
+            )
         for clash in list(_clashes(_columns(spec), _columns(first), ()))[:_CLASHES_SHOWN]:
             yield f"{path}: schema.{clash[0]}: {clash[1]}, and {beside} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:

@@ -456,6 +456,10 @@ def test_streams_that_get_in_each_others_way_are_refused(declare: Declare, tmp_p
             {"schema": {"carrier": "string not null", "departed": "timestamptz not null", "gate": "int not null"}},
             r"2\.yaml: schema\.gate: int not null, and the stream in .* has: no such column",
         ),
+        (
+            {"evolution": "full"},
+            r"2\.yaml: evolution: full, and the stream in .* has: off; .* declare it for both or for neither",
+        ),
         ({"complete": "day"}, r"2\.yaml: complete: day, and the stream in .* has: none; declare the same"),
     ],
 )
