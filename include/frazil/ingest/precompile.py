@@ -20,6 +20,7 @@ COMPILED: tuple[PlainFormat, ...] = (
     {"type": "string", "column": "s"},
     {"type": "csv", "columns": ["s", "l"]},
     {"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]}'},
+    {"type": "protobuf", "schema-text": 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'},
 )
 """Formats whose decoders are compiled; each decodes or rejects the record below."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -171,10 +172,27 @@ class AvroFormat(_SchemaFormat):
 
 
 class ProtobufFormat(_SchemaFormat):
-    """A Protobuf message."""
+    """A Protobuf message. A schema is the text of a .proto file, or a descriptor: as `protoc --include_imports
+    --descriptor_set_out` writes it to a file, and in base64 as a text.
+    """
 
     type: Literal["protobuf"] = "protobuf"
-    message: str | None = Field(default=None, description="The full name of the message, where a file has several.")
+    message: str | None = Field(
+        default=None,
+        description="The full name of the message, where a declared schema has several. With a registry, records say "
+        "it themselves.",
+    )
+    framing: Literal["none", "confluent"] = Field(
+        default="none",
+        description="With a declared schema: `confluent` if a zero byte, a schema id and message indexes come before "
+        "each message nevertheless; they are skipped.",
+    )
+
+    @model_validator(mode="after")
+    def _says_its_message_once(self) -> Self:
+        if self.registry is not None and (self.message is not None or self.framing != "none"):
+            raise ValueError("has message or framing beside a registry, where each record says its message; remove it")
+        return self
 
 
 ValueFormat = JsonFormat | StringFormat | BytesFormat | CsvFormat | AvroFormat | ProtobufFormat
@@ -224,18 +242,20 @@ def carried_format(value: ValueFormat) -> str | dict[str, Any]:
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))
-    if isinstance(value, AvroFormat) and value.schema_file is not None:
+    if isinstance(value, AvroFormat | ProtobufFormat) and value.schema_file is not None:
         return plain_format(value.model_copy(update={"schema_file": None, "schema_text": schema_of(value)}))
     return plain_format(value)
 
 
-def schema_of(value: AvroFormat) -> str:
-    """The text of the declared schema. Raises SpecError."""
+def schema_of(value: AvroFormat | ProtobufFormat) -> str:
+    """The text of the declared schema; in base64 if its file is a descriptor. Raises SpecError."""
     if value.schema_text is not None:
         return value.schema_text
     path = value.schema_path
     assert path is not None
     try:
+        if isinstance(value, ProtobufFormat) and path.suffix != ".proto":
+            return base64.b64encode(path.read_bytes()).decode()
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:
         raise SpecError(f"source.format.schema-file: {path} cannot be read: {error}") from None

@@ -16,7 +16,7 @@ from frazil.spec.units import format_duration
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
-NAMED_FIELDS = frozenset({"json", "avro"})
+NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
 """Formats that can say which fields a record has beyond the schema."""
 
 

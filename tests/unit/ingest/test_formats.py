@@ -6,23 +6,17 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import CHECKS, FORMATS, check_supported, decoder
+from frazil.ingest.formats import CHECKS, FORMATS, decoder
 from frazil.spec.formats import FORMATS as DECLARED
-from frazil.spec.formats import ProtobufFormat, format_of, plain_format
+from frazil.spec.formats import format_of, plain_format
 
 SCHEMA = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
 FRAMED = {"type": "json", "framing": "confluent"}
 
 
 def test_every_decoder_is_of_a_format_that_can_be_declared_and_checked() -> None:
-    assert set(FORMATS) == set(CHECKS) <= set(DECLARED)
-
-
-def test_a_format_without_a_decoder_is_refused_at_start() -> None:
-    with pytest.raises(SpecError, match="does not decode 'protobuf' yet"):
-        check_supported(SCHEMA, ProtobufFormat(schema_file="x.proto"))
+    assert set(FORMATS) == set(CHECKS) == set(DECLARED)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +27,7 @@ def test_a_format_without_a_decoder_is_refused_at_start() -> None:
         "string",
         {"type": "csv", "delimiter": ";", "quote": None},
         {"type": "avro", "registry": {"url": "http://r", "timeout": "3s"}},
+        {"type": "protobuf", "schema-text": "message M {}", "message": "M", "framing": "confluent"},
     ],
 )
 def test_a_format_crosses_to_executors_as_plain_values(plain: object) -> None:

@@ -23,6 +23,7 @@ from frazil.spec.formats import (
     BytesFormat,
     CsvFormat,
     JsonFormat,
+    ProtobufFormat,
     StringFormat,
     ValueFormat,
     format_of,
@@ -69,7 +70,24 @@ def _avro(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Dec
     return AvroDecoder(schema, units, registry(declared.registry, os.environ))
 
 
-FORMATS: Mapping[str, DecoderMaker] = {"json": _json, "string": _whole, "bytes": _whole, "csv": _csv, "avro": _avro}
+def _protobuf(declared: ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+    from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder  # noqa: PLC0415 - as above
+    from frazil.registry.client import SchemaText, registry  # noqa: PLC0415 - as above
+
+    if declared.registry is not None:
+        return ProtobufDecoder(schema, units, registry(declared.registry, os.environ))
+    written = SchemaText("PROTOBUF", schema_of(declared))
+    return ProtobufDecoder(schema, units, written, declared.message, framed=declared.framing == "confluent")
+
+
+FORMATS: Mapping[str, DecoderMaker] = {
+    "json": _json,
+    "string": _whole,
+    "bytes": _whole,
+    "csv": _csv,
+    "avro": _avro,
+    "protobuf": _protobuf,
+}
 
 CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "json": json_types.check_supported,
@@ -77,6 +95,7 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "bytes": lambda _: None,
     "csv": json_types.check_supported,
     "avro": lambda schema: json_types.check_supported(schema, "avro"),
+    "protobuf": lambda schema: json_types.check_supported(schema, "protobuf"),
 }
 """Each raises SpecError for a column that its format cannot fill."""
 
@@ -129,6 +148,13 @@ def check_supported(schema: Schema, declared: ValueFormat) -> None:
             parsed(schema_of(declared))
         except UnreadableSchema as error:
             raise SpecError(f"source.format: the declared schema is no schema of Avro: {error}") from None
+    if isinstance(declared, ProtobufFormat) and declared.registry is None:
+        from frazil.ingest.formats.protobuf import schema as protobuf  # noqa: PLC0415 - who has no Protobuf loads none
+
+        try:
+            protobuf.message_of(schema_of(declared), (), declared.message)
+        except protobuf.UnreadableSchema as error:
+            raise SpecError(f"source.format: the declared schema cannot be read: {error}") from None
 
 
 def _parsed(plain: PlainFormat) -> ValueFormat:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
 
 from frazil.ingest.binary_arrays import fixed, read_only
 from frazil.ingest.binary_column import NULL, BinaryColumn
@@ -30,7 +32,7 @@ from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 MAX_DEPTH = 500
 FRAME_BYTES = 5
 """A zero byte, and the schema's id, its highest byte first."""
-_FILE = 0
+DECLARED = 0
 """The id of the declared schema."""
 _SLOTS = 1024
 _ASKED = 1000
@@ -40,24 +42,32 @@ _ASKED = 1000
 class AvroDecoder:
     """Decodes chunks to tables of one schema."""
 
+    _read_records = staticmethod(read_records)
+    _frame_words = 3
+    _name = "avro"
+    _max_depth = MAX_DEPTH
+
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
         """`schemas` gives the schema by the id before each record, or is the one of all records, which have no id.
 
         Raises SpecError when Avro cannot fill a column's type.
         """
         struct = schema.as_struct()
-        check_supported(struct, "avro")
+        check_supported(struct, self._name)
         self._columns = Columns(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
-        self._program = Program(struct, self._columns, units)
+        self._program: Any = self._made_program(struct, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
         self._struct = struct
         self._widening: bool | None = None
         self._beyond: dict[int, Sightings] = {}
         self._sighted: list[Sightings] = []
-        self._frames = np.zeros((MAX_DEPTH, 3), np.int64)
+        self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
         self._slots = np.zeros(_SLOTS, np.int64)
         self._seed = secrets.randbits(62) | 1  # whoever writes keys cannot know it, and make them slow to compare
+
+    def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
+        return Program(struct, self._columns, units)
 
     def sight(self, *, widening: bool) -> None:
         self._widening = widening
@@ -87,7 +97,7 @@ class AvroDecoder:
         data, starts, lengths = fixed(values)
         roots, read = read_only(roots), 0
         while True:
-            read, lacking = read_records(
+            read, lacking = self._read_records(
                 data,
                 starts,
                 lengths,
@@ -118,16 +128,16 @@ class AvroDecoder:
         there = values.lengths > 0
         for i in np.flatnonzero(~there).tolist():
             tombstone = values.lengths[i] == NULL
-            rejections[i] = ("Tombstone", "the message has no value") if tombstone else _EMPTY
+            rejections[i] = ("Tombstone", "the message has no value") if tombstone else EMPTY
         if isinstance(self._schemas, SchemaText):
-            self._enter(roots, np.flatnonzero(there), _FILE, rejections)
+            self._enter(roots, np.flatnonzero(there), DECLARED, rejections)
             return roots, values
         framed = values.lengths >= FRAME_BYTES
         framed[framed] = values.data[values.starts[framed]] == 0
         for i in np.flatnonzero(there & ~framed).tolist():
-            rejections[i] = ("NotFramed", _instead(values[i] or b""))
+            rejections[i] = ("NotFramed", instead(values[i] or b"", self._name))
         places = np.flatnonzero(framed)
-        ids = _ids(values.data, values.starts[places])
+        ids = schema_ids(values.data, values.starts[places])
         if len(ids) and (ids == ids[0]).all():
             self._enter(roots, places, int(ids[0]), rejections)
         else:
@@ -137,15 +147,18 @@ class AvroDecoder:
 
     def _enter_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
         """Enter the records of each id. Bytes of something else may look like very many ids."""
-        assert not isinstance(self._schemas, SchemaText)
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
         for at in range(0, len(distinct), _ASKED):
             some = distinct[at : at + _ASKED].tolist()
-            self._schemas.ask([schema_id for schema_id in some if schema_id not in self._roots])
+            self._ask([schema_id for schema_id in some if schema_id not in self._roots])
             for schema_id, group in zip(some, groups[at : at + _ASKED], strict=True):
                 self._enter(roots, group, schema_id, rejections)
+
+    def _ask(self, schema_ids: list[int]) -> None:
+        assert not isinstance(self._schemas, SchemaText)
+        self._schemas.ask(schema_ids)
 
     def _enter(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
         if schema_id not in self._roots:
@@ -172,7 +185,7 @@ class AvroDecoder:
             return "UnreadableSchema", f"{what} is of type {found.type}, and source.format is avro"
         try:
             written = parsed(found.text, [text for _, text in found.references])
-            root = self._program.add(written)
+            root: int = self._program.add(written)
         except UnreadableSchema as error:
             return "UnreadableSchema", f"{what} is no schema of Avro: {error}"
         except TooLarge as error:
@@ -183,25 +196,26 @@ class AvroDecoder:
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == op.UNFIT:
-            return self._program.unfit(place)
+            unfit: Fault = self._program.unfit(place)
+            return unfit
         error_class, text = op.SAID[wrong]
         path = self._program.path(place)
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
 
-_EMPTY: Fault = ("Empty", "the message's value is empty")
+EMPTY: Fault = ("Empty", "the message's value is empty")
 
 
-def _ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
+def schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
     found = np.zeros(len(starts), np.int64)
     for i in range(1, FRAME_BYTES):
         found = found << 8 | data[starts + i]
     return found.astype(np.int32).astype(np.int64)
 
 
-def _instead(value: bytes) -> str:
+def instead(value: bytes, name: str) -> str:
     what = "is JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
     return (
-        f"the value {what}, and source.format is avro with a registry: write it with the serializer of the registry, "
+        f"the value {what}, and source.format is {name} with schema ids: write it with the serializer of the registry, "
         "or declare another format"
     )

@@ -1,0 +1,1 @@
+"""Protobuf messages, by the schema that they were written with."""

@@ -1,0 +1,90 @@
+"""Sights what a written message has beyond a table's columns: new fields, and columns that would be wider. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS
+from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, StructOf
+
+_F = FieldDescriptor
+_PLAIN = {
+    _F.TYPE_BOOL: "boolean",
+    _F.TYPE_FLOAT: "float",
+    _F.TYPE_DOUBLE: "double",
+    _F.TYPE_STRING: "string",
+    _F.TYPE_BYTES: "binary",
+    _F.TYPE_ENUM: "string",
+    _F.TYPE_UINT64: "decimal(20, 0)",
+    _F.TYPE_FIXED64: "decimal(20, 0)",
+    **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_SFIXED32), "int"),
+    **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64, _F.TYPE_UINT32, _F.TYPE_FIXED32), "long"),
+}
+_MOST_PARTS = 10_000
+"""Of a new column's type."""
+
+
+def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> Sightings:
+    """What records of a message may have that a table lacks. The descriptor says it, whatever values they have."""
+    found = list(_beyond(written, struct, ()))
+    new = {path: seen for path, seen, _ in found if seen is not None}
+    return Sightings(new, {path: kind for path, _, kind in found if kind} if widening else {})
+
+
+def _beyond(written: Descriptor, struct: iceberg.StructType, path: Path) -> Iterator[tuple[Path, Seen, str]]:
+    columns = {one.name: one.field_type for one in struct.fields}
+    for one in written.fields:
+        here = (*path, one.name)
+        if one.name not in columns:
+            yield here, seen_type(one), ""
+            continue
+        kind, part = columns[one.name], one
+        if one.is_repeated and isinstance(kind, iceberg.ListType):
+            kind, here = kind.element_type, (*here, "element")
+        elif one.is_repeated and isinstance(kind, iceberg.MapType):
+            kind, here = kind.value_type, (*here, "value")
+            part = one.message_type.fields_by_name["value"]
+        if part.message_type is not None and isinstance(kind, iceberg.StructType):
+            yield from _beyond(part.message_type, kind, here)
+        elif isinstance(kind, iceberg.IntegerType) and _PLAIN.get(part.type) == "long":
+            yield here, None, "long"
+        elif isinstance(kind, iceberg.FloatType) and part.type == _F.TYPE_DOUBLE:
+            yield here, None, "double"
+
+
+def seen_type(written: FieldDescriptor) -> Seen:
+    """The type of a column for values of a field; MIXED if a column can hold only some, or no values."""
+    return _Unfolding().field(written, ())
+
+
+class _Unfolding:
+    """Types that are named again and again may have exponentially many parts."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+
+    def field(self, written: FieldDescriptor, inside: tuple[str, ...]) -> Seen:
+        self._parts += 1
+        if self._parts > _MOST_PARTS or len(inside) > DEEPEST:
+            return MIXED
+        if not written.is_repeated:
+            return self._single(written, inside)
+        entry = written.message_type
+        if entry is not None and entry.GetOptions().map_entry and entry.fields_by_name["key"].type == _F.TYPE_STRING:
+            return MapOf(self.field(entry.fields_by_name["value"], inside))
+        return ListOf(self._single(written, inside))
+
+    def _single(self, written: FieldDescriptor, inside: tuple[str, ...]) -> Seen:
+        message = written.message_type
+        if message is None:
+            return _PLAIN[written.type]
+        if message.full_name == TIMESTAMP:
+            return "timestamptz"
+        if message.full_name in WRAPPERS:
+            return _PLAIN[message.fields[0].type]
+        if message.full_name in inside or written.type == _F.TYPE_GROUP or not message.fields:
+            return MIXED
+        return StructOf({one.name: self.field(one, (*inside, message.full_name)) for one in message.fields})

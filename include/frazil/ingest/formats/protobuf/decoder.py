@@ -1,0 +1,134 @@
+"""Decodes Protobuf records to Arrow, each by the schema that it was written with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
+
+from frazil.ingest.binary_arrays import fixed
+from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.formats.avro.decoder import DECLARED, EMPTY, FRAME_BYTES, AvroDecoder, instead, schema_ids
+from frazil.ingest.formats.avro.program import Fault
+from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.protobuf import operations as op
+from frazil.ingest.formats.protobuf.beyond import beyond_message
+from frazil.ingest.formats.protobuf.loop import message_indexes, read_records
+from frazil.ingest.formats.protobuf.program import Program, TooLarge
+from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, message_of
+from frazil.registry.client import Schemas, SchemaText, UnknownSchema
+
+_INDEXES = 32
+"""A record's key: its schema's id, and this many bits of message indexes as they are written."""
+
+
+class ProtobufDecoder(AvroDecoder):
+    """Decodes chunks to tables of one schema: what differs from Avro is how a record says its type, and the loop."""
+
+    _read_records = staticmethod(read_records)
+    _frame_words = 5
+    _max_depth = 100
+    """As in other readers of Protobuf."""
+    _name = "protobuf"
+
+    def __init__(
+        self,
+        schema: Schema,
+        units: Mapping[int, str],
+        schemas: Schemas | SchemaText,
+        message: str | None = None,
+        *,
+        framed: bool = True,
+    ) -> None:
+        """`schemas` is as for Avro. `message` is the declared schema's, whose records are `framed` or not.
+
+        Raises SpecError when Protobuf cannot fill a column's type.
+        """
+        super().__init__(schema, units, schemas)
+        self._message = message
+        self._framed = framed or not isinstance(schemas, SchemaText)
+
+    def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
+        return Program(struct, self._columns, units)
+
+    def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
+        roots = np.full(len(values), -1, np.int64)
+        for i in np.flatnonzero(values.lengths == NULL).tolist():
+            rejections[i] = ("Tombstone", "the message has no value")
+        if not self._framed:  # a message without fields has no bytes
+            self._enter(roots, np.flatnonzero(values.lengths != NULL), DECLARED, rejections)
+            return roots, values
+        for i in np.flatnonzero(values.lengths == 0).tolist():
+            rejections[i] = EMPTY
+        framed = values.lengths > FRAME_BYTES
+        framed[framed] = values.data[values.starts[framed]] == 0
+        for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
+            rejections[i] = ("NotFramed", instead(values[i] or b"", self._name))
+        places = np.flatnonzero(framed)
+        indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
+        message_indexes(*fixed(values.take(places)), indexes, sizes)
+        for i in places[sizes < 0].tolist():
+            rejections[i] = ("InvalidProtobuf", "no message indexes, or more than three, come before the message")
+        places, indexes, sizes = places[sizes >= 0], indexes[sizes >= 0], sizes[sizes >= 0]
+        if isinstance(self._schemas, SchemaText):
+            self._enter(roots, places, DECLARED, rejections)
+        else:
+            keys = schema_ids(values.data, values.starts[places]) << _INDEXES | indexes
+            if len(keys) and (keys == keys[0]).all():
+                self._enter(roots, places, int(keys[0]), rejections)
+            else:
+                self._enter_each(roots, places, keys, rejections)
+        starts, lengths = values.starts.copy(), values.lengths.copy()
+        starts[places] += FRAME_BYTES + sizes
+        lengths[places] -= FRAME_BYTES + sizes
+        return roots, BinaryColumn(values.data, starts, lengths)
+
+    def _ask(self, schema_ids: list[int]) -> None:
+        super()._ask(sorted({key >> _INDEXES for key in schema_ids}))
+
+    def _root(self, schema_id: int) -> int | Fault:
+        if isinstance(self._schemas, SchemaText):
+            found, what = self._schemas, "the declared schema"
+        else:
+            what = f"the schema of id {schema_id >> _INDEXES}"
+            try:
+                found = self._schemas.get(schema_id >> _INDEXES)
+            except UnknownSchema as error:
+                return "UnknownSchema", str(error)
+        if found.type != "PROTOBUF":
+            return "UnreadableSchema", f"{what} is of type {found.type}, and source.format is protobuf"
+        try:
+            if isinstance(self._schemas, SchemaText):
+                written = message_of(found.text, found.references, self._message)
+            else:
+                written = message_at(found.text, found.references, indexes_of(schema_id & 2**_INDEXES - 1))
+            root = self._program.add(written)
+        except UnreadableSchema as error:
+            return "UnreadableSchema", f"{what} cannot be read: {error}"
+        except TooLarge as error:
+            return "UnreadableSchema", f"{what} is too large: {error}"
+        if self._widening is not None and isinstance(root, int):
+            self._beyond[schema_id] = beyond_message(written, self._struct, widening=self._widening)
+        return root  # type: ignore[no-any-return]
+
+    def _fault(self, wrong: int, place: int, byte: int) -> Fault:
+        if wrong == op.UNFIT:
+            return self._program.unfit(place)  # type: ignore[no-any-return]
+        error_class, text = op.SAID[wrong]
+        path = self._program.path(place)
+        return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
+
+
+def indexes_of(packed: int) -> Sequence[int]:
+    """Message indexes from their bytes: zigzag varints, the first one how many there are; 0 is the first message."""
+    numbers, value, shift = [], 0, 0
+    for octet in packed.to_bytes(4, "big"):
+        value |= (octet & 127) << shift
+        shift += 7
+        if octet < 128:
+            numbers.append((value >> 1) ^ -(value & 1))
+            value = shift = 0
+    return numbers[1 : 1 + numbers[0]] or [0]

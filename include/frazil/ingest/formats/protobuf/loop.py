@@ -1,0 +1,628 @@
+"""Compiled: reads Protobuf messages into columns, each as a whole or not at all.
+
+One loop, compiled once, reads messages of any schemas: the table of operations drives it. A length is only trusted when
+the record has the bytes for it, and what a message's absent fields write is bounded by the record's bytes. Where values
+go is in `json.words`. A field that comes again replaces the value before it, or continues its message or list: columns
+of a message share its entry, so that this needs nothing of its own.
+"""
+
+# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from frazil.ingest.compiled import load32, load64
+from frazil.ingest.formats.avro.loop import FULL, NOT_READ, is_utf8, repeats, uuid_of_text
+from frazil.ingest.formats.json.nodes import (
+    AFTER,
+    BASE,
+    BINARY,
+    DECIMAL,
+    DOMAIN,
+    FIXED,
+    FLAG,
+    INNER,
+    KIND,
+    LIST,
+    MAP,
+    STRING,
+    STRUCT,
+    UUID,
+    Numbers,
+)
+from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
+from frazil.ingest.formats.json.numbers import times_ten
+from frazil.ingest.formats.json.rows import set_null
+from frazil.ingest.formats.json.scan import Octets, loop
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
+from frazil.ingest.formats.protobuf.operations import (
+    BEGIN,
+    BEGUN,
+    BITS,
+    BLOB,
+    BOOLEAN,
+    BYTES_AS_FIXED,
+    CELLS,
+    CLOSED,
+    COUNT,
+    DOUBLE,
+    EIGHT_BYTES,
+    ENDS_EARLY,
+    FACTOR,
+    FIELDS,
+    FLOAT,
+    FOUR_BYTES,
+    GROUP,
+    GROUP_END,
+    INT32,
+    INTEGER,
+    INTEGER_AS_DECIMAL,
+    INTEGER_AS_FLOAT,
+    INVALID_UTF8,
+    KNOWN,
+    LEAST,
+    LIMIT_HIGH,
+    LIMIT_LOW,
+    LONG_VARINT,
+    MAP_ENTRY,
+    MAPPED,
+    MAPS,
+    MESSAGE,
+    MISSING,
+    MOST,
+    NEEDED,
+    NEEDS,
+    NO_FIELD,
+    NO_GROUP,
+    NO_SYMBOL,
+    NO_TIMESTAMP,
+    NO_UUID,
+    NO_WIRE_TYPE,
+    NODE,
+    NOT_HELD,
+    OPERATION,
+    OTHER,
+    OTHER_LENGTH,
+    OTHERS,
+    OUTER,
+    REFUSED,
+    REPEATED_KEY,
+    SHAPE,
+    SINGLE,
+    SINT32,
+    SINT64,
+    SIZE,
+    SKIP,
+    SOUND,
+    SYMBOLS,
+    TENS,
+    TEXT,
+    TEXT_AS_UUID,
+    TIMESTAMP,
+    TOO_DEEP,
+    TOO_MANY,
+    UINT32,
+    UINT64,
+    UNFIT,
+    VARINT,
+    WIRE,
+)
+
+FREE_CELLS, CELLS_OF_BYTE = 65_536, 32
+"""How many values of absent fields a record may write, and how many more for each of its bytes."""
+
+_0, _1 = np.uint64(0), np.uint64(1)
+_MOST_TAG = 2**32 - 1
+_LEAST_SECOND, _MOST_SECOND = -62_135_596_800, 253_402_300_799
+
+
+@loop
+def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
+    """Where a number ends, and its bits; instead of the end, what is wrong, negative."""
+    if p >= end:
+        return -ENDS_EARLY, 0
+    c = np.int64(b[p])
+    if c < 128:
+        return p + 1, c
+    value = np.uint64(c & 127)
+    for k in range(1, 10):
+        if p + k >= end:
+            return -ENDS_EARLY, 0
+        c = np.int64(b[p + k])
+        value |= np.uint64(c & 127) << np.uint64(7 * k)
+        if c < 128:
+            if k == 9 and c > 1:
+                return -LONG_VARINT, 0
+            return p + k + 1, np.int64(value)
+    return -LONG_VARINT, 0
+
+
+@loop
+def span(b: Octets, p: int, end: int) -> tuple[int, int]:
+    """Where bytes with their length before them begin, and how many they are; instead, what is wrong, negative."""
+    p, length = varint(b, p, end)
+    if p < 0:
+        return p, 0
+    if length < 0 or length > end - p:
+        return -ENDS_EARLY, 0
+    return p, length
+
+
+@loop
+def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
+    p, tag = varint(b, p, end)
+    if p >= 0 and (tag < 8 or tag > _MOST_TAG):
+        return -NO_FIELD, 0
+    return p, tag
+
+
+@loop
+def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
+    """The end of a value behind its tag, or what is wrong, negative. Groups are passed over with all inside them."""
+    wire, outer = tag & 7, depth
+    while True:
+        if wire == VARINT:
+            p, _ = varint(b, p, end)
+        elif wire == BLOB:
+            p, length = span(b, p, end)
+            if p >= 0:
+                p += length
+        elif wire == EIGHT_BYTES or wire == FOUR_BYTES:
+            p += 8 if wire == EIGHT_BYTES else 4
+            if p > end:
+                return -ENDS_EARLY
+        elif wire == GROUP:
+            if depth == len(frames):
+                return -TOO_DEEP
+            frames[depth, 4] = tag >> 3
+            depth += 1
+        elif wire == GROUP_END:
+            if depth == outer or frames[depth - 1, 4] != tag >> 3:
+                return -NO_GROUP
+            depth -= 1
+        else:
+            return -NO_WIRE_TYPE
+        if p < 0 or depth == outer:
+            return p
+        p, tag = tag_at(b, p, end)
+        if p < 0:
+            return p
+        wire = tag & 7
+
+
+@loop
+def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
+    """The row of `width` places that begins with a number, of rows in the numbers' order; -1 if there is none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        if places[first + width * middle] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < count and places[first + width * low] == number else -1
+
+
+@loop
+def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
+    """Write null at the last entry of a node, and take back the elements that it has at any depth."""
+    for k in range(node, nodes[node, AFTER]):
+        if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
+            at = e if nodes[k, DOMAIN] == nodes[node, DOMAIN] else domains[nodes[k, DOMAIN], USED]
+            domains[nodes[k, INNER], USED] = words[nodes[k, BASE] + at - 1] if at else 0
+    set_null(node, e, nodes, words, valid, domains)
+
+
+@loop
+def begun(
+    op: int,
+    e: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
+) -> None:
+    """Write what a message without fields is."""
+    at = ops[op, BEGIN]
+    for _ in range(ops[op, BEGUN]):
+        node = places[at]
+        if places[at + 1] == 0:
+            set_null(node, e, nodes, words, valid, domains)
+        else:
+            kind, base = nodes[node, KIND], nodes[node, BASE]
+            valid[nodes[node, FLAG] + e] = 1
+            if kind == LIST or kind == MAP:
+                words[base + e] = domains[nodes[node, INNER], USED]
+            elif kind == STRING or kind == BINARY or kind == FIXED or kind == DECIMAL or kind == UUID:
+                words[base + 2 * e] = places[at + 2]
+                words[base + 2 * e + 1] = places[at + 3]
+            elif kind != STRUCT:
+                words[base + e] = places[at + 2]
+        at += 4
+
+
+@loop
+def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+    """Write the words of a decimal whose amount is this, at the column's scale. Returns what is wrong."""
+    limit, high = np.uint64(ops[op, LIMIT_HIGH]), _0
+    if limit == _0 and low >= np.uint64(ops[op, LIMIT_LOW]):
+        return NOT_HELD
+    for _ in range(ops[op, TENS]):
+        high, low = times_ten(high, low, _0)
+    if negative:
+        high, low = ~high + (_1 if low == _0 else _0), ~low + _1
+    words[at] = np.int64(low)
+    words[at + 1] = np.int64(high)
+    return SOUND
+
+
+@loop
+def timestamp_of(
+    b: Octets,
+    p: int,
+    end: int,
+    node: int,
+    e: int,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    frames: Numbers,
+) -> int:
+    """Read a google.protobuf.Timestamp. Returns SOUND, or what is wrong."""
+    seconds, nanos = np.int64(0), np.int64(0)
+    at = nodes[node, BASE] + e
+    if valid[nodes[node, FLAG] + e]:  # it goes on
+        seconds = words[at] // 1_000_000
+        nanos = (words[at] - seconds * 1_000_000) * 1000
+    while p < end:
+        p, tag = tag_at(b, p, end)
+        if p < 0:
+            return -p
+        if tag == 8 or tag == 16:
+            p, value = varint(b, p, end)
+            if p < 0:
+                return -p
+            if tag == 8:
+                seconds = np.int64(value)
+            else:
+                nanos = np.int64(np.int32(value))
+        else:
+            p = skipped(b, p, end, tag, frames, 0)
+            if p < 0:
+                return -p
+    if not (0 <= nanos < 1_000_000_000 and _LEAST_SECOND <= seconds <= _MOST_SECOND):
+        return NO_TIMESTAMP
+    words[at] = seconds * 1_000_000 + nanos // 1000
+    valid[nodes[node, FLAG] + e] = 1
+    return SOUND
+
+
+@loop
+def integer(value: Any, bits: int) -> Any:
+    """What a varint's bits are as a type of integers; UINT64 beyond 2^63 - 1 is negative."""
+    if bits == INT32:
+        return np.int64(np.int32(value))
+    if bits == UINT32:
+        return value & 0xFFFFFFFF
+    if bits == SINT32:
+        value &= 0xFFFFFFFF
+        return np.int64(np.int32((value >> 1) ^ -(value & 1)))
+    if bits == SINT64:
+        return np.int64(np.uint64(value) >> _1) ^ -(value & 1)
+    return value
+
+
+@loop
+def value_of(
+    b: Octets,
+    p: int,
+    end: int,
+    op: int,
+    e: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    frames: Numbers,
+) -> int:
+    """Read a value that has none inside, into entry e of its node. Returns its end, or what is wrong, negative."""
+    kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
+    flag, at = nodes[node, FLAG] + e, nodes[node, BASE] + e
+    if wire == BLOB:
+        p, length = span(b, p, end)
+        if p < 0:
+            return p
+        if kind == TIMESTAMP:
+            wrong = timestamp_of(b, p, p + length, node, e, nodes, words, valid, frames)
+            return p + length if wrong == SOUND else -wrong
+        valid[flag] = 1
+        if kind == TEXT_AS_UUID:
+            return p + length if uuid_of_text(b, p, p + length, at + e, words) else -NO_UUID
+        if kind == TEXT and not is_utf8(b, p, p + length):
+            return -INVALID_UTF8
+        if kind == BYTES_AS_FIXED and length != ops[op, SIZE]:
+            return -OTHER_LENGTH
+        words[at + e] = p
+        words[at + e + 1] = length
+        return p + length
+    if wire == VARINT:
+        p, value = varint(b, p, end)
+        if p < 0:
+            return p
+    elif wire == EIGHT_BYTES:
+        if end - p < 8:
+            return -ENDS_EARLY
+        value = load64(np.int64(b.ctypes.data) + p)
+        p += 8
+    else:
+        if end - p < 4:
+            return -ENDS_EARLY
+        value = np.int64(load32(np.int64(b.ctypes.data) + p))
+        p += 4
+    valid[flag] = 1
+    if kind == DOUBLE:
+        if nodes[node, KIND] == FLOAT_NODE:
+            number = np.int64(value).view(np.float64)
+            if np.isinf(np.float32(number)) and not np.isinf(number):
+                return -NOT_HELD
+        words[at] = value
+        return p
+    if kind == FLOAT:
+        words[at] = np.float64(np.int32(value).view(np.float32)).view(np.int64)
+        return p
+    if kind == BOOLEAN:
+        words[at] = 1 if value != 0 else 0
+        return p
+    bits = ops[op, BITS]
+    value = integer(value, bits)
+    if kind == INTEGER:
+        if (bits == UINT64 and value < 0) or not ops[op, LEAST] <= value <= ops[op, MOST]:
+            return -NOT_HELD
+        factor = ops[op, FACTOR]
+        if factor < 0:
+            words[at] = value // -factor
+        else:
+            words[at] = value * factor
+        return p
+    if kind == INTEGER_AS_FLOAT:
+        if bits == UINT64:
+            words[at] = np.float64(np.uint64(value)).view(np.int64)
+        else:
+            words[at] = np.float64(value).view(np.int64)
+        return p
+    if kind == INTEGER_AS_DECIMAL:
+        negative = bits != UINT64 and value < 0
+        amount = _0 - np.uint64(value) if negative else np.uint64(value)
+        wrong = scaled(negative, amount, op, ops, at + e, words)
+        return p if wrong == SOUND else -wrong
+    # SYMBOL
+    found = place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, value)
+    if found < 0:
+        return -NO_SYMBOL
+    words[at + e] = -1 - places[ops[op, SYMBOLS] + 3 * found + 1]
+    words[at + e + 1] = places[ops[op, SYMBOLS] + 3 * found + 2]
+    return p
+
+
+@loop
+def is_unknown(b: Octets, p: int, end: int, op: int, ops: Numbers, places: Numbers) -> bool:
+    """Whether a closed enum lacks the number that stands here."""
+    after, value = varint(b, p, end)
+    return after >= 0 and place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
+
+
+@loop
+def ended(
+    op: int,
+    e: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
+    slots: Numbers,
+    seed: int,
+    b: Octets,
+) -> int:
+    """What is wrong with a message whose fields were all read, or FULL and more."""
+    for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
+        if not valid[nodes[places[k], FLAG] + e]:
+            return MISSING
+    for k in range(ops[op, MAPS], ops[op, MAPS] + ops[op, MAPPED]):
+        node = places[k]
+        to = nodes[node, BASE] + e
+        first = words[to - 1] if e else 0
+        if words[to] - first > 1:
+            if 4 * (words[to] - first) > len(slots):
+                return FULL + len(domains)
+            if repeats(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
+                return REPEATED_KEY
+    return SOUND
+
+
+@loop
+def read_record(
+    b: Octets,
+    p: int,
+    end: int,
+    root: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
+    frames: Numbers,
+    slots: Numbers,
+    seed: int,
+) -> tuple[int, int, int]:
+    """Read one record. Returns what is wrong, or FULL + d, with the operation and the position that it is wrong at."""
+    message, depth, e, next_ = root, 0, domains[0, USED], 0
+    cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
+    valid[nodes[0, FLAG] + e] = 1
+    begun(root, e, ops, places, nodes, words, valid, domains)
+    while True:
+        if p == end:
+            wrong = ended(message, e, ops, places, nodes, words, valid, domains, slots, seed, b)
+            if wrong != SOUND or depth == 0:
+                return wrong, message, p
+            depth -= 1
+            message, e, end, next_ = frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3]
+            continue
+        start = p
+        p, tag = tag_at(b, p, end)
+        if p < 0:
+            return -p, message, start
+        number, wire = tag >> 3, tag & 7
+        # Writers write fields in the order of their numbers.
+        first, count = ops[message, FIELDS], ops[message, COUNT]
+        if next_ >= count or places[first + 2 * next_] != number:
+            next_ = place_of(places, first, count, 2, number)
+        if next_ < 0:
+            next_ = 0
+            p = skipped(b, p, end, tag, frames, depth)
+            if p < 0:
+                return -p, message, start
+            continue
+        op = places[first + 2 * next_ + 1]
+        shape, kind, expected = ops[op, SHAPE], ops[op, OPERATION], ops[op, WIRE]
+        if shape == SINGLE:
+            next_ += 1
+        packed = shape != SINGLE and wire == BLOB and expected != BLOB
+        if wire != expected and not packed:  # as good as unknown
+            p = skipped(b, p, end, tag, frames, depth)
+            if p < 0:
+                return -p, message, start
+            continue
+        if ops[op, CLOSED] and not packed and is_unknown(b, p, end, op, ops, places):
+            p = skipped(b, p, end, tag, frames, depth)
+            continue
+        if ops[op, OTHER]:
+            for k in range(ops[op, OTHERS], ops[op, OTHERS] + ops[op, OTHER]):
+                if valid[nodes[places[k], FLAG] + e]:
+                    forget(places[k], e, nodes, words, valid, domains)
+        if kind == SKIP:
+            p = skipped(b, p, end, tag, frames, depth)
+            if p < 0:
+                return -p, message, start
+            continue
+        if kind == REFUSED:
+            return UNFIT, op, start
+        node, outer = ops[op, NODE], ops[op, OUTER]
+        stop = end
+        if packed:
+            after, length = span(b, p, end)
+            if after < 0:
+                return -after, op, start
+            p = after
+            stop = p + length
+        while not packed or p < stop:
+            entry = e
+            if shape != SINGLE:
+                if packed and ops[op, CLOSED] and is_unknown(b, p, stop, op, ops, places):
+                    p, _ = varint(b, p, stop)
+                    continue
+                inner = nodes[outer, INNER]
+                entry = domains[inner, USED]
+                if entry >= domains[inner, ROOM]:
+                    return FULL + inner, op, start
+                domains[inner, USED] = entry + 1
+                words[nodes[outer, BASE] + e] = entry + 1
+                valid[nodes[node, FLAG] + entry] = 0
+            if kind == MESSAGE:
+                after, length = span(b, p, end)
+                if after < 0:
+                    return -after, op, start
+                if depth == len(frames) - 1:
+                    return TOO_DEEP, op, start
+                p = after
+                frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3] = message, e, end, next_
+                depth += 1
+                there = nodes[node, FLAG] + entry
+                if shape == MAP_ENTRY or not valid[there]:
+                    cells -= ops[op, CELLS]
+                    if cells < 0:
+                        return TOO_MANY, op, start
+                    valid[there] = 1
+                    begun(op, entry, ops, places, nodes, words, valid, domains)
+                message, e, end, next_ = op, entry, p + length, 0
+                break
+            after = value_of(b, p, stop, op, entry, ops, places, nodes, words, valid, frames)
+            if after < 0:
+                return -after, op, start
+            p = after
+            if not packed:
+                break
+
+
+@loop
+def read_records(
+    b: Octets,
+    starts: Numbers,
+    lengths: Numbers,
+    roots: Numbers,
+    first: int,
+    ops: Numbers,
+    places: Numbers,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
+    frames: Numbers,
+    slots: Numbers,
+    seed: int,
+    wrong: Octets,
+    where: Numbers,
+) -> tuple[int, int]:
+    """As Avro's: returns how many records were read in all, and the domain that lacked room for more."""
+    for i in range(first, len(starts)):
+        wrong[i] = NOT_READ
+        if roots[i] < 0:
+            continue
+        for d in range(len(domains)):
+            domains[d, BEFORE] = domains[d, USED]
+        start, end = starts[i], starts[i] + lengths[i]
+        found, op, p = read_record(
+            b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
+        )
+        if found == SOUND:
+            wrong[i] = SOUND
+            domains[0, USED] += 1
+            continue
+        for d in range(len(domains)):
+            domains[d, USED] = domains[d, BEFORE]
+        if found >= FULL:
+            return i, found - FULL
+        wrong[i] = found
+        where[i, 0] = op
+        where[i, 1] = p - start
+    return len(starts), 0
+
+
+@loop
+def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
+    """For each record behind a frame of five bytes, its message indexes' bytes as a number, and how many they are.
+
+    More than four bytes, and what are no indexes, have the size -1.
+    """
+    for i in range(len(starts)):
+        p, end = starts[i] + 5, starts[i] + lengths[i]
+        first = p
+        p, count = varint(b, p, end)
+        count = (count >> 1) if p >= 0 else 8
+        while p >= 0 and 0 < count < 8:
+            p, _ = varint(b, p, end)
+            count -= 1
+        sizes[i] = -1
+        found[i] = 0
+        if p >= 0 and count == 0 and p - first <= 4:
+            sizes[i] = p - first
+            for q in range(first, p):
+                found[i] |= np.int64(b[q]) << (8 * (3 - (q - first)))

@@ -1,0 +1,371 @@
+"""Resolves messages' descriptors against a table's columns, into operations for the loop.
+
+Columns are found by name. What no column wants has no operation, and is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.avro.program import MISSING, Fault, Target
+from frazil.ingest.formats.columns import Columns
+from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED, Numbers
+from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.protobuf import operations as op
+
+_F = FieldDescriptor
+_INTEGERS = {
+    _F.TYPE_INT32: (op.INT32, op.VARINT),
+    _F.TYPE_INT64: (op.INT64, op.VARINT),
+    _F.TYPE_UINT32: (op.UINT32, op.VARINT),
+    _F.TYPE_UINT64: (op.UINT64, op.VARINT),
+    _F.TYPE_SINT32: (op.SINT32, op.VARINT),
+    _F.TYPE_SINT64: (op.SINT64, op.VARINT),
+    _F.TYPE_FIXED32: (op.UINT32, op.FOUR_BYTES),
+    _F.TYPE_FIXED64: (op.UINT64, op.EIGHT_BYTES),
+    _F.TYPE_SFIXED32: (op.INT32, op.FOUR_BYTES),
+    _F.TYPE_SFIXED64: (op.INT64, op.EIGHT_BYTES),
+}
+NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
+WRAPPERS = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
+)
+TIMESTAMP = "google.protobuf.Timestamp"
+_INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+_FACTORS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
+MOST_OPERATIONS = 100_000
+
+
+class TooLarge(Exception):
+    """Why a schema is not read, although it is one of Protobuf."""
+
+
+class _Refused(Exception):
+    """Why a field cannot fill its column."""
+
+
+@dataclass(slots=True)
+class _Absent:
+    """What a message without fields is: `begin` and `needs` of its operation."""
+
+    begin: list[int] = field(default_factory=list)
+    needs: list[int] = field(default_factory=list)
+
+
+class Program:
+    """The operations of all messages that were added. Arrays change when one is added."""
+
+    def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
+        self._columns = columns
+        self._units = units
+        self._record = Target(schema, 0, -1, "")
+        self._rows: list[list[int]] = []
+        self._most = 0
+        self._places: list[int] = []
+        self._paths: list[str] = []
+        self._absent: dict[int, _Absent] = {}
+        self._unfit: dict[int, Fault] = {}
+        self._symbols: dict[str, int] = {}
+        self.text = b""
+        """The symbols of all enums, one behind the other."""
+        self.ops: Numbers = np.zeros((1, op.WIDTH), np.int64)
+        self.places: Numbers = np.zeros(1, np.int64)
+
+    def add(self, written: Descriptor) -> int | Fault:
+        """The operation of records of this message, or why there can be no row. Raises TooLarge."""
+        rows, places = len(self._rows), len(self._places)
+        self._most = rows + MOST_OPERATIONS
+        try:
+            root = self._message(written, self._record)
+        except (TooLarge, _Refused) as error:
+            del self._rows[rows:], self._paths[rows:], self._places[places:]
+            if isinstance(error, TooLarge):
+                raise
+            return error.args[0], error.args[1]
+        self.ops = np.array(self._rows, np.int64)
+        self.places = np.array(self._places or [0], np.int64)
+        return root
+
+    def path(self, place: int) -> str:
+        """Which column an operation is for."""
+        return self._paths[place]
+
+    def unfit(self, place: int) -> Fault:
+        """Why an operation refuses its value."""
+        return self._unfit[place]
+
+    def _message(self, written: Descriptor, target: Target) -> int:
+        assert isinstance(target.kind, iceberg.StructType)
+        first = self._columns.nodes[target.node, CHILDREN]
+        wanted = {
+            one.name: Target(
+                one.field_type,
+                int(self._columns.lists[first + i]),
+                one.field_id,
+                f"{target.path}.{one.name}" if target.path else one.name,
+            )
+            for i, one in enumerate(target.kind.fields)
+        }
+        row = self._row(op.MESSAGE, target)
+        absent = self._absent[row] = _Absent()
+        fields = {one.name: one for one in written.fields}
+        for name, inside in wanted.items():
+            if name not in fields:
+                self._lack(written, inside, absent)
+        operations: dict[int, int] = {}
+        maps: list[int] = []
+        for name, inside in wanted.items():
+            if name in fields:
+                operations[fields[name].number] = self._field(fields[name], inside, absent)
+                if isinstance(inside.kind, iceberg.MapType):
+                    maps.append(inside.node)
+        self._join_oneofs(written, wanted, operations)
+        self._set_message(row, operations, absent, maps)
+        self._set(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
+        return row
+
+    def _lack(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
+        if self._columns.nodes[inside.node, REQUIRED]:
+            raise _Refused(
+                MISSING, f"{inside.path}: required, and the written schema's {written.name} has no such field"
+            )
+        absent.begin += [inside.node, 0, 0, 0]
+
+    def _join_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
+        """A field of a oneof takes the place of its other fields, also one that no column wants."""
+        for oneof in written.oneofs:
+            nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
+            for one in oneof.fields:
+                others = [node for name, node in nodes.items() if name != one.name]
+                if not others:
+                    continue
+                if one.number not in operations:
+                    nowhere = Target(iceberg.BooleanType(), -1, -1, one.name)
+                    operations[one.number] = self._row(op.SKIP, nowhere)
+                    self._set(operations[one.number], op.WIRE, wire_type(one))
+                self._set_places(operations[one.number], op.OTHERS, others)
+
+    def _set_message(self, row: int, operations: dict[int, int], absent: _Absent, maps: Sequence[int]) -> None:
+        self._set_places(row, op.FIELDS, [part for pair in sorted(operations.items()) for part in pair], 2)
+        self._set_places(row, op.BEGIN, absent.begin, 4)
+        self._set_places(row, op.NEEDS, absent.needs)
+        self._set_places(row, op.MAPS, maps)
+
+    def _field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
+        """The operation of a field, and in `absent` what its column is without it."""
+        try:
+            if written.is_repeated:
+                row = self._repeated(written, target)
+                absent.begin += [target.node, 1, 0, 0]
+                return row
+            row, default = self._single(written, target)
+        except _Refused as error:
+            row = self._row(op.REFUSED, target)
+            self._set(row, op.WIRE, wire_type(written))
+            if written.is_repeated and written.type not in (_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE):
+                self._set(row, op.SHAPE, op.LIST_ENTRY)
+            self._unfit[row] = (error.args[0], f"{target.path}: {error.args[1]}")
+            default = None
+        if written.has_presence or default is None:
+            absent.begin += [target.node, 0, 0, 0]
+            if self._columns.nodes[target.node, REQUIRED]:
+                absent.needs.append(target.node)
+        else:
+            absent.begin += [target.node, 1, *default]
+        return row
+
+    def _repeated(self, written: FieldDescriptor, target: Target) -> int:
+        match target.kind:
+            case iceberg.ListType():
+                one = target.kind.element_field
+                inside = Target(one.field_type, target.node + 1, one.field_id, f"{target.path}.element")
+                row, _ = self._single(written, inside)
+                self._set(row, op.SHAPE, op.LIST_ENTRY)
+            case iceberg.MapType() if _is_map(written):
+                row = self._map(written, target, target.kind)
+            case _:
+                what = "map" if _is_map(written) else f"repeated {type_name(written)}"
+                raise _Refused(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
+        self._set(row, op.OUTER, target.node)
+        return row
+
+    def _map(self, written: FieldDescriptor, target: Target, kind: iceberg.MapType) -> int:
+        parts = written.message_type.fields_by_name
+        if parts["key"].type != _F.TYPE_STRING:
+            what = f"Protobuf's map with keys of type {type_name(parts['key'])}"
+            raise _Refused(op.MISMATCH, f"{what} cannot fill a map; a list of structs of key and value holds it")
+        key = Target(kind.key_type, target.node + 1, kind.key_id, f"{target.path}.key")
+        value = Target(kind.value_type, target.node + 2, kind.value_id, f"{target.path}.value")
+        row = self._row(op.MESSAGE, key)
+        self._set(row, op.WIRE, op.BLOB)
+        self._set(row, op.SHAPE, op.MAP_ENTRY)
+        absent = _Absent()
+        operations = {1: self._field(parts["key"], key, absent), 2: self._field(parts["value"], value, absent)}
+        if parts["value"].has_presence and (inside := self._absent.get(operations[2])):  # an entry has an empty message
+            absent.begin[-4:] = [value.node, 1, 0, 0]
+            absent.begin += inside.begin
+            absent.needs += inside.needs
+        elif self._rows[operations[2]][op.OPERATION] == op.TIMESTAMP:
+            absent.begin[-4:] = [value.node, 1, 0, 0]
+        self._set_message(row, operations, absent, ())
+        self._set(row, op.CELLS, 2)
+        return row
+
+    def _single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
+        """The operation of one value, and the words of the value of a field that is absent, if it has one."""
+        if written.type == _F.TYPE_GROUP:
+            raise _Refused(op.MISMATCH, "Protobuf's group cannot fill a column")
+        if written.type == _F.TYPE_MESSAGE:
+            return self._inner(written.message_type, target), None
+        if written.enum_type is not None:
+            return self._enum(written.enum_type, target)
+        found = scalar(written.type, target.kind, self._units.get(target.field_id))
+        if found is None:
+            raise _Refused(op.MISMATCH, f"Protobuf's {type_name(written)} cannot fill a column of type {target.kind}")
+        row = self._row(found.pop(op.OPERATION), target)
+        for column, value in found.items():
+            self._set(row, column, value)
+        none = isinstance(target.kind, iceberg.UUIDType) or (
+            isinstance(target.kind, iceberg.FixedType) and target.kind.root > 0
+        )
+        return row, None if none else [0, 0]
+
+    def _inner(self, written: Descriptor, target: Target) -> int:
+        match target.kind:
+            case iceberg.StructType():
+                row = self._message(written, target)
+            case iceberg.TimestampType() | iceberg.TimestamptzType() if written.full_name == TIMESTAMP:
+                row = self._row(op.TIMESTAMP, target)
+            case _ if written.full_name in WRAPPERS:
+                row = self._row(op.MESSAGE, target)
+                inside, default = self._single(written.fields[0], target)
+                absent = self._absent[row] = _Absent([target.node, int(default is not None), 0, 0])
+                self._set_message(row, {1: inside}, absent, ())
+                self._set(row, op.CELLS, 1)
+            case _:
+                raise _Refused(
+                    op.MISMATCH, f"Protobuf's message {written.name} cannot fill a column of type {target.kind}"
+                )
+        self._set(row, op.WIRE, op.BLOB)
+        return row
+
+    def _enum(self, written: EnumDescriptor, target: Target) -> tuple[int, list[int] | None]:
+        symbols = {one.number: one.name for one in reversed(written.values)}  # of aliases, the first one
+        if isinstance(target.kind, iceberg.StringType):
+            row = self._row(op.SYMBOL, target)
+        elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
+            row = self._row(op.INTEGER, target)
+            for column, value in ((op.LEAST, _INT[0]), (op.MOST, _INT[1]), (op.FACTOR, 1)):
+                self._set(row, column, value)
+        else:
+            raise _Refused(op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}")
+        places = {number: self._symbol(name) for number, name in symbols.items()}
+        self._set_places(row, op.SYMBOLS, [part for number in sorted(places) for part in (number, *places[number])], 3)
+        self._set(row, op.BITS, op.INT32)
+        self._set(row, op.CLOSED, written.is_closed)
+        if not isinstance(target.kind, iceberg.StringType):
+            return row, [0, 0]
+        first = places.get(0)
+        return row, None if first is None else [-1 - first[0], first[1]]
+
+    def _row(self, kind: int, target: Target) -> int:
+        if len(self._rows) >= self._most:
+            raise TooLarge(f"its types take more than {MOST_OPERATIONS:,} operations to be read into the columns")
+        self._rows.append([0] * op.WIDTH)
+        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
+        self._paths.append(target.path)
+        return len(self._rows) - 1
+
+    def _set(self, row: int, column: int, value: int) -> None:
+        self._rows[row][column] = int(value)
+
+    def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
+        """Where in `places` these begin, and in the column behind it how many there are, `width` numbers each."""
+        self._set(row, column, len(self._places))
+        self._set(row, column + 1, len(places) // width)
+        self._places += places
+
+    def _symbol(self, symbol: str) -> tuple[int, int]:
+        """Where a symbol begins in the text, and how long it is."""
+        text = symbol.encode()
+        if symbol not in self._symbols:
+            self._symbols[symbol] = len(self.text)
+            self.text += text
+        return self._symbols[symbol], len(text)
+
+
+def _is_map(written: FieldDescriptor) -> bool:
+    return written.message_type is not None and written.message_type.GetOptions().map_entry
+
+
+def type_name(written: FieldDescriptor) -> str:
+    """The type of a field, as a .proto file has it."""
+    if written.message_type is not None:
+        return f"message {written.message_type.name}"
+    return f"enum {written.enum_type.name}" if written.enum_type is not None else NAMES[written.type]
+
+
+def wire_type(written: FieldDescriptor) -> int:
+    """How one value of a field is written."""
+    if written.type in _INTEGERS:
+        return _INTEGERS[written.type][1]
+    if written.type in (_F.TYPE_BOOL, _F.TYPE_ENUM):
+        return op.VARINT
+    if written.type == _F.TYPE_GROUP:
+        return op.GROUP
+    return {_F.TYPE_FLOAT: op.FOUR_BYTES, _F.TYPE_DOUBLE: op.EIGHT_BYTES}.get(written.type, op.BLOB)
+
+
+def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
+    written: int, kind: iceberg.IcebergType, unit: str | None
+) -> dict[int, int] | None:
+    """The operation, with its other columns, that fills a column of this type; None if there is none.
+
+    `unit` is the declared one of a timestamp that arrives as a number.
+    """
+    if written in _INTEGERS:
+        bits, wire = _INTEGERS[written]
+        columns = {op.BITS: bits, op.WIRE: wire}
+        match kind:
+            case iceberg.IntegerType():
+                return _integer(columns, _INT)
+            case iceberg.LongType():
+                return _integer(columns, _LONG)
+            case iceberg.FloatType() | iceberg.DoubleType():
+                return {op.OPERATION: op.INTEGER_AS_FLOAT, **columns}
+            case iceberg.DecimalType():
+                limit = divmod(10 ** max(0, kind.precision - kind.scale), 2**64)
+                high, low = np.array(limit, np.uint64).view(np.int64).tolist()
+                tens = {op.TENS: kind.scale, op.LIMIT_HIGH: high, op.LIMIT_LOW: low}
+                return {op.OPERATION: op.INTEGER_AS_DECIMAL, **columns, **tens}
+            case iceberg.TimestampType() | iceberg.TimestamptzType() if unit is not None:
+                factor = _FACTORS[unit]
+                most = _LONG[1] // max(factor, 1)
+                return _integer(columns, _LONG if factor <= 1 else (-most, most), factor)
+        return None
+    match written, kind:
+        case _F.TYPE_BOOL, iceberg.BooleanType():
+            return {op.OPERATION: op.BOOLEAN, op.WIRE: op.VARINT}
+        case _F.TYPE_FLOAT, iceberg.FloatType() | iceberg.DoubleType():
+            return {op.OPERATION: op.FLOAT, op.WIRE: op.FOUR_BYTES}
+        case _F.TYPE_DOUBLE, iceberg.FloatType() | iceberg.DoubleType():
+            return {op.OPERATION: op.DOUBLE, op.WIRE: op.EIGHT_BYTES}
+        case ((_F.TYPE_STRING | _F.TYPE_BYTES), iceberg.StringType()):
+            return {op.OPERATION: op.TEXT, op.WIRE: op.BLOB}
+        case ((_F.TYPE_STRING | _F.TYPE_BYTES), iceberg.BinaryType()):
+            return {op.OPERATION: op.BYTES, op.WIRE: op.BLOB}
+        case _F.TYPE_STRING, iceberg.UUIDType():
+            return {op.OPERATION: op.TEXT_AS_UUID, op.WIRE: op.BLOB}
+        case _F.TYPE_BYTES, iceberg.FixedType(root=size):
+            return {op.OPERATION: op.BYTES_AS_FIXED, op.WIRE: op.BLOB, op.SIZE: size}
+    return None
+
+
+def _integer(columns: dict[int, int], within: tuple[int, int], factor: int = 1) -> dict[int, int]:
+    return {op.OPERATION: op.INTEGER, op.LEAST: within[0], op.MOST: within[1], op.FACTOR: factor, **columns}

@@ -1,0 +1,139 @@
+"""Protobuf schemas as descriptors: of .proto text, of a descriptor, or of a registry's schema with its references."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+
+from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto as File
+from google.protobuf.message import DecodeError
+
+from frazil.ingest.formats.protobuf.text import InvalidText, file_of_text
+
+_WELL_KNOWN = {
+    f"google/protobuf/{name}.proto": f"google.protobuf.{name}_pb2"
+    for name in (
+        "any",
+        "api",
+        "descriptor",
+        "duration",
+        "empty",
+        "field_mask",
+        "struct",
+        "timestamp",
+        "type",
+        "wrappers",
+    )
+}
+_MAIN = "declared.proto"
+_CONFLUENT_DECIMAL = """
+syntax = "proto3"; package confluent.type;
+message Decimal { bytes value = 1; uint32 precision = 2; int32 scale = 3; }
+"""
+_KNOWN_TEXTS = {"confluent/type/decimal.proto": _CONFLUENT_DECIMAL, "confluent/meta.proto": 'syntax = "proto3";'}
+
+
+class UnreadableSchema(Exception):
+    """Why a text is no schema of Protobuf."""
+
+
+def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str | None = None) -> Descriptor:
+    """The message called `name`, or else the only one that the schema has outside of others."""
+    file = _file(text, references)
+    if name is None:
+        found = list(file.message_types_by_name.values())
+        if len(found) != 1:
+            raise UnreadableSchema(f"it has {len(found)} messages: name one of them as message")
+        return found[0]
+    try:
+        return file.pool.FindMessageTypeByName(name)
+    except KeyError:
+        known = ", ".join(one.full_name for one in file.message_types_by_name.values())
+        raise UnreadableSchema(f"it has no message {name}; it has {known or 'none'}") from None
+
+
+def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
+    """The message at these places: of the file's messages, then of the messages inside each, maps' entries left out."""
+    file = _file(text, references)
+    among: list[Descriptor] = list(file.message_types_by_name.values())
+    found: Descriptor | None = None
+    for index in indexes:
+        if not 0 <= index < len(among):
+            raise UnreadableSchema(f"it has no message at the indexes {list(indexes)}")
+        found = among[index]
+        among = [one for one in found.nested_types if not one.GetOptions().map_entry]
+    assert found is not None
+    return found
+
+
+def _file(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
+    pool = descriptor_pool.DescriptorPool()
+    files = {name: _parsed(one, name) for name, one in references}
+    main, *others = _parsed_all(text)
+    files |= {one.name: one for one in others}
+    while main.name in files or not main.name:
+        main.name = f"{main.name}{_MAIN}"
+    try:
+        _add(main, files, pool, ())
+        return pool.FindFileByName(main.name)
+    except (TypeError, KeyError, ValueError) as error:
+        raise UnreadableSchema(" ".join(str(error).split())) from None
+
+
+def _add(file: File, files: dict[str, File], pool: descriptor_pool.DescriptorPool, inside: tuple[str, ...]) -> None:
+    """Add a file after those that it imports."""
+    if file.name in inside:
+        raise UnreadableSchema(f"{file.name} imports itself")
+    for name in file.dependency:
+        try:
+            pool.FindFileByName(name)
+            continue
+        except KeyError:
+            pass
+        if name in files:
+            imported = files[name]
+        elif name in _KNOWN_TEXTS:
+            imported = _parsed(_KNOWN_TEXTS[name], name)
+        elif name in _WELL_KNOWN:
+            module = importlib.import_module(_WELL_KNOWN[name])
+            imported = File.FromString(module.DESCRIPTOR.serialized_pb)
+        else:
+            raise UnreadableSchema(f"it imports {name}, which is not with it")
+        _add(imported, files, pool, (*inside, file.name))
+    pool.AddSerializedFile(file.SerializeToString())
+
+
+def _parsed(text: str, name: str) -> File:
+    *_, found = reversed(_parsed_all(text))
+    found.name = name
+    return found
+
+
+def _parsed_all(text: str) -> list[File]:
+    """The file of a schema, before those that it imports where they are with it."""
+    if re.fullmatch(r"[A-Za-z0-9+/\s]+={0,2}\s*", text):
+        try:
+            return _of_descriptor(base64.b64decode(text, validate=False))
+        except (binascii.Error, ValueError, DecodeError) as error:
+            raise UnreadableSchema(f"a descriptor cannot be read: {error}") from None
+    try:
+        return [file_of_text(text)]
+    except InvalidText as error:
+        raise UnreadableSchema(str(error)) from None
+    except RecursionError:
+        raise UnreadableSchema("its messages are nested too deep") from None
+
+
+def _of_descriptor(data: bytes) -> list[File]:
+    """A FileDescriptorSet of protoc, the main file first instead of last; or one FileDescriptorProto."""
+    try:
+        files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
+        found = [one for one in files if one.name.endswith(".proto") or one.message_type]
+    except DecodeError:
+        found = []
+    return [*reversed(found)] if found else [File.FromString(data)]

@@ -1,0 +1,324 @@
+"""The text of a .proto file as a descriptor (the language's specification, proto2, proto3 and editions).
+
+It reads what decides how messages are read: messages, fields, enums, and where a field's presence and an enum's
+openness are declared. Services, extensions and all other options are passed over. Names are resolved by the
+descriptors' pool.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from google.protobuf import descriptor_pb2
+
+_TOKEN = re.compile(
+    r"""\s+ | //[^\n]* | /\*.*?\*/ | (?P<token>
+    "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' | \.?[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)* |
+    [0-9.][0-9A-Za-z_.]*(?:[eE][+-][0-9]+)? | [{}\[\]()<>=;,:+\-/] )""",
+    re.VERBOSE | re.DOTALL,
+)
+_DEEPEST = 60
+_Field = descriptor_pb2.FieldDescriptorProto
+_Label = {"optional": _Field.LABEL_OPTIONAL, "required": _Field.LABEL_REQUIRED, "repeated": _Field.LABEL_REPEATED}
+_SCALARS = {
+    name: getattr(_Field, f"TYPE_{name.upper()}")
+    for name in [
+        "double",
+        "float",
+        "int64",
+        "uint64",
+        "int32",
+        "fixed64",
+        "fixed32",
+        "bool",
+        "string",
+        "bytes",
+        "uint32",
+        "sfixed32",
+        "sfixed64",
+        "sint32",
+        "sint64",
+    ]
+}
+_CLOSING = {"{": "}", "[": "]", "(": ")", "<": ">"}
+_FEATURES = frozenset({"field_presence", "enum_type", "repeated_field_encoding", "utf8_validation", "message_encoding"})
+
+
+class InvalidText(Exception):
+    """Why a text is no .proto file."""
+
+
+def file_of_text(text: str) -> descriptor_pb2.FileDescriptorProto:
+    """The file, without a name. Raises InvalidText."""
+    return _Parsing(text).file()
+
+
+class _Parsing:
+    def __init__(self, text: str) -> None:
+        self._tokens: list[tuple[str, int]] = []
+        self._at = 0
+        place = 0
+        text = text.removeprefix("\ufeff")
+        while place < len(text):
+            found = _TOKEN.match(text, place)
+            if found is None:
+                raise InvalidText(f"line {text.count(chr(10), 0, place) + 1}: {text[place : place + 10]!r} is no word")
+            if found["token"]:
+                self._tokens.append((found["token"], place))
+            place = found.end()
+        self._text = text
+
+    def file(self) -> descriptor_pb2.FileDescriptorProto:
+        made = descriptor_pb2.FileDescriptorProto()
+        self._proto3 = False
+        while self._at < len(self._tokens):
+            match self._next():
+                case ";":
+                    pass
+                case "syntax" | "edition":
+                    self._expect("=")
+                    self._syntax(_unquoted(self._next()), made)
+                    self._expect(";")
+                case "package":
+                    made.package = self._next()
+                    self._expect(";")
+                case "import":
+                    name = self._next()
+                    while name in ("public", "weak", "option"):
+                        if name == "public":
+                            made.public_dependency.append(len(made.dependency))
+                        name = self._next()
+                    made.dependency.append(_unquoted(name))
+                    self._expect(";")
+                case "option":
+                    self._option(made.options)
+                    self._expect(";")
+                case "message":
+                    self._message(made.message_type.add(), 0)
+                case "enum":
+                    self._enum(made.enum_type.add())
+                case "service" | "extend":
+                    self._pass_over()
+                case other:
+                    raise self._wrong(f"{other!r} cannot stand here")
+        return made
+
+    def _syntax(self, name: str, made: descriptor_pb2.FileDescriptorProto) -> None:
+        if name in ("proto2", "proto3"):
+            made.syntax = name
+            self._proto3 = name == "proto3"
+        elif f"EDITION_{name}" in descriptor_pb2.Edition.keys():  # noqa: SIM118 - it is no mapping
+            made.syntax, made.edition = "editions", descriptor_pb2.Edition.Value(f"EDITION_{name}")
+        else:
+            raise self._wrong(f"{name!r} is no known syntax or edition")
+
+    def _message(self, made: descriptor_pb2.DescriptorProto, depth: int, name: str | None = None) -> None:
+        if depth > _DEEPEST:
+            raise self._wrong("messages are nested too deep")
+        made.name = name or self._next()
+        self._expect("{")
+        while (word := self._next()) != "}":
+            if word == "message" and self._peek(1) == "{":
+                self._message(made.nested_type.add(), depth + 1)
+            elif word == "enum" and self._peek(1) == "{":
+                self._enum(made.enum_type.add())
+            elif word == "option":
+                self._option(made.options)
+                self._expect(";")
+            elif word == "oneof" and self._peek(1) == "{":
+                made.oneof_decl.add(name=self._next())
+                self._expect("{")
+                while (word := self._next()) != "}":
+                    if word == "option":
+                        self._option(descriptor_pb2.OneofOptions())
+                        self._expect(";")
+                    elif word != ";":
+                        self._field(word, made, depth, len(made.oneof_decl) - 1)
+            elif (word in ("reserved", "extensions") and self._peek(1) not in ("=",)) or (
+                word == "extend" and self._peek(1) == "{"
+            ):
+                self._pass_over()
+            elif word != ";":
+                self._field(word, made, depth)
+        self._say_optional(made)
+
+    def _field(self, word: str, made: descriptor_pb2.DescriptorProto, depth: int, oneof: int | None = None) -> None:
+        label = _Label.get(word) if oneof is None and self._peek() != "=" else None
+        kind = word if label is None else self._next()
+        field = made.field.add(label=label or _Field.LABEL_OPTIONAL)
+        if oneof is not None:
+            field.oneof_index = oneof
+        field.proto3_optional = self._proto3 and word == "optional" and label is not None
+        if not field.proto3_optional:
+            field.ClearField("proto3_optional")
+        if kind == "map" and self._peek() == "<":
+            self._map(field, made)
+            return
+        field.name = self._next()
+        self._expect("=")
+        field.number = self._number()
+        if self._peek() == "[":
+            self._field_options(field)
+        if kind == "group":
+            group = field.name
+            field.type, field.type_name, field.name = _Field.TYPE_GROUP, group, group.lower()
+            self._message(made.nested_type.add(), depth + 1, group)
+            return
+        self._say_type(field, kind)
+        self._expect(";")
+
+    def _map(self, field: descriptor_pb2.FieldDescriptorProto, made: descriptor_pb2.DescriptorProto) -> None:
+        self._expect("<")
+        key = self._next()
+        self._expect(",")
+        value = self._next()
+        self._expect(">")
+        field.name = self._next()
+        self._expect("=")
+        field.number = self._number()
+        if self._peek() == "[":
+            self._field_options(field)
+        self._expect(";")
+        entry = made.nested_type.add(name=_entry_name(field.name))
+        entry.options.map_entry = True
+        for number, name, kind in ((1, "key", key), (2, "value", value)):
+            part = entry.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
+            self._say_type(part, kind)
+        field.label, field.type, field.type_name = _Field.LABEL_REPEATED, _Field.TYPE_MESSAGE, entry.name
+
+    def _say_type(self, field: descriptor_pb2.FieldDescriptorProto, kind: str) -> None:
+        if kind in _SCALARS:
+            field.type = _SCALARS[kind]
+        elif re.fullmatch(r"\.?[A-Za-z_][\w.]*", kind):
+            field.type_name = kind  # the pool finds whether it is a message or an enum
+        else:
+            raise self._wrong(f"{kind!r} is no type")
+
+    @staticmethod
+    def _say_optional(made: descriptor_pb2.DescriptorProto) -> None:
+        """Give each optional field of proto3 the oneof of its own that descriptors have for it."""
+        for field in made.field:
+            if field.proto3_optional:
+                field.oneof_index = len(made.oneof_decl)
+                made.oneof_decl.add(name=f"_{field.name}")
+
+    def _enum(self, made: descriptor_pb2.EnumDescriptorProto) -> None:
+        made.name = self._next()
+        self._expect("{")
+        while (word := self._next()) != "}":
+            if word == "option":
+                self._option(made.options)
+                self._expect(";")
+            elif word == "reserved" and self._peek() != "=":
+                self._pass_over()
+            elif word != ";":
+                self._expect("=")
+                made.value.add(name=word, number=self._number())
+                if self._peek() == "[":
+                    self._balanced()
+                self._expect(";")
+
+    def _option(self, options: Any) -> None:
+        """Read an option up to its end, and keep it if it decides how messages are read."""
+        begin = self._at
+        name = self._next()
+        while self._peek() != "=":
+            if self._peek() == "(":
+                self._balanced()
+            else:
+                name += self._next()
+        self._expect("=")
+        value = self._next()
+        if value in ("+", "-"):
+            self._next()
+        elif value in _CLOSING:
+            self._at -= 1
+            self._balanced()
+        while self._peek()[:1] in ("'", '"'):
+            self._next()
+        prefix, _, feature = name.rpartition(".")
+        if self._tokens[begin][0] != "(" and prefix == "features" and feature in _FEATURES:
+            kind = options.features.DESCRIPTOR.fields_by_name[feature].enum_type.values_by_name
+            if value not in kind:
+                raise self._wrong(f"{value!r} is no value of {name}")
+            setattr(options.features, feature, kind[value].number)
+        elif name in ("allow_alias", "message_set_wire_format"):
+            setattr(options, name, value == "true")
+
+    def _field_options(self, field: descriptor_pb2.FieldDescriptorProto) -> None:
+        self._expect("[")
+        while True:
+            if self._peek() in ("default", "json_name"):
+                self._option(descriptor_pb2.FieldOptions())
+            else:
+                self._option(field.options)
+            if self._next_of(",", "]") == "]":
+                break
+
+    def _pass_over(self) -> None:
+        """To the end of a statement or of its block."""
+        while self._peek() not in (";", "{"):
+            self._next()
+        if self._peek() == ";":
+            self._next()
+        else:
+            self._balanced()
+
+    def _balanced(self) -> None:
+        """Past a bracket and its counterpart."""
+        closing = []
+        while True:
+            word = self._next()
+            if word in _CLOSING:
+                closing.append(_CLOSING[word])
+            elif word in _CLOSING.values() and word != closing.pop():
+                raise self._wrong(f"{word!r} closes another bracket")
+            if not closing:
+                return
+
+    def _number(self) -> int:
+        word = self._next()
+        sign = -1 if word == "-" else 1
+        if word == "-":
+            word = self._next()
+        try:
+            value = int(word, 8) if re.fullmatch(r"0[0-7]+", word) else int(word, 0)
+        except ValueError:
+            raise self._wrong(f"{word!r} is no number") from None
+        if value >= 2**31 + (sign < 0):
+            raise self._wrong(f"{word!r} is too large")
+        return sign * value
+
+    def _peek(self, ahead: int = 0) -> str:
+        return self._tokens[self._at + ahead][0] if self._at + ahead < len(self._tokens) else ""
+
+    def _next(self) -> str:
+        if self._at == len(self._tokens):
+            raise InvalidText("it ends within a declaration")
+        self._at += 1
+        return self._tokens[self._at - 1][0]
+
+    def _next_of(self, *words: str) -> str:
+        word = self._next()
+        if word not in words:
+            raise self._wrong(f"{word!r} stands where {' or '.join(words)} should")
+        return word
+
+    def _expect(self, word: str) -> None:
+        self._next_of(word)
+
+    def _wrong(self, what: str) -> InvalidText:
+        place = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
+        return InvalidText(f"line {self._text.count(chr(10), 0, place) + 1}: {what}")
+
+
+def _unquoted(word: str) -> str:
+    if word[:1] not in ("'", '"'):
+        raise InvalidText(f"{word!r} is no text in quotation marks")
+    return word[1:-1]
+
+
+def _entry_name(field: str) -> str:
+    """What protoc calls the entries' message."""
+    return "".join(part[:1].upper() + part[1:] for part in field.split("_")) + "Entry"
