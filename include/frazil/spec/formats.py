@@ -172,9 +172,7 @@ class AvroFormat(_SchemaFormat):
 
 
 class ProtobufFormat(_SchemaFormat):
-    """A Protobuf message. A schema is the text of a .proto file, or a descriptor: as `protoc --include_imports
-    --descriptor_set_out` writes it to a file, and in base64 as a text.
-    """
+    """A Protobuf message. A declared schema is the text of a .proto file, or a descriptor (as text: in base64)."""
 
     type: Literal["protobuf"] = "protobuf"
     message: str | None = Field(

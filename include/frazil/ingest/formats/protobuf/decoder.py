@@ -118,6 +118,8 @@ class ProtobufDecoder(AvroDecoder):
         if wrong == op.UNFIT:
             return self._program.unfit(place)  # type: ignore[no-any-return]
         error_class, text = op.SAID[wrong]
+        if wrong == op.MISSING:
+            return error_class, f"{self._program.needed(place)}: {text}"
         path = self._program.path(place)
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 

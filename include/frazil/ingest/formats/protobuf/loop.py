@@ -111,7 +111,7 @@ from frazil.ingest.formats.protobuf.operations import (
     WIRE,
 )
 
-FREE_CELLS, CELLS_OF_BYTE = 65_536, 32
+FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
 """How many values of absent fields a record may write, and how many more for each of its bytes."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
@@ -616,7 +616,7 @@ def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers
         p, end = starts[i] + 5, starts[i] + lengths[i]
         first = p
         p, count = varint(b, p, end)
-        count = (count >> 1) if p >= 0 else 8
+        count = (count >> 1) if p >= 0 and count & 1 == 0 else 8
         while p >= 0 and 0 < count < 8:
             p, _ = varint(b, p, end)
             count -= 1

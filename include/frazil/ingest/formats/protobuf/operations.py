@@ -53,6 +53,6 @@ SAID: dict[int, tuple[str, str]] = {
     NO_SYMBOL: (MISMATCH, "the enum has no symbol of this number; a column of type int keeps any"),
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     NO_TIMESTAMP: (RANGE, "the timestamp's nanoseconds or seconds are out of range"),
-    MISSING: (LACKING, "a required column has no value"),
+    MISSING: (LACKING, "required, and the message has no such field"),
 }
 """The class and the text of the error, by what is wrong."""

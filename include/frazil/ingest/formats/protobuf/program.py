@@ -49,6 +49,9 @@ class TooLarge(Exception):
 class _Refused(Exception):
     """Why a field cannot fill its column."""
 
+    def __init__(self, error_class: str, text: str, path: str = "") -> None:
+        super().__init__(error_class, text, path)
+
 
 @dataclass(slots=True)
 class _Absent:
@@ -71,6 +74,7 @@ class Program:
         self._paths: list[str] = []
         self._absent: dict[int, _Absent] = {}
         self._unfit: dict[int, Fault] = {}
+        self._needed: dict[int, str] = {}
         self._symbols: dict[str, int] = {}
         self.text = b""
         """The symbols of all enums, one behind the other."""
@@ -87,7 +91,7 @@ class Program:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             if isinstance(error, TooLarge):
                 raise
-            return error.args[0], error.args[1]
+            return error.args[0], ": ".join(part for part in (error.args[2], error.args[1]) if part)
         self.ops = np.array(self._rows, np.int64)
         self.places = np.array(self._places or [0], np.int64)
         return root
@@ -95,6 +99,12 @@ class Program:
     def path(self, place: int) -> str:
         """Which column an operation is for."""
         return self._paths[place]
+
+    def needed(self, place: int) -> str:
+        """The columns that a message must fill."""
+        first = self._rows[place][op.NEEDS]
+        nodes = self._places[first : first + self._rows[place][op.NEEDED]]
+        return " or ".join(self._needed[node] for node in nodes)
 
     def unfit(self, place: int) -> Fault:
         """Why an operation refuses its value."""
@@ -132,9 +142,7 @@ class Program:
 
     def _lack(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
         if self._columns.nodes[inside.node, REQUIRED]:
-            raise _Refused(
-                MISSING, f"{inside.path}: required, and the written schema's {written.name} has no such field"
-            )
+            raise _Refused(MISSING, f"required, and the written schema's {written.name} has no such field", inside.path)
         absent.begin += [inside.node, 0, 0, 0]
 
     def _join_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
@@ -170,12 +178,13 @@ class Program:
             self._set(row, op.WIRE, wire_type(written))
             if written.is_repeated and written.type not in (_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE):
                 self._set(row, op.SHAPE, op.LIST_ENTRY)
-            self._unfit[row] = (error.args[0], f"{target.path}: {error.args[1]}")
+            self._unfit[row] = (error.args[0], f"{error.args[2] or target.path}: {error.args[1]}")
             default = None
         if written.has_presence or default is None:
             absent.begin += [target.node, 0, 0, 0]
             if self._columns.nodes[target.node, REQUIRED]:
                 absent.needs.append(target.node)
+                self._needed[target.node] = target.path
         else:
             absent.begin += [target.node, 1, *default]
         return row

@@ -1,0 +1,189 @@
+"""Protobuf behind schema ids and message indexes: which message a record is, and what becomes of what is none."""
+
+from __future__ import annotations
+
+import base64
+import tracemalloc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+from pyiceberg import types as t
+from pyiceberg.schema import Schema
+
+from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import check_supported, decoder
+from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
+from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_of
+from frazil.registry.client import SchemaText, UnknownSchema
+from frazil.spec.formats import ProtobufFormat, carried_format
+
+COLUMNS = Schema(t.NestedField(1, "s", t.StringType(), required=True), t.NestedField(2, "l", t.LongType()))
+TEXT = """
+syntax = "proto3";
+package a.b;  // a comment
+import "other.proto";
+option java_package = "x";
+message First { string s = 1; reserved 5, 7 to max; map<string, int32> m = 3; message In { string s = 2; } }
+message Second { oneof o { string s = 1; int64 l = 2; Other other = 3; } }
+/* services are passed over */
+service S { rpc Get (First) returns (stream Second) { option (x) = { a: "}" }; } }
+"""
+OTHER = 'syntax = "proto2"; package a.b; message Other { optional int32 x = 1 [default = 5, (opt) = "]"]; }'
+SCHEMAS = {7: SchemaText("PROTOBUF", TEXT, (("other.proto", OTHER),)), 8: SchemaText("AVRO", '"string"')}
+
+
+class Registered:
+    def __init__(self, schemas: Mapping[int, SchemaText]) -> None:
+        self._schemas = schemas
+
+    def ask(self, schema_ids: Sequence[int]) -> None:
+        assert all(abs(one) < 2**31 for one in schema_ids)
+
+    def get(self, schema_id: int) -> SchemaText:
+        if schema_id not in self._schemas:
+            raise UnknownSchema(f"the registry has no schema of id {schema_id}")
+        return self._schemas[schema_id]
+
+
+def framed(schema_id: int, indexes: bytes, content: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + indexes + content
+
+
+def outcomes(decoded: Decoded) -> dict[int, Any]:
+    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
+
+
+def test_message_indexes_say_which_message_a_record_is() -> None:
+    values = [
+        framed(7, b"\0", b"\n\1a"),
+        framed(7, b"\2\0", b"\n\1b"),
+        framed(7, b"\2\2", b"\n\1c"),
+        framed(7, b"\4\0\0", b"\x12\1d"),  # a map's entries do not count
+    ]
+    found = outcomes(ProtobufDecoder(COLUMNS, {}, Registered(SCHEMAS))(Chunk.of_values(values)))
+    assert found[0] == found[1] | {"s": "a"} == {"s": "a", "l": None}
+    assert (found[2], found[3]) == ({"s": "c", "l": None}, {"s": "d", "l": None})
+
+
+def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_it() -> None:
+    sound = framed(7, b"\0", b"\n\1a")
+    expected: list[tuple[bytes | None, str, str]] = [
+        (None, "Tombstone", "no value"),
+        (b"", "Empty", "value is empty"),
+        (b'{"s":"x"}', "NotFramed", "the value is JSON"),
+        (b"\0\0\0\0\7", "NotFramed", "no zero byte and schema id"),
+        (framed(9, b"\0", b""), "UnknownSchema", "no schema of id 9"),
+        (framed(8, b"\0", b""), "UnreadableSchema", "the schema of id 8 is of type AVRO"),
+        (framed(7, b"\2\4", b""), "UnreadableSchema", "no message at the indexes [2]"),
+        (framed(7, b"\2\3", b""), "UnreadableSchema", "no message at the indexes [-2]"),
+        (framed(7, b"\1", b""), "InvalidProtobuf", "no message indexes"),
+        (framed(7, b"\xff\xff", b""), "InvalidProtobuf", "no message indexes"),
+        (framed(7, b"\x0c" + b"\0" * 6, b""), "InvalidProtobuf", "more than three"),
+        (framed(7, b"\2\2", b"\x10\1"), "MissingRequired", "s: required"),
+        (sound[:-1], "InvalidProtobuf", "s: the message ends within this value"),
+    ]
+    values = [value for one in expected for value in (one[0], sound)]
+    found = outcomes(ProtobufDecoder(COLUMNS, {}, Registered(SCHEMAS))(Chunk.of_values(values)))
+    for i, (value, error_class, text) in enumerate(expected):
+        assert found[2 * i][0] == error_class, value
+        assert text in found[2 * i][1]
+        assert found[2 * i + 1] == {"s": "a", "l": None}
+
+
+def test_the_last_field_of_a_oneof_stays_also_where_no_column_wants_it() -> None:
+    columns = Schema(t.NestedField(1, "s", t.StringType()), t.NestedField(2, "l", t.LongType()))
+    values = [b"\n\1a\x10\5", b"\x10\5\n\1a", b"\x10\5\x1a\0"]
+    schemas = SchemaText("PROTOBUF", TEXT, (("other.proto", OTHER),))
+    found = outcomes(ProtobufDecoder(columns, {}, schemas, "a.b.Second", framed=False)(Chunk.of_values(values)))
+    assert found == {0: {"s": None, "l": 5}, 1: {"s": "a", "l": None}, 2: {"s": None, "l": None}}
+
+
+WIDE = Schema(
+    t.NestedField(
+        1,
+        "n",
+        t.ListType(2, t.StructType(*(t.NestedField(i, f"c{i}", t.LongType()) for i in range(3, 300)))),
+    )
+)
+DEEP = 'syntax = "proto3"; message R { repeated In n = 1; } message In { R r = 1; int64 c3 = 3; }'
+
+
+@pytest.mark.parametrize(
+    ("content", "error_class"),
+    [
+        (b"\n\xff\xff\xff\xff\x0f", "InvalidProtobuf"),  # 4 GB
+        (b"\n\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "InvalidProtobuf"),
+        (b"\n\xff\xff\xff\xff\xff\xff\xff\xff\xff\1", "InvalidProtobuf"),  # -1
+        (b"\n\0" * 100_000, "TooLarge"),
+        (b"\x13" * 100_000, "TooDeep"),
+        (b"\x13\x1c", "InvalidProtobuf"),
+        (b"\x14", "InvalidProtobuf"),
+        (b"\0\0", "InvalidProtobuf"),
+        (b"\x0e", "InvalidProtobuf"),
+    ],
+)
+def test_what_the_record_cannot_have_costs_little(content: bytes, error_class: str) -> None:
+    decode = ProtobufDecoder(WIDE, {}, SchemaText("PROTOBUF", DEEP), "R", framed=False)
+    decode(Chunk.of_values([b""]))
+    tracemalloc.start()
+    try:
+        found = outcomes(decode(Chunk.of_values([content])))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found[0][0] == error_class
+    assert most < 64 * 2**20
+
+
+def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tmp_path: Path) -> None:
+    made = message_of(OTHER).file
+    file = descriptor_pb2.FileDescriptorProto.FromString(made.serialized_pb)
+    (tmp_path / "x.desc").write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    columns = Schema(t.NestedField(1, "x", t.LongType()))
+    carried = carried_format(ProtobufFormat(schema_file=str(tmp_path / "x.desc"), message="a.b.Other"))
+    single = {"type": "protobuf", "schema-text": base64.b64encode(made.serialized_pb).decode()}
+    (tmp_path / "x.desc").unlink()
+    for plain in (carried, single):
+        assert outcomes(decoder(plain, columns, {})(Chunk.of_values([b"\x08\2", b""]))) == {0: {"x": 2}, 1: {"x": None}}
+    framing = {**single, "framing": "confluent"}
+    found = outcomes(decoder(framing, columns, {})(Chunk.of_values([framed(5, b"\0", b"\x08\2"), b"\x08\2"])))
+    assert (found[0], found[1][0]) == ({"x": 2}, "NotFramed")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("message {", "ends within"),
+        ('syntax = "proto9";', "no known syntax"),
+        ('import "nowhere.proto"; message R {}', "imports nowhere.proto"),
+        ("message R { Nothing x = 1; }", "Nothing"),
+        ("message R { int32 a = 1; int32 b = 1; }", "."),
+        ("message R {} message Q {}", "name one of them"),
+        ("AAAA", "."),
+        ("message R { " * 100, "nested too deep"),
+    ],
+)
+def test_a_schema_that_is_none_is_told(text: str, why: str) -> None:
+    with pytest.raises(UnreadableSchema, match=why):
+        message_of(text)
+    with pytest.raises(SpecError, match="the declared schema cannot be read"):
+        check_supported(COLUMNS, ProtobufFormat(schema_text=text))
+
+
+def test_new_fields_and_wider_columns_are_seen() -> None:
+    text = 'syntax = "proto3"; message R { int64 l = 1; In in = 2; repeated string more = 3; } '
+    text += "message In { double x = 1; int32 y = 2; }"
+    table = Schema(
+        t.NestedField(1, "l", t.IntegerType()),
+        t.NestedField(2, "in", t.StructType(t.NestedField(3, "x", t.FloatType()))),
+    )
+    decode = decoder({"type": "protobuf", "schema-text": text, "message": "R"}, table, {}, "full")
+    sighted = decode(Chunk.of_values([b"\x08\1"])).sighted
+    assert set(sighted.new) == {("in", "y"), ("more",)}
+    assert sighted.wider == {("l",): "long", ("in", "x"): "double"}
