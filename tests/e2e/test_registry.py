@@ -123,6 +123,46 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
         registry.start()
 
 
+def test_protobuf_messages_of_a_schema_with_references_land(stream: Any, registry: EmbeddedRegistry) -> None:
+    def proto(subject: str, text: str, **more: Any) -> int:
+        document = {"schema": text, "schemaType": "PROTOBUF", **more}
+        answer = requests.post(f"{registry.url}/subjects/{subject}/versions", json=document, timeout=30)
+        answer.raise_for_status()
+        return int(answer.json()["id"])
+
+    proto("stop.proto", 'syntax = "proto3";\npackage city;\nmessage Stop { string street = 1; }\n')
+    ride = (
+        'syntax = "proto3";\npackage city;\nimport "stop.proto";\nmessage Other { int32 a = 1; }\n'
+        "message Ride {\n  int64 at_ms = 1;\n  optional string driver = 2;\n  repeated Stop stops = 3;\n}\n"
+    )
+    reference = {"name": "stop.proto", "subject": "stop.proto", "version": 1}
+    known = proto(f"{stream.topic}-value", ride, references=[reference])
+    frame, second = b"\0" + known.to_bytes(4, "big"), b"\x02\x02"  # the message indexes [1]
+    values = [
+        frame + second + b"\x08\x07\x12\x03Ann\x1a\x03\x0a\x01A\x1a\x03\x0a\x01B",
+        frame + second + b"\x08\x08",
+        frame + b"\x02\x0a",  # the sixth message
+        b"\0" + (known + 1000).to_bytes(4, "big") + b"\0",
+    ]
+    declare(stream, registry)
+    file = stream.streams / f"{stream.name}.yaml"
+    text = file.read_text().replace("type: avro", "type: protobuf").replace("event-time: at", "event-time: at_ms")
+    text = text.replace("  at: timestamptz not null\n", "  at_ms: {type: timestamptz, required: true, unit: ms}\n")
+    file.write_text(text.replace("day(at)", "day(at_ms)"))
+    producer = Producer({"bootstrap.servers": stream.bootstrap})
+    for value in values:
+        producer.produce(stream.topic, value, partition=0)
+    assert producer.flush(30) == 0
+    stream.catch_up()
+    rows = sorted(stream.table().scan().to_arrow().to_pylist(), key=lambda row: row["kafka_offset"])
+    assert [(row["at_ms"].microsecond, row["driver"], row["stops"] or None) for row in rows] == [
+        (7000, "Ann", [{"street": "A"}, {"street": "B"}]),
+        (8000, None, None),
+    ]
+    letters = sorted(stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda row: row["kafka_offset"])
+    assert [letter["error_class"] for letter in letters] == ["UnreadableSchema", "UnknownSchema"]
+
+
 def test_infer_asks_the_registry_and_its_stream_takes_the_records(
     stream: Any, registry: EmbeddedRegistry, kafka: EmbeddedKafka
 ) -> None:
