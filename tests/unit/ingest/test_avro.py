@@ -219,6 +219,16 @@ def test_lengths_that_the_record_cannot_have_cost_nothing(content: bytes) -> Non
     assert most < 2**20
 
 
+def test_elements_that_take_no_bytes_cost_little() -> None:
+    columns = Schema(t.NestedField(1, "l", t.ListType(2, t.StringType(), element_required=False), required=False))
+    written = record(("l", {"type": "array", "items": "null"}))
+    decode = AvroDecoder(columns, {}, SchemaText("AVRO", json.dumps(written)))
+    few, many = encoded(written, {"l": [None] * 64}), encoded(written, {"l": [None] * 65})
+    found = outcomes(decode(Chunk.of_values([few, many])))
+    assert found[0] == {"l": [None] * 64}
+    assert found[1][0] == "InvalidAvro"
+
+
 def test_many_keys_are_compared_and_a_repeated_one_is_told() -> None:
     schema = record(("m", {"type": "map", "values": "long"}))
     decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(schema)))

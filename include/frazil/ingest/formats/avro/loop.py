@@ -85,8 +85,8 @@ FULL = 64
 """FULL + d: domain d lacks room, and the record is read again. The one behind the last domain is the keys of a map."""
 NOT_READ = 255
 """A record that begins with no operation."""
-EMPTY_ELEMENTS = 4096
-"""How many elements that take no bytes a record may have."""
+EMPTY_ELEMENTS = 64
+"""How many elements that take no bytes a record may have: a chunk has 100,000 records, and each element takes room."""
 
 _HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
 _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
