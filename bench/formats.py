@@ -1,19 +1,21 @@
-"""CPU of decoding the same records as JSON and as Avro, side by side.
+"""CPU of decoding the same records as JSON, as Avro and as Protobuf, side by side.
 
     .venv/bin/python -m bench.formats [--records 100000] [--repeats 5]
 
-Ticks of 127 bytes as JSON, and records of 1 KB with 40 columns, two of them nested. Avro's are behind a schema id, as
-the serializers of a registry write them. Least CPU (user + system) of the rounds, in core-seconds per million records;
-one round decodes a chunk of each format.
+Ticks of 127 bytes as JSON, and records of 1 KB with 40 columns, two of them nested. Avro's and Protobuf's are behind a
+schema id, as the serializers of a registry write them. Least CPU (user + system) of the rounds, in core-seconds per
+million records; one round decodes a chunk of each format.
 
-On 2 cores with other work beside (load 3):
+On 2 cores with other work beside (load 2), --repeats 7:
 
 | records | format | bytes | core-s per million |
 |---|---|---|---|
-| ticks | JSON | 127 | 0.30 |
-| ticks | Avro | 47 | 0.32 |
-| wide | JSON | 1,021 | 2.54 |
-| wide | Avro | 524 | 2.79 |
+| ticks | JSON | 127 | 0.31 |
+| ticks | Avro | 47 | 0.34 |
+| ticks | Protobuf | 55 | 0.42 |
+| wide | JSON | 1,025 | 2.35 |
+| wide | Avro | 525 | 2.45 |
+| wide | Protobuf | 559 | 2.72 |
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from google.protobuf import json_format, message_factory
 from pyiceberg.schema import Schema
 
-from bench.peer.records import FRAZIL, KINDS, Records, avro_encoder, avro_schema
+from bench.peer.records import FRAZIL, KINDS, Column, Records, avro_encoder, avro_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import decoder
 from frazil.ingest.formats.avro.decoder import AvroDecoder
+from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
+from frazil.ingest.formats.protobuf.schema import message_of
 from frazil.registry.client import SchemaText
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
@@ -41,8 +45,8 @@ from frazil.spec.load import validate_stream
 class OneSchema:
     """A registry of one schema."""
 
-    def __init__(self, schema: Any) -> None:
-        self._text = SchemaText("AVRO", json.dumps(schema))
+    def __init__(self, text: SchemaText) -> None:
+        self._text = text
 
     def ask(self, _: Sequence[int], /) -> None:
         pass
@@ -62,6 +66,30 @@ def schema_of(records: Records) -> Schema:
         "complete": "none",
     }
     return iceberg.schema(validate_stream(stream, Path("s.yaml")))
+
+
+PROTOBUF = {"int": "int32", "long": "int64", "boolean": "bool", "timestamptz": "google.protobuf.Timestamp"}
+
+
+def protobuf_message(columns: tuple[Column, ...], name: str) -> str:
+    """Every field is optional, as in Avro's schema."""
+    fields = []
+    for i, c in enumerate(columns, 1):
+        inside = "" if isinstance(c.type, str) else protobuf_message(c.type, f"T_{c.name}")
+        kind = PROTOBUF.get(c.type, c.type) if isinstance(c.type, str) else f"T_{c.name}"
+        fields.append(f"{inside} optional {kind} {c.name} = {i};")
+    return f"message {name} {{ {' '.join(fields)} }}"
+
+
+def protobuf_text(records: Records) -> str:
+    imports = 'import "google/protobuf/timestamp.proto";'
+    return f'syntax = "proto3"; {imports} {protobuf_message(records.columns, "R")}'
+
+
+def as_protobuf(values: list[bytes], text: str) -> list[bytes]:
+    """Behind a zero byte, a schema id and the short form of the first message's indexes."""
+    made = message_factory.GetMessageClass(message_of(text))
+    return [b"\0\0\0\0\1\0" + json_format.Parse(value, made()).SerializeToString() for value in values]
 
 
 def cost(decode: Decoder, chunk: Chunk) -> float:
@@ -84,13 +112,16 @@ def main() -> None:
         values = [records.value(i) for i in range(arguments.records // (8 if name == "wide" else 1))]
         schema, encode = schema_of(records), avro_encoder(records, schema_id=1)
         encoded = [encode(i) for i in range(len(values))]
+        avro = SchemaText("AVRO", json.dumps(avro_schema(records.columns)))
+        protobuf = SchemaText("PROTOBUF", protobuf_text(records))
         made: dict[str, tuple[Decoder, list[bytes]]] = {
             "json": (decoder("json", schema, {}), values),
-            "avro": (AvroDecoder(schema, {}, OneSchema(avro_schema(records.columns))), encoded),
+            "avro": (AvroDecoder(schema, {}, OneSchema(avro)), encoded),
+            "protobuf": (ProtobufDecoder(schema, {}, OneSchema(protobuf)), as_protobuf(values, protobuf.text)),
         }
         chunks = {of: Chunk.of_values(data) for of, (_, data) in made.items()}
         rows = [made[of][0](chunks[of]).rows for of in made]
-        if rows[0] != rows[1]:
+        if rows[0] != rows[1] or rows[0] != rows[2]:
             raise RuntimeError("the formats do not agree")
         least = dict.fromkeys(made, float("inf"))
         for _ in range(arguments.repeats):
@@ -98,7 +129,7 @@ def main() -> None:
                 least[of] = min(least[of], cost(decode, chunks[of]))
         for of, (_, data) in made.items():
             size = sum(map(len, data)) / len(data)
-            print(f"{name:6} {of:6} {size:5.0f} bytes {least[of]:6.2f}  {least[of] / least['json']:.2f} of json")
+            print(f"{name:6} {of:8} {size:5.0f} bytes {least[of]:6.2f}  {least[of] / least['json']:.2f} of json")
 
 
 if __name__ == "__main__":
