@@ -187,3 +187,15 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
     sighted = decode(Chunk.of_values([b"\x08\1"])).sighted
     assert set(sighted.new) == {("in", "y"), ("more",)}
     assert sighted.wider == {("l",): "long", ("in", "x"): "double"}
+
+
+def test_a_schema_that_cannot_fill_the_table_leaves_nothing_behind_for_others() -> None:
+    lacking = 'syntax = "proto3"; message R { map<string, In> l = 1; } message In { int64 x = 1; }'
+    sound = 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'
+    schemas = Registered({1: SchemaText("PROTOBUF", lacking), 2: SchemaText("PROTOBUF", sound)})
+    values = [framed(1, b"\0", b""), framed(2, b"\0", b"\n\1a\x10\5")]
+    found = outcomes(ProtobufDecoder(COLUMNS, {}, schemas)(Chunk.of_values(values)))
+    assert found == {
+        0: ("MissingRequired", "s: required, and the written schema's R has no such field"),
+        1: {"s": "a", "l": 5},
+    }

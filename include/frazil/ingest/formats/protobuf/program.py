@@ -89,6 +89,8 @@ class Program:
             root = self._message(written, self._record)
         except (TooLarge, _Refused) as error:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
+            self._absent = {row: absent for row, absent in self._absent.items() if row < rows}
+            self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
             if isinstance(error, TooLarge):
                 raise
             return error.args[0], ": ".join(part for part in (error.args[2], error.args[1]) if part)
