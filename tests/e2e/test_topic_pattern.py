@@ -61,6 +61,14 @@ def deleted(kafka: EmbeddedKafka, topic: str) -> None:
     admin_client.delete_topics([topic])[topic].result(30)
 
 
+def after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return then(*args, **kwargs)
+
+    return both
+
+
 @contextmanager
 def another_topic(kafka: EmbeddedKafka, name: str) -> Iterator[None]:
     kafka.create_topic(name, 1)
@@ -110,6 +118,23 @@ def test_topics_join_and_leave_while_the_writer_runs(
     assert reset.returncode == 0, reset.stdout + reset.stderr
     stream.catch_up()
     assert stream.ids() == [*range(15), 20, 21]
+
+
+def test_a_run_until_caught_up_does_not_wait_for_a_topic_that_is_deleted_meanwhile(
+    stream: Any, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.make("de", range(3))
+    topics.make("fr", range(10, 12))
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.Epoch, "run", after(lambda: topics.delete("fr"), writer.Epoch.run))
+        stream.catch_up()
+    topics.make("it", range(3, 5))
+    stream.catch_up()
+    topics.send("it", range(12, 14))
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.BatchLoop, "run", after(lambda: topics.delete("it"), writer.BatchLoop.run))
+        stream.catch_up()
+    assert stream.ids() == list(range(5))
 
 
 def test_a_pattern_that_matches_nothing_waits_and_says_so(

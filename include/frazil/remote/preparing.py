@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil.cluster.submission import ClusterDriver
-from frazil.errors import SpecError
+from frazil.errors import SpecError, TopicMissing
 from frazil.kafka.admin import KafkaOffsets
 from frazil.remote.driver_environment import driver_environment
 from frazil.remote.driver_folder import DriverFolder
@@ -68,8 +68,9 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
     if load_stream_table(spec) is None and lost_table(spec) is None:
         # A mistyped topic leaves no empty table behind.
         settings = kafka_properties(spec, os.environ)
-        with KafkaOffsets(settings, spec.source.topics, stream=spec.name) as kafka:
-            kafka.describe()
+        with KafkaOffsets(settings, spec.source.reads, stream=spec.name) as kafka:
+            if not kafka.describe().partitions:
+                raise TopicMissing(f"stream {spec.name!r}: Kafka has no {spec.source.topics_in_words} yet")
     catalog = load_catalog(spec.table.catalog)
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)

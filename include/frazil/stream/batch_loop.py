@@ -42,13 +42,15 @@ class BatchLoop:
     planned: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
+    planner: BatchPlanner | None = field(default=None, init=False)
+    """Made when the loop runs."""
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
         """Return once `until` holds between two batches; raise the error that ends the epoch.
 
         `wait` waits for that many seconds, or less if `until` may have changed.
         """
-        planner = self._planner()
+        self.planner = planner = self._planner()
         position = planner.position
         interval_s = planning_interval_s(planner.settings.policy.interval_s, most_s=self.hosting.planned_s)
         try:
@@ -77,6 +79,10 @@ class BatchLoop:
                     self.engine.check()
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
+
+    def is_gone(self, topic: str) -> bool:
+        """Whether a topic of the stream's pattern was deleted: the loop never reads the rest of it."""
+        return self.planner is not None and self.planner.is_gone(topic)
 
     def _wait_for_turn(self) -> None:
         """A writer that waits for others to be done is not hung."""

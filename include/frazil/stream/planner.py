@@ -91,6 +91,8 @@ class BatchPlanner:
     """What the brokers' answer ends the epoch with, once the current batch is done."""
     absent: dict[str, int] = field(default_factory=dict)
     """Topics of the position that match the stream's pattern and are not in Kafka, with how often they were not."""
+    looks: int = 0
+    """How often Kafka has listed the topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
 
@@ -127,6 +129,11 @@ class BatchPlanner:
         """
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_FADES * self.queue_s), longest_s)
+
+    def is_gone(self, topic: str) -> bool:
+        """Whether a topic that matches the pattern counts as deleted, so that nobody should wait for its records."""
+        known = any(topic == name for name, _ in self.position.offsets)
+        return (self.absent.get(topic, 0) if known else self.looks) >= GONE_LOOKS
 
     def _look(self, now: float) -> bool:
         """Ask the brokers if that is due; whether they answered."""
@@ -189,6 +196,7 @@ class BatchPlanner:
         found = self.kafka.describe()
         check_same_source(self.source, found.identity, stream=self.settings.stream)
         self.source = merged_identity(self.source, found.identity)
+        self.looks += 1
         self._miss(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)

@@ -265,7 +265,7 @@ class Epoch:
         while not self._over(runner):
             loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned, hosting=p.hosting)
             try:
-                loop.run(until=lambda: self._over(runner), wait=self.stopping.wait)
+                loop.run(until=partial(self._over, runner, loop.is_gone), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -280,8 +280,8 @@ class Epoch:
                 self.commits += loop.commits
         return runner.marker
 
-    def _over(self, runner: BatchRunner) -> bool:
-        return self.stopping.is_set() or self._caught_up(runner.marker)
+    def _over(self, runner: BatchRunner, is_gone: Callable[[str], bool] = lambda _: False) -> bool:
+        return self.stopping.is_set() or self._caught_up(runner.marker, is_gone)
 
     def _begin(self) -> BatchRunner:
         """Take over and settle. Afterwards nothing of an earlier epoch is undecided."""
@@ -343,5 +343,7 @@ class Epoch:
         self.parts.emit(RecordsSkipped(lost, marker))
         return marker
 
-    def _caught_up(self, marker: Marker) -> bool:
-        return self.goal is not None and all(marker.offsets.get(tp, 0) >= end for tp, end in self.goal.items())
+    def _caught_up(self, marker: Marker, is_gone: Callable[[str], bool]) -> bool:
+        return self.goal is not None and all(
+            marker.offsets.get(tp, 0) >= end or is_gone(tp[0]) for tp, end in self.goal.items()
+        )

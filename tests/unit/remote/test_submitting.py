@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 
 from frazil.cluster.api import Silent
 from frazil.cluster.submission import ClusterDriver
-from frazil.errors import EnvironmentUnusable, SpecError
+from frazil.errors import EnvironmentUnusable, SpecError, TopicMissing
+from frazil.kafka.admin import Topics
+from frazil.kafka.identity import SourceIdentity
+from frazil.remote import preparing
 from frazil.remote.preparing import portable, prepare
 from frazil.remote.submitter import StandaloneSubmitter, spark_submit, submitter
 from frazil.spec.load import load_stream
 from frazil.spec.resources import Resources
+from frazil.spec.topics import TopicPattern
 
 STREAM = """
 name: ticks
@@ -46,6 +51,29 @@ def test_the_embedded_catalog_is_refused_where_the_cluster_has_other_hosts(tmp_p
     file.write_text(f"{STREAM}resources: {{master: 'spark://m:7077', deploy-mode: cluster}}\n")
     with pytest.raises(SpecError, match="cannot use the embedded catalog"):
         prepare(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
+
+
+def test_a_pattern_that_matches_no_topic_leaves_no_empty_table_behind(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    class NoTopics:
+        def __init__(self, _: object, topics: object, **__: object) -> None:
+            asked.append(topics)
+
+        def describe(self) -> Topics:
+            return Topics(SourceIdentity("c1", {}), ())
+
+    monkeypatch.setattr(preparing, "KafkaOffsets", lambda *a, **k: nullcontext(NoTopics(*a, **k)))
+    file = tmp_path / "ticks.yaml"
+    resources = "resources: {master: 'spark://127.0.0.1:7077', deploy-mode: cluster}\n"
+    file.write_text(STREAM.replace("topics: [ticks]", "topic-pattern: 'ticks[.].*'") + resources)
+    with pytest.raises(TopicMissing, match=r"Kafka has no topics that match 'ticks\[\.\]\.\*' yet"):
+        prepare(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
+    assert asked == [TopicPattern("ticks[.].*")]
 
 
 def test_no_resolved_reference_is_on_a_standalone_drivers_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,23 @@ def test_topics_that_are_deleted_between_two_looks_are_looked_for_at_once(patter
     assert patterned.planner.silent_since is None
 
 
+def test_nobody_waits_for_a_topic_that_is_missed_in_three_lists(patterned: World):
+    without(patterned, "u")
+    patterned.after(12)
+    assert not patterned.planner.is_gone("u")
+    patterned.after(20)
+    assert patterned.planner.is_gone("u")
+    assert not patterned.planner.is_gone("t")
+
+
+def test_nobody_waits_for_a_topic_that_went_before_the_planner_began(world: World):
+    world.planner.settings = replace(world.planner.settings, topics=TopicPattern("[tu].*"))
+    world.after(12)
+    assert not world.planner.is_gone("u")
+    world.after(20)
+    assert world.planner.is_gone("u")
+
+
 def test_a_planner_without_any_topic_waits(tmp_path: Path):
     world = World(tmp_path)
     world.planner.settings = replace(world.planner.settings, topics=TopicPattern("t"))

@@ -63,6 +63,9 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
                     self.commits = outcome
                     raise PythonStartTimeout("too busy")
 
+            def is_gone(self, _: str) -> bool:
+                return False
+
         def begin(_: Epoch) -> Any:
             begun.append(1)
             return Anything()
