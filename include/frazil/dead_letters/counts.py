@@ -13,7 +13,7 @@ from typing import Any
 from pyiceberg.table import Table
 
 from frazil.dead_letters.letters import Selection, read
-from frazil.ingest.sealing import OMITTED, SEALED, Unsealer, header_part, place_of
+from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
 from frazil.spec.model import StreamSpec
 
 
@@ -68,7 +68,7 @@ def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, 
 
 
 def _letters(table: Table, spec: StreamSpec, selection: Selection, *, decrypt: bool) -> Iterator[Letter]:
-    unseal = Unsealer(spec.sensitive.secret if spec.sensitive else None)
+    unseal = unsealer_of(spec)
 
     def shown(value: bytes | None, place: str) -> str | None:
         return _shown(unseal(value, place) if decrypt else value)

@@ -29,7 +29,7 @@ from frazil.dead_letters.letters import Selection, read
 from frazil.errors import AdoptionRequired, Fenced, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
-from frazil.ingest.sealing import OMITTED
+from frazil.ingest.sealing import OMITTED, Unsealer, place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.stage_rows import StageRows
@@ -119,10 +119,13 @@ def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
         raise AdoptionRequired(f"stream {opened.spec.name!r} has no marker: nothing tells which letters are its own")
     table = opened.tables.dead_letters.refresh()
     columns = (*LETTER_COLUMNS, "topic_id")
-    letters = (
-        rows.filter(pa.array(_replayable(rows, marker), pa.bool_())).select(LETTER_COLUMNS)
-        for rows in read(table, selection.row_filter(opened.spec), columns)
-    )
+    unseal, omits = unsealer_of(opened.spec), opened.spec.sensitive is not None
+
+    def chosen(rows: pa.Table) -> pa.Table:
+        kept = rows.filter(pa.array(_replayable(rows, marker, omits=omits), pa.bool_())).select(LETTER_COLUMNS)
+        return _readable(kept, unseal)
+
+    letters = (chosen(rows) for rows in read(table, selection.row_filter(opened.spec), columns))
     io = opened.tables.main.current().io
     count = 0
     for number, part in enumerate(_parts(letters)):
@@ -147,14 +150,22 @@ def _slices(piece: pa.Table) -> Iterator[pa.Table]:
     return (piece.slice(start, FILE_ROWS) for start in range(0, piece.num_rows, FILE_ROWS))
 
 
-def _replayable(rows: pa.Table, marker: Marker) -> list[bool]:
+def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
+    """The rows, after their first value was read. Raises SpecError if the secret is another: nothing has begun yet."""
+    for row in rows.slice(0, 1).to_pylist():
+        place = place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value")
+        unseal(row["value"], place)
+    return rows
+
+
+def _replayable(rows: pa.Table, marker: Marker, *, omits: bool) -> list[bool]:
     """Not those of a topic that was made again, nor where the stream reads (again), nor offsets of two records.
 
-    Nor those whose value was not kept, because the stream has sensitive fields.
+    Nor, where the stream `omits` values because it has sensitive fields, those without one.
     """
     names = ("kafka_topic", "kafka_partition", "kafka_offset", "topic_id", "value")
     return [
-        value != OMITTED
+        not (omits and value == OMITTED)
         and topic_id in {None, marker.source.topic_ids.get(topic)}
         and offset < marker.offsets.get((topic, partition), 0)
         and not any(start <= offset < end for start, end in marker.rewritten.get((topic, partition), ()))

@@ -131,8 +131,8 @@ class StageContext:
     evolution: Literal["off", "additive", "full"] = "off"
     """What tasks look for in records beyond the table's columns, for the driver to evolve the table."""
     sensitive: Mapping[str, Any] = field(default_factory=dict)
-    """`fields`: by the column's full name in the table, `as` and `keep-last`; `secret`: a reference; `dead-letters`:
-    omit, encrypt or keep. Nothing if no field is sensitive."""
+    """`fields`: by the column's full name in the table, `as` and `keep-last`; `dropped`: full names; `secret`: a
+    reference; `dead-letters`: omit, encrypt or keep. Nothing if no field is sensitive."""
     routes: Routes | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
 

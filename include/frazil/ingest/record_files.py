@@ -102,7 +102,7 @@ class FileReader:
         schema: Schema,
         unseal: Unsealer | None = None,
     ) -> None:
-        self._unseal = unseal or Unsealer(None)
+        self._unseal = unseal or Unsealer(None, sensitive=False)
         self._files, self._io, self._schema = files, io, schema
         self._least, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         by_partition = groupby(sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _place)

@@ -15,13 +15,16 @@ from functools import cached_property
 
 from frazil.errors import SpecError
 from frazil.extras import require
+from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 
 SECRET_LEAST = 16
 """Characters of a secret."""
-OMITTED = b"frazil\0omitted"
+RESERVED = b"frazil\0"
+"""Begins what stands for a value."""
+OMITTED = RESERVED + b"omitted"
 """Stands for a value that a dead letter does not keep."""
-SEALED = b"frazil\0sealed1"
+SEALED = RESERVED + b"sealed1"
 """Begins a value that is encrypted: then come a nonce of 12 bytes, and AES-256-GCM's output."""
 NONCE = 12
 
@@ -108,19 +111,32 @@ class Secret:
 class Unsealer:
     """Reads the parts of records that dead letters keep."""
 
-    def __init__(self, reference: str | None) -> None:
-        """`reference` is that of the secret; it is resolved when a sealed part is met."""
-        self._reference = reference
+    def __init__(self, reference: str | None, *, sensitive: bool) -> None:
+        """`reference` is that of the secret; it is resolved when a sealed part is met.
+
+        Of a stream that is not `sensitive`, every part is as it came: anybody can send what looks sealed.
+        """
+        self._reference, self._sensitive = reference, sensitive
         self._secret: Secret | None = None
 
     def __call__(self, value: bytes | None, place: str) -> bytes | None:
         """The part as it came. Raises SpecError if it is sealed, and the secret is missing or another."""
-        if value is None or not value.startswith(SEALED):
+        if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:
             raise SpecError(f"the dead letter of {place} is encrypted: declare sensitive.secret to read it")
         self._secret = self._secret or Secret.of(self._reference, os.environ)
         return self._secret.unsealed(value, place)
+
+
+def unsealer_of(spec: StreamSpec) -> Unsealer:
+    return Unsealer(spec.sensitive.secret if spec.sensitive else None, sensitive=spec.sensitive is not None)
+
+
+def check_secret(spec: StreamSpec) -> None:
+    """Raises SpecError or MissingExtra if the stream needs a secret that cannot be used here."""
+    if spec.sensitive and spec.sensitive.needs_secret and spec.sensitive.secret:
+        Secret.of(spec.sensitive.secret, os.environ)
 
 
 def place_of(topic: str, partition: int, offset: int, part: str) -> str:

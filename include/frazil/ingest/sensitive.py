@@ -7,7 +7,7 @@ a rejection says of a record is cut to the column's name, because the rest may q
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Rejection
-from frazil.ingest.sealing import OMITTED, Secret
+from frazil.ingest.sealing import OMITTED, RESERVED, Secret
 
 MASK = "****"
 WITHHELD = "the text is withheld, because the stream has sensitive fields"
@@ -31,9 +31,13 @@ class Protector:
     """Protects the records of one task."""
 
     def __init__(self, context: StageContext) -> None:
-        """Raises SpecError if the secret is missing, or a column is: nothing may pass unprotected."""
+        """Raises SpecError if the secret is missing, or a column is, or one is there that is to be dropped.
+
+        Nothing may pass unprotected.
+        """
         declared = context.sensitive
         schema = Schema.model_validate_json(context.main.schema_json)
+        _check_dropped(declared["dropped"], schema, context.aliases)
         self._secret = Secret.of(declared["secret"], os.environ) if declared["secret"] else None
         self._letters: str = declared["dead-letters"]
         self._names = sorted(schema.column_names, key=len, reverse=True)
@@ -67,9 +71,11 @@ class Protector:
 
     def letter(self, value: bytes | None, place: str) -> bytes | None:
         """What a dead letter keeps of the value of a record's part."""
-        if value is None or self._letters == "keep":
+        if value is None:
+            return None
+        if self._letters == "keep" and not value.startswith(RESERVED):
             return value
-        if self._letters == "omit":
+        if self._letters != "encrypt":  # or somebody wrote what looks like ours
             return OMITTED
         assert self._secret is not None, "a rule of the declaration"
         return self._secret.sealed(value, place)
@@ -80,6 +86,17 @@ def speakable(error: Exception, context: StageContext) -> Exception:
     if not context.sensitive or isinstance(error, FrazilError):
         return error
     return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
+
+
+def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str]) -> None:
+    """Raises SpecError if the table has a column for a dropped field, in any case of letters."""
+    there = {name.lower(): name for name in (*aliases, *schema.column_names)}
+    for name in dropped:
+        if (column := there.get(name.lower())) is not None:
+            raise SpecError(
+                f"the sensitive field {name!r} is dropped, and the table has the column {column!r}, which records "
+                f"would fill: nothing is written. Drop it there first: frazil evolve STREAM --drop {column}"
+            )
 
 
 def _steps(schema: Schema, name: str) -> list[str]:

@@ -361,7 +361,7 @@ def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader 
         return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
-    unseal = Unsealer(context.sensitive.get("secret"))
+    unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
     return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
 
 

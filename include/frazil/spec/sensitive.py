@@ -93,11 +93,14 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
     if len(columns) < len(spec.columns):
         return
+    lower = {name.lower(): _lower(kind) for name, kind in columns.items()}
     for name, how in sensitive.fields.items():
         found = _type_at(columns, name.split("."))
         place = f"sensitive.fields.{name}"
-        if how.as_ == "drop" and found is not None:
+        if how.as_ == "drop" and (found is not None or _type_at(lower, name.lower().split("."))):
             yield Problem(place, "drop", "is a column of the schema; take it out of the schema")
+        elif how.as_ == "drop" and isinstance(_type_at(lower, name.lower().split(".")[:1]), types.Primitive):
+            yield Problem(place, "drop", "is within a column that is no struct, which would keep it")
         elif how.as_ != "drop" and found is None:
             yield Problem(place, how.as_, f"is not a column of the schema{did_you_mean(name, columns)}")
         elif how.as_ != "drop" and str(found) != "string":
@@ -105,6 +108,18 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(place, how.as_, what)
     if sensitive.needs_secret and not sensitive.secret:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")
+
+
+def _lower(kind: types.Type) -> types.Type:
+    """With the names of its fields in lower case."""
+    match kind:
+        case types.Struct(fields):
+            return types.Struct(tuple(types.Field(f.name.lower(), _lower(f.type), f.required) for f in fields))
+        case types.List(element):
+            return types.List(_lower(element))
+        case types.Map(key, value):
+            return types.Map(_lower(key), _lower(value))
+    return kind
 
 
 def _type_at(columns: Mapping[str, types.Type], path: list[str]) -> types.Type | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.ingest.sightings import Sightings, joined_sightings, new_fields, wide_type
@@ -12,6 +13,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
+from frazil.table.renamed import Former, current_name, former_columns
 from frazil.table.schema_update import evolve, told
 
 NAMED_MOST = 5
@@ -38,7 +40,7 @@ def ignored(refused: Sequence[Refusal], *, table: str) -> str:
 def evolved(table: Table, spec: StreamSpec, sighted: Iterable[Sightings]) -> Evolved:
     """Change the table as far as the stream's `evolution` allows. Raises what `evolve` raises."""
     asked, refused = asked_for(joined_sightings(sighted))
-    asked, dropped = without_dropped(asked, spec.sensitive.dropped if spec.sensitive else ())
+    asked, dropped = without_hidden(asked, _hidden(table, spec))
     refused = (*refused, *dropped)
     if not asked:
         return Evolved((), refused)
@@ -46,16 +48,33 @@ def evolved(table: Table, spec: StreamSpec, sighted: Iterable[Sightings]) -> Evo
     return Evolved(tuple(map(told, found.changes)), (*refused, *found.refused))
 
 
-def without_dropped(asked: Sequence[Change], dropped: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """The changes that add none of the dropped fields, and refusals of the others. Names differ by more than case."""
-    hidden = [tuple(part.lower() for part in path) for path in dropped]
+def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
+    """What becomes no column: dropped fields, and other spellings and former names of those that are protected."""
+    if spec.sensitive is None:
+        return []
+    hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
+    schema, former = table.schema(), former_columns(table.properties)
+    columns = {path[0] for path in hidden} | {name for path in hidden for name in _called_now(schema, former, path[0])}
+    return [*hidden, *((name,) for name, field in former.items() if current_name(schema, field) in columns)]
+
+
+def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
+    now = current_name(schema, former.get(name))
+    return [] if now is None else [now]
+
+
+def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """The changes that add none of the hidden fields, whatever their case, and refusals of the others."""
+    hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
     for change in asked:
         path = tuple(part.lower() for part in change.path)
-        if any(path[: len(of)] == of for of in hidden):
-            refused.append(Refusal(change.path, "is dropped, because it is sensitive"))
-        elif isinstance(change, Addition) and any(of[: len(path)] == path for of in hidden):
+        if not isinstance(change, Addition):
+            kept.append(change)
+        elif any(path[: len(of)] == of for of in hidden):
+            refused.append(Refusal(change.path, "is sensitive, and becomes no column by itself"))
+        elif any(of[: len(path)] == path for of in hidden):
             refused.append(Refusal(change.path, "has a sensitive field; declare the column without it"))
         else:
             kept.append(change)

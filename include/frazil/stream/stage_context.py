@@ -68,7 +68,8 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
         first, *rest = name.split(".")
         now = current_name(table, other_names.get(first)) or first
         fields[".".join([now, *rest])] = {"as": how.as_, "keep-last": how.keep_last}
-    return {"fields": fields, "secret": declared.secret, "dead-letters": declared.dead_letters}
+    dropped = [".".join(path) for path in declared.dropped]
+    return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 
 def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:

@@ -37,6 +37,7 @@ from frazil.events import EpochBegan, Events, Happening, OutageMet, PhaseBegan, 
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
+from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.log_watch import find_cut
 from frazil.kafka.truncation import check_not_cut
@@ -112,6 +113,8 @@ class Writer:
 
     def _run(self, folder: Path, events: Events, reporter: Reporter, afterwards: ExitStack) -> Marker | None:
         kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
+        if not self.spec.resources.on_cluster:  # whose executors have an environment of their own
+            check_secret(self.spec)
         source = (kafka_settings, self.spec.source.reads)
         with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
             if not self._topics_found(kafka, events.emit):

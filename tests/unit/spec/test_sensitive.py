@@ -13,9 +13,13 @@ from pyiceberg.types import LongType, StringType, StructType
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
 from frazil.ingest.sealing import Secret
+from frazil.ingest.sightings import Sightings
 from frazil.spec.load import load_stream
-from frazil.stream.evolve import without_dropped
+from frazil.stream.evolve import evolved, without_hidden
+from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import Addition, Relaxation
+from frazil.table.renamed import Asked, change_columns
+from frazil.table.tables import ensure_table
 
 Declare = Callable[..., Path]
 SECRET = "a secret of the tests"
@@ -44,6 +48,11 @@ HOME = "struct<street: string, city: string>"
         ({"fields": {"carrier": {"as": "hash", "keep-last": 4}}}, "has keep-last, which hash does not use"),
         ({"fields": {"carrier..x": "mask"}}, "has a name with an empty part"),
         ({"fields": {"carrier": "hide"}}, "sensitive.fields.carrier"),
+        ({"fields": {"CARRIER": "drop"}}, "sensitive.fields.CARRIER: 'drop' is a column of the schema"),
+        (
+            {"fields": {"carrier.code": "drop"}},
+            "carrier.code: 'drop' is within a column that is no struct",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_key(declare: Declare, sensitive: dict[str, Any], message: str) -> None:
@@ -72,10 +81,28 @@ def test_no_change_brings_a_dropped_field() -> None:
         Addition(("home", "zip"), StringType(), None),
         Addition(("age",), LongType(), None),
         Relaxation(("home", "city")),
+        Relaxation(("ssn",)),
     ]
-    kept, refused = without_dropped(asked, [("ssn",), ("home", "street")])
+    kept, refused = without_hidden(asked, [("ssn",), ("home", "street")])
     assert kept == asked[3:]
     assert [refusal.path for refusal in refused] == [("SSN",), ("ssn", "digits"), ("home",)]
+
+
+@pytest.mark.parametrize("declared", ["carrier", "line"])
+def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
+    declare: Declare,
+    declared: str,
+    frazil_home: Path,  # noqa: ARG001
+) -> None:
+    """Whether the declaration follows a renamed column or not."""
+    table = ensure_table(load_catalog(None), load_stream(declare()))
+    table = change_columns(table, Asked({"carrier": "line"}, []), fixed={})
+    schema = {declared: "string not null", "departed": "timestamptz not null"}
+    more = {"evolution": "additive", "sensitive": {"fields": {declared: "mask"}}, "partition_by": [], "sort_by": []}
+    spec = load_stream(declare(schema=schema, **more))
+    found = evolved(table, spec, [Sightings({(name,): "string" for name in ("CARRIER", "Line", "carrier")})])
+    assert found.changes == ()
+    assert {refusal.path for refusal in found.refused} == {("CARRIER",), ("Line",), ("carrier",)}
 
 
 def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
