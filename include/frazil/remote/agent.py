@@ -242,10 +242,13 @@ class Agent:
         self._folder.forget_all_but(order.id)
 
     def _kill(self) -> None:
-        if self._order is None or self._order.submission is None:
+        if self._order is None:
             return
         if not self._order.kill:
-            self._put(kill=True)  # an agent that comes after this one goes on with it
+            # An agent that comes after this one goes on with it. A driver that starts late hears of the stop.
+            self._put(kill=True, stop=self._order.stop or "the supervisor ended it by force")
+        if self._order.submission is None:
+            return
         if self._monotonic() - self._killed_at_s < KILL_AGAIN_S:
             return
         self._killed_at_s = self._monotonic()

@@ -82,6 +82,8 @@ def decide(seen: Seen) -> Step:  # noqa: PLR0911 - a return for each rule
 
 
 def _begin(seen: Seen, why: str) -> Step:
+    if seen.force:
+        return Step(Act.END, "the supervisor ends it by force, and no driver runs", KILLED)
     if seen.stop is not None:
         return Step(Act.END, f"{seen.stop}, and no driver runs")
     return Step(Act.SUBMIT, why)
@@ -105,7 +107,7 @@ def _over(seen: Seen) -> Step | None:
 def _after(seen: Seen, order: Order, over: Step) -> Step:
     """After the end of the order's driver: another one, unless this agent has to tell of that end."""
     if seen.stop is not None or seen.force:
-        return over if seen.followed else Step(Act.END, f"{seen.stop}, and no driver runs")
+        return over if seen.followed else _begin(seen, over.reason)
     if not seen.followed:
         return Step(Act.SUBMIT, f"the last one has ended: {over.reason}")
     if order.stop is not None and (why := _differs(seen, order)) is not None:
@@ -117,10 +119,12 @@ def _unanswered(seen: Seen, order: Order) -> Step:
     """Nobody told the cluster's name of the driver: it may run, or will, or never was."""
     if name := (seen.told.submission if seen.told else None) or seen.found:
         return Step(Act.ADOPT, name)
+    if seen.force and not order.kill:
+        return Step(Act.KILL, "the supervisor ends it by force")
+    why = seen.stop or _differs(seen, order)
+    if why is not None and order.stop is None:  # the cluster may start it after this agent has ended
+        return Step(Act.ASK_TO_STOP, why)
     if seen.told is not None and seen.told_since_s < FRESH_S:
-        why = seen.stop or _differs(seen, order)
-        if why is not None and order.stop is None:
-            return Step(Act.ASK_TO_STOP, why)
         return Step(Act.WAIT, "the driver runs, and the cluster's name of it is not known")
     if seen.ordered_since_s < UNHEARD_S:
         return Step(Act.WAIT, "the cluster did not answer its submission, so it may start yet")

@@ -124,6 +124,20 @@ def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
     assert decided(**lost, stop="SIGTERM") == (Act.ASK_TO_STOP, 0)
 
 
+def test_a_driver_that_may_start_after_its_agent_has_ended_finds_that_it_is_to_stop() -> None:
+    """The cluster may have it in a queue: nobody has heard of it."""
+    lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "told": None}
+    assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (Act.ASK_TO_STOP, 0)
+    assert decided(**lost, force=True, ordered_since_s=UNHEARD_S) == (Act.KILL, 0)
+    for asked in ({"stop": "SIGTERM"}, {"force": True}):
+        noted = {**lost, "order": of_order(submission=None, stop="why", kill="force" in asked)}
+        assert decided(**noted, **asked, ordered_since_s=1.0) == (Act.WAIT, 0)
+        assert decided(**noted, **asked, ordered_since_s=UNHEARD_S) == (Act.END, 137 if "force" in asked else 0)
+    killed = of_order(submission=None, stop="why", kill=True)
+    assert decided(**{**lost, "order": killed}, found="driver-2", force=True) == (Act.ADOPT, 0)
+    assert decided(order=dataclasses.replace(killed, submission="driver-2")) == (Act.KILL, 0), "by the next agent"
+
+
 STATES = st.sampled_from([status(state) for state in DriverState])
 ORDERS = st.one_of(
     st.none(),
@@ -156,9 +170,13 @@ SEEN = st.builds(
 @given(SEEN)
 def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(seen: Seen) -> None:
     step = decide(seen)
+    heard = seen.status.state.has_ended or (seen.told is not None and seen.told.exit is not None)
+    if step.act is Act.END and seen.order is not None and seen.order.submission is None and not heard:
+        assert seen.order.stop is not None or seen.order.kill
     if step.act is not Act.SUBMIT:
         return
     assert seen.stop is None
+    assert not seen.force
     if seen.order is None:
         return
     told_end = seen.told is not None and seen.told.exit is not None
