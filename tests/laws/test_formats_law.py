@@ -1,7 +1,7 @@
 """Records of every format, sound and broken beside each other: each ends in one table, once, and with its value.
 
-Who wrote a sound record says what it is worth: Python's `json` and `csv`, and fastavro. The laws of single formats
-(`test_json_law`, `test_avro_law`) go deeper into what one record may be.
+Who wrote a sound record says what it is worth: Python's `json` and `csv`, fastavro and google.protobuf. The laws of
+single formats (`test_json_law`, `test_avro_law`, `test_protobuf_law`) go deeper into what one record may be.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import Any
 
 import fastavro
 import pytest
+from google.protobuf import message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import decoder
+from frazil.ingest.formats.protobuf.schema import message_of
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
 from frazil.spec import iceberg
 from frazil.spec.formats import carried_format
@@ -80,6 +82,10 @@ NESTED = {
     ),
 }
 KINDS = SCALARS | NESTED
+PROTOBUF_VALUES = {
+    "list<int>": st.lists(st.integers(0, 9), max_size=3),
+    "map<string, long>": st.dictionaries(TEXTS, st.integers(0, 2**40), max_size=3),
+}
 TIMES = st.datetimes(datetime(2000, 1, 1), datetime(2030, 1, 1)).map(lambda d: d.replace(tzinfo=UTC))  # noqa: DTZ001
 
 
@@ -95,6 +101,11 @@ def of_json(value: Any) -> Any:
 def as_landed(value: Any) -> Any:
     """As Arrow gives it: a map's entries in a list."""
     return [*value.items()] if isinstance(value, dict) and {"a", "b"} != {*value} else value
+
+
+def in_order(value: Any) -> Any:
+    """A map's entries in the order of their keys: Protobuf keeps no order."""
+    return sorted(value) if isinstance(value, list) and value and isinstance(value[0], tuple) else value
 
 
 def as_json(row: Row, frame: bytes = b"") -> bytes:
@@ -125,6 +136,49 @@ def as_avro(row: Row, parsed: Any) -> bytes:
     return out.getvalue()
 
 
+PROTOBUF = {
+    "boolean": "optional bool",
+    "int": "optional int32",
+    "long": "optional int64",
+    "double": "optional double",
+    "string": "optional string",
+    "list<int>": "repeated int32",
+    "map<string, long>": "map<string, int64>",
+    "struct<a: string, b: double>": "optional S",
+}
+"""How a column's field is declared. Protobuf has no null within a list, and neither list nor map is null."""
+CONFLUENT = b"\0\0\0\0\7\0"
+"""A zero byte, a schema id, and the short form of the first message's indexes."""
+
+
+def protobuf_schema(kinds: dict[str, str]) -> str:
+    fields = " ".join(f"{PROTOBUF[kind]} {name} = {i};" for i, (name, kind) in enumerate(kinds.items(), 2))
+    return (
+        'syntax = "proto3"; import "google/protobuf/timestamp.proto"; '
+        f"message R {{ google.protobuf.Timestamp ts = 1; {fields} }} "
+        "message S { optional string a = 1; optional double b = 2; }"
+    )
+
+
+def as_protobuf(row: Row, made: Any, frame: bytes) -> bytes:
+    message = made()
+    for name, value in row.items():
+        if isinstance(value, datetime):
+            message.ts.FromDatetime(value)
+        elif isinstance(value, dict) and {*value} == {"a", "b"}:
+            getattr(message, name).SetInParent()
+            for part, inner in value.items():
+                if inner is not None:
+                    setattr(getattr(message, name), part, inner)
+        elif isinstance(value, dict):
+            getattr(message, name).update(value)
+        elif isinstance(value, list):
+            getattr(message, name).extend(value)
+        elif value is not None:
+            setattr(message, name, value)
+    return frame + bytes(message.SerializeToString())
+
+
 @dataclass(frozen=True)
 class Topic:
     """A declaration, what rows it has, and what writes them."""
@@ -150,10 +204,12 @@ def declared(form: Any, kinds: dict[str, str]) -> StreamSpec:
 
 @st.composite
 def topics(draw: st.DrawFn, form: str) -> Topic:
-    allowed = SCALARS if form == "csv" else KINDS
+    allowed = SCALARS if form == "csv" else {kind: KINDS[kind] for kind in PROTOBUF} if "proto" in form else KINDS
     chosen = draw(st.lists(st.sampled_from(sorted(allowed)), min_size=1, max_size=5))
     kinds = {f"c{i}": kind for i, kind in enumerate(chosen)}
     columns = {name: st.none() | KINDS[kind].values for name, kind in kinds.items()}
+    if "proto" in form:
+        columns |= {name: PROTOBUF_VALUES[kind] for name, kind in kinds.items() if kind in PROTOBUF_VALUES}
     some = draw(st.lists(st.fixed_dictionaries({"ts": TIMES, **columns}), min_size=1, max_size=8))
     if form == "csv":  # which writes null and an empty text alike
         some = [{name: None if value == "" else value for name, value in row.items()} for row in some]
@@ -163,6 +219,12 @@ def topics(draw: st.DrawFn, form: str) -> Topic:
         parsed = fastavro.parse_schema(schema)
         declaration = {"type": "avro", "schema-text": json.dumps(schema)}
         return Topic(declared(declaration, kinds), some, lambda row: as_avro(row, parsed))
+    if "proto" in form:
+        text = protobuf_schema(kinds)
+        made = message_factory.GetMessageClass(message_of(text, (), "R"))
+        framing, frame = ("confluent", CONFLUENT) if form == "framed protobuf" else ("none", b"")
+        declaration = {"type": "protobuf", "schema-text": text, "message": "R", "framing": framing}
+        return Topic(declared(declaration, kinds), some, lambda row: as_protobuf(row, made, frame))
     if form == "framed":
         declaration = {"type": "json", "framing": "confluent"}
         return Topic(declared(declaration, kinds), some, lambda row: as_json(row, b"\0\0\0\0\7"))
@@ -184,14 +246,16 @@ def check(topic: Topic, damages: list[Callable[[bytes], bytes]], strays: list[by
     for i, row in enumerate(topic.some):
         assert RANGE_START + i in main, dead[RANGE_START + i]
         landed = main[RANGE_START + i]
-        assert {name: landed[name] for name in row} == {name: as_landed(value) for name, value in row.items()}
+        assert {name: in_order(landed[name]) for name in row} == {
+            name: in_order(as_landed(value)) for name, value in row.items()
+        }
     for offset, letter in dead.items():
         assert letter["value"] == values[offset - RANGE_START]
         assert letter["error_class"]
         assert letter["error"]
 
 
-FORMS = ("json", "framed", "csv", "avro")
+FORMS = ("json", "framed", "csv", "avro", "protobuf", "framed protobuf")
 STRAYS = st.lists(st.binary(max_size=30), max_size=4)
 DAMAGES = st.lists(damage(), max_size=5)
 
@@ -216,7 +280,7 @@ def test_each_of_many_records_lands_once_with_its_value(
 
 
 LIES = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"
-"""Avro's longest length."""
+"""The longest length, of Avro and of Protobuf. Bytes follow: a chunk of few would measure the reserve alone."""
 NASTY = {
     "one huge text": [b'{"c0": "' + b"a" * CHUNK_BYTES],
     "one huge record": [b'{"ts": "2024-01-01T00:00:00Z", "c0": "' + b"a" * CHUNK_BYTES + b'"}'],
@@ -224,7 +288,9 @@ NASTY = {
     "deep objects": [b'{"c0":' * 10_000] * (CHUNK_BYTES // 60_000),
     "escapes": [b'{"c0": "' + b"\\ud800" * 1000 + b'"}'] * (CHUNK_BYTES // 6000),
     "zeros": [bytes(1000)] * (CHUNK_BYTES // 1000),
-    "lengths that lie": [bytes(8) + b"\2" + LIES] * (CHUNK_BYTES // 18),
+    "lengths that lie": [b"\0\2" + LIES + bytes(600)] * CHUNK_RECORDS,
+    "Protobuf's lengths that lie": [b"\x12" + LIES + bytes(600)] * CHUNK_RECORDS,
+    "groups": [b"\x0b" * 1000] * (CHUNK_BYTES // 1000),
     "quotes": [b'"' * 999] * (CHUNK_BYTES // 999),
     "commas": [b"," * 1000] * (CHUNK_BYTES // 1000),
     "empty": [b""] * CHUNK_RECORDS,
@@ -235,6 +301,9 @@ def decoded_alone(form: str, what: str) -> None:
     """In a process of its own: decode a chunk, and print how much memory grew beyond the reserve, in its own size."""
     kinds = {"c0": "string", "c1": "long"}
     of: Any = {"framed": {"type": "json", "framing": "confluent"}, "json": "json", "csv": "csv"}.get(form)
+    if "proto" in form:
+        framing = "confluent" if form == "framed protobuf" else "none"
+        of = {"type": "protobuf", "schema-text": protobuf_schema(kinds), "message": "R", "framing": framing}
     of = of or {"type": "avro", "schema-text": json.dumps(avro_schema(kinds))}
     spec = declared(of, kinds)
     schema = record_schema(iceberg.schema(spec), coordinates=True)
@@ -247,7 +316,7 @@ def decoded_alone(form: str, what: str) -> None:
     if len(found.kept) + len(found.rejections) != len(chunk):
         raise AssertionError("a record is neither row nor rejection")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
-    print(max(0, grown - RESERVE_BYTES) / size)
+    print(max(0, grown - RESERVE_BYTES) / max(size, 1))
 
 
 @pytest.mark.soak
