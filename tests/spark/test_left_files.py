@@ -14,10 +14,15 @@ from pyspark import RDD
 
 from frazil.ingest.contract import StageResult
 from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
 from frazil.stream.session import writer_properties
 from frazil.stream.spark_engine import SparkEngine
 
 RESULT = StageResult((), (), None, ()).to_json()
+
+
+def flights() -> StreamSpec:
+    return find_stream(Path(__file__).parents[2] / "include" / "streams", "flights")
 
 
 def test_a_shuffled_batch_leaves_no_rows_behind(
@@ -54,16 +59,15 @@ def test_a_shuffled_batch_leaves_no_rows_behind(
         return {path for path in files.mkString(" ").split() if "/shuffle_" in path}
 
     before = shuffled()
-    answers = SparkEngine(None, spark).run(["0", "1"], Work())  # type: ignore[arg-type]
+    answers = SparkEngine(flights(), spark).run(["0", "1"], Work())  # type: ignore[arg-type]
     assert (len(answers), len(kept)) == (2, 1)
     eventually(lambda: shuffled() <= before)
 
 
 def test_a_batch_whose_tasks_share_much_leaves_no_file_behind(spark: Any, request: pytest.FixtureRequest):
     name, result, large = "spark.broadcast.UDFCompressionThreshold", RESULT, os.urandom(2 << 20)
-    flights = find_stream(Path(__file__).parents[2] / "include" / "streams", "flights")
     conf = spark.sparkContext._jsc.sc().conf()
-    conf.set(name, writer_properties(flights)[name])
+    conf.set(name, writer_properties(flights())[name])
     request.addfinalizer(lambda: conf.remove(name))
 
     class Work:
@@ -73,6 +77,6 @@ def test_a_batch_whose_tasks_share_much_leaves_no_file_behind(spark: Any, reques
             yield from (json.dumps({"result": result, "task_s": len(large)}) for _ in plans)
 
     before = set(Path(spark.sparkContext._temp_dir).rglob("*"))
-    answers = SparkEngine(None, spark).run(["0", "1"], Work())  # type: ignore[arg-type]
+    answers = SparkEngine(flights(), spark).run(["0", "1"], Work())  # type: ignore[arg-type]
     assert [answer.seconds for answer in answers] == [2 << 20] * 2
     assert set(Path(spark.sparkContext._temp_dir).rglob("*")) == before
