@@ -154,4 +154,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get among the answers
-    serve(sys.stdin.buffer, answers)
+    try:
+        serve(sys.stdin.buffer, answers)
+    except BrokenPipeError:  # whoever asked was killed: nobody reads the answers, nor a traceback
+        os._exit(1)  # an orderly exit would write what is left once more, and complain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -17,20 +18,19 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 MOST_BYTES = 64 * 2**20
 """Of an answer."""
 _asking = threading.local()
-"""`sockets`: those of this thread's request."""
+"""`bound`: that of this thread's request."""
 
 
 def get(session: Session, url: str, *, within_s: float) -> requests.Response:
     """The whole answer, within this time from the moment that the connection stands. The session is a `session()`."""
-    sockets: list[socket.socket] = []
-    _asking.sockets = sockets
-    watch = threading.Timer(within_s, _end, [sockets])
+    bound = _asking.bound = _Bound(within_s)
+    watch = threading.Timer(within_s, bound.end)
     watch.daemon = True
     watch.start()
     try:
         # Named again: $REQUESTS_CA_BUNDLE comes before what a session alone names.
         with session.get(url, timeout=within_s, verify=session.verify, stream=True) as response:
-            _read(response)
+            _read(response, bound)
             return response
     finally:
         watch.cancel()
@@ -56,21 +56,50 @@ def session() -> Session:
     return made
 
 
-def _read(response: requests.Response) -> None:
-    """Read the whole content, as `requests` does, unless it has no end."""
+class _Bound:
+    """The sockets of one request, which may be redirected to other hosts, and the time when they are shut."""
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._deadline = time.monotonic() + within_s
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._over = False
+
+    def note(self, sock: socket.socket) -> None:
+        """Shut the socket when the time is over, or at once if it is over already."""
+        with self._lock:
+            self._sockets.append(sock)
+            if self._over:
+                _shut(sock)
+
+    def end(self) -> None:
+        with self._lock:
+            self._over = True
+            for sock in self._sockets:
+                _shut(sock)
+
+    def check(self) -> None:
+        """Raises ReadTimeout once the time is over."""
+        if time.monotonic() >= self._deadline:
+            raise requests.exceptions.ReadTimeout(f"no whole answer within {self._within_s:g} s")
+
+
+def _read(response: requests.Response, bound: _Bound) -> None:
+    """Read the whole content, as `requests` does, unless it has no end or comes too late."""
     content = bytearray()
     for piece in response.iter_content(2**16):
+        bound.check()
         content += piece
         if len(content) > MOST_BYTES:
             raise requests.exceptions.ContentDecodingError(f"the answer has more than {MOST_BYTES:,} bytes")
     response._content = bytes(content)  # where `requests` keeps what it has read
 
 
-def _end(sockets: list[socket.socket]) -> None:
-    for each in sockets:
-        with suppress(OSError):
-            # Not TLS's own way to end, which must not run while another thread reads.
-            socket.socket.shutdown(each, socket.SHUT_RDWR)
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        # Not TLS's own way to end, which must not run while another thread reads.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _Noted:
@@ -79,7 +108,7 @@ class _Noted:
     sock: Any
 
     def getresponse(self) -> Any:
-        _asking.sockets.append(self.sock)
+        _asking.bound.note(self.sock)
         return super().getresponse()  # type: ignore[misc]
 
 

@@ -135,11 +135,13 @@ def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limi
         do = "Find the producer whose transaction stays open (`kafka-transactions.sh find-hanging`)"
         offsets, wait = counted(waiting, "offset"), "waits" if waiting == 1 else "wait"
         return f"{offsets} there {wait} for a transaction to end, and {newest}", do
-    if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms:
+    is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
+    if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
         do = "Check the event times that its producers set, and the dead letters, which have none"
         return f"its records arrive, and {newest}", do
     idle = f"after watermark.idle-timeout ({ago(limits.idle_timeout_ms)}) without unread records it is left out"
-    return f"no records arrive, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
+    silent = "it is empty: no records arrive" if is_empty else "no records arrive"
+    return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
 
 
 def _event(time_us: int) -> str:

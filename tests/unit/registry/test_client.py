@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import requests
 
 from frazil.errors import RegistryUnavailable, SpecError
 from frazil.registry import bounded_http, client
@@ -180,6 +181,26 @@ def test_an_answer_that_drips_is_none_after_the_timeout(scheme: str, tmp_path: P
             found.get(1)
         server.drip_s = 0.0
         assert opened(server.url, **trust).get(1).text == '"string"'
+
+
+def test_the_timeout_holds_across_a_redirect() -> None:
+    with made_registry() as first, made_registry() as second:
+        first.answers["/schemas/ids/1"] = [(307, second.url + "/other")]
+        second.answers["/other"] = [(200, {"schema": '"string"', "padding": "x" * 10_000})]
+        found = opened(first.url, timeout_s=0.5)
+        second.drip_s = 0.05
+        with pytest.raises(RegistryUnavailable, match=r"does not answer within 0\.5 s"):
+            found.get(1)
+
+
+def test_a_host_that_a_late_redirect_leads_to_gets_no_more_time() -> None:
+    with made_registry() as server:
+        server.answers["/"] = [(200, {"padding": "x" * 10_000})]
+        server.drip_s = 0.05
+        bound = bounded_http._asking.bound = bounded_http._Bound(60.0)
+        bound.end()  # as the timer does while the first host drips
+        with pytest.raises(requests.exceptions.ConnectionError):
+            bounded_http.session().get(server.url, timeout=60.0)
 
 
 def test_only_the_declared_authority_is_trusted(tmp_path: Path) -> None:

@@ -323,6 +323,15 @@ def test_a_partition_that_never_had_a_record_is_reported_within_three_intervals(
     assert writer.now.at_ms - len(seen) * PERIOD < START + STILL
 
 
+def test_an_empty_partition_whose_first_commit_is_at_0_is_called_empty():
+    writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US}, offsets={TP0: 100})
+    writer.passes(INTERVAL)
+    writer.commits(tp0=105, tp1=0)
+    reason = commits_of_one_partition(writer, 4)[0].reason
+    assert "it is empty: no records arrive, and no event time is known there" in reason
+    assert "after watermark.idle-timeout (5 min 0 s) without unread records it is left out" in reason
+
+
 def test_the_watermark_of_a_writer_that_took_long_to_start_stands_from_its_first_look_at_kafka_on():
     writer = Writer(phase=Phase.TAKING_OVER, watermark_us=None, max_event_times_us={TP0: TIME_US})
     writer.passes(10 * INTERVAL)
