@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from frazil.errors import EnvironmentUnusable
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
-from frazil.ingest.isolate import IsolatedDecoder, known_record
+from frazil.ingest.isolate import IsolatedDecoder, _send, known_record
 
 FRAGILE = '''
 """A decoder with a native crash: it gets SIGSEGV on one value, as a broken parser would."""
@@ -113,3 +116,22 @@ def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:
     assert child is not None
     isolated.close()
     assert child.returncode is not None
+
+
+def test_a_child_whose_answers_nobody_reads_ends_quietly(fragile: MakeFragile) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-m", "frazil.ingest.isolate"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.close()
+        for frame in (fragile, Chunk.of_values([known_record()])):
+            _send(child.stdin, frame)
+        assert child.wait(60) == 1
+        assert child.stderr is not None
+        assert b"Traceback" not in (said := child.stderr.read()), said
+        assert b"BrokenPipeError" not in said
