@@ -198,15 +198,20 @@ class KafkaOffsets:
         """
         tps = list(partitions)
         deadline = time.monotonic() + self._timeout_s
+        moving: Exception | None = None
         while True:
             try:
                 asked = [self._asked(tps, which, isolation) for which, isolation in questions]
                 return [{(tp.topic, tp.partition): self._result(of) for tp, of in each.items()} for each in asked]
             except (KafkaException, TimeoutError) as error:
                 is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_MOVES
-                if not is_moving or time.monotonic() > deadline:
-                    raise self._translated(error, "listing offsets of") from error
-                time.sleep(POLL_S)
+                if is_moving and time.monotonic() <= deadline:
+                    moving = error
+                    time.sleep(POLL_S)
+                    continue
+                # librdkafka may also wait for the leader in silence: what it had answered before says more.
+                why = moving if moving is not None and is_silence(error) else error
+                raise self._translated(why, "listing offsets of") from why
 
     def _asked(self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel) -> dict[Any, Any]:
         request = {KafkaTopicPartition(*tp): which for tp in partitions}
