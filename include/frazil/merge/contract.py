@@ -1,0 +1,159 @@
+"""What passes between the driver and the tasks of a merge: plain frozen values that pickle and turn into JSON.
+
+A stream with `mode: upsert` stages *change files*: Parquet with the table's columns and those below, one row for each
+change, in any order, several for a key. They are journaled like data files, but no table ever has them. A merge turns
+them into data files and position-delete files against the table as it stands. It is repeated where the table changes
+meanwhile; a task whose table files and changes are the same as before keeps its result.
+
+A table of such a stream has at most one row for each key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
+
+CHANGE = "_frazil_change"
+"""What a change does, an int: `UPSERT` or `DELETE`."""
+KEPT = "_frazil_kept"
+"""Field ids, a list of int, of the columns whose value the change does not tell: the table's row keeps its own. Null or
+empty for most. A row that is inserted has null in them."""
+CHANGE_FIELD_ID, KEPT_FIELD_ID, KEPT_ELEMENT_ID = 2_000_000_001, 2_000_000_002, 2_000_000_003
+COORDINATE_FIELD_IDS = range(2_000_000_011, 2_000_000_015)
+"""Of `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`, which change files always have, where the
+table lacks them."""
+
+UPSERT, DELETE = 0, 1
+
+How = Literal["auto", "copy-on-write", "merge-on-read"]
+"""How rows leave a data file. `copy-on-write`: the file is written anew without them. `merge-on-read`: a position-delete
+file names them. `auto`: by the share of the file's rows that have left it."""
+
+OnMatch = Literal["update", "keep"]
+"""What becomes of a change whose key the table has. `keep` leaves the table's row, so that only new keys are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRules:
+    """What a merge is told by the stream's declaration. Columns are named as in the table."""
+
+    key: tuple[str, ...]
+    """Primitive columns, never null, none of them a float."""
+    order_by: str | None = None
+    """A change whose value is below that of the table's row, or of another change of the batch, is stale. Null is below
+    all. Among equals, and without a column, the later record wins: the one with the greater Kafka timestamp, then the
+    greater (topic, partition, offset); within a topic-partition the offset alone decides."""
+    ignored: tuple[str, ...] = ()
+    """Columns that do not make an update: the coordinates."""
+    how: How = "auto"
+    on_match: OnMatch = "update"
+    event_time: str | None = None
+    """The column and `window_us` by which changed rows are counted."""
+    window_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFile:
+    """A position-delete file of the table that has rows of one data file or of several."""
+
+    path: str
+    records: int
+    alone: bool
+    """Whether all of its rows are of one data file, so that it can be replaced with that file's next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A data file of the table, as its snapshot has it."""
+
+    path: str
+    records: int
+    bytes: int
+    spec_id: int
+    partition: PartitionKey
+    deletes: tuple[DeleteFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """One task's share: some changes against some of the table's files.
+
+    Equal tasks have equal results, because files never change.
+    """
+
+    index: int
+    changes: tuple[str, ...]
+    """Paths of change files, in the order that numbers their rows from 0."""
+    files: tuple[TableFile, ...]
+    inserts: bool
+    """Whether no other task's files can have these keys: then this task inserts what its own files lack."""
+    matched: bytes = b""
+    """For a task without files that inserts what no task has matched: the numbers of the changes that some did, as a
+    serialised `pyroaring.BitMap64`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """`matched` is in base64."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> MergeTask:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class MergeContext:
+    """All that the tasks of one merge have in common."""
+
+    stream: str
+    rules: MergeRules
+    changes: TargetTable
+    """The schema and storage of the change files."""
+    target: TargetTable
+    """The table; new files go to its `folder`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Changes by what became of them, and rows by what became of them. Each change is counted once."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    stale: int = 0
+    """Below the table's row in `order_by`."""
+    superseded: int = 0
+    """Below another change of the same batch and key."""
+    unchanged: int = 0
+    """Updates with the values that the row has, deletes of keys that the table lacks, and keys that it keeps."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult:
+    """What one task did."""
+
+    files: tuple[StagedFile, ...]
+    """New data files, and position-delete files (`content`: "position-deletes"), each of one data file."""
+    replaced: tuple[str, ...]
+    """Paths of the task's data files that were written anew."""
+    dropped_deletes: tuple[str, ...]
+    """Paths of delete files that no longer delete anything, or whose rows are in one of `files`."""
+    counts: Counts
+    matched: bytes = b""
+    """If the task did not insert: the numbers of the changes whose keys its files have, serialised as `MergeTask`'s."""
+    windows: Mapping[int, int] = field(default_factory=dict)
+    """Inserted, updated and deleted rows by the start of their window, in microseconds since the epoch."""
+    bytes_read: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> MergeResult:
+        raise NotImplementedError
