@@ -30,8 +30,8 @@ table lacks them."""
 UPSERT, DELETE = 0, 1
 
 How = Literal["auto", "copy-on-write", "merge-on-read"]
-"""How rows leave a data file. `copy-on-write`: the file is written anew without them. `merge-on-read`: a position-delete
-file names them. `auto`: by the share of the file's rows that have left it."""
+"""How rows leave a data file. `copy-on-write`: the file is written anew without them. `merge-on-read`: a
+position-delete file names them. `auto`: by the share of the file's rows that have left it."""
 
 OnMatch = Literal["update", "keep"]
 """What becomes of a change whose key the table has. `keep` leaves the table's row, so that only new keys are added."""
