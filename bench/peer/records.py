@@ -41,6 +41,7 @@ FLINK = Dialect(
         "int": "INT",
         "double": "DOUBLE",
         "boolean": "BOOLEAN",
+        "date": "DATE",
         "timestamptz": "TIMESTAMP_LTZ(6)",
     },
     struct="ROW<{}>",

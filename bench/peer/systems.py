@@ -83,7 +83,17 @@ def _frazil(job: Job) -> list[str]:
 
 def _spark(job: Job, sink: str) -> list[str]:
     checkpoint = job.folder / "checkpoint"
-    schema = ", ".join(f"{column.name} {column.type_in(SPARK)}" for column in job.records.columns)
+    table = f"{CATALOG}.{NAMESPACE}.{job.table}"
+    script = Path(__file__).with_name("spark_main.py")
+    return spark_submit(job, script, sink, job.bootstrap, job.records.name, spark_schema(job), table, str(checkpoint))
+
+
+def spark_schema(job: Job) -> str:
+    return ", ".join(f"{column.name} {column.type_in(SPARK)}" for column in job.records.columns)
+
+
+def spark_submit(job: Job, script: Path, *arguments: str) -> list[str]:
+    """A command that runs a script with Spark, the catalog and the jars for Kafka."""
     paths = [*own_jars.ensure("spark"), *jars.of_peer("spark")]
     catalog = f"spark.sql.catalog.{CATALOG}"
     settings = {
@@ -106,10 +116,7 @@ def _spark(job: Job, sink: str) -> list[str]:
     bin_folder = Path(sys.executable).parent
     # Its shell script finds Spark, and Spark finds Python, by PATH.
     submit = ["env", f"PATH={bin_folder}:{os.environ['PATH']}", f"PYSPARK_PYTHON={sys.executable}"]
-    submit.append(str(bin_folder / "spark-submit"))
-    table = f"{CATALOG}.{NAMESPACE}.{job.table}"
-    script = str(Path(__file__).with_name("spark_main.py"))
-    return [*submit, *confs, script, sink, job.bootstrap, job.records.name, schema, table, str(checkpoint)]
+    return [*submit, str(bin_folder / "spark-submit"), *confs, str(script), *arguments]
 
 
 _FLINK_SQL = """\
@@ -131,42 +138,50 @@ _FLINK_AVRO = "'format' = 'avro-confluent', 'avro-confluent.url' = '{url}'"
 
 
 def _flink(job: Job) -> list[str]:
+    encoding = _FLINK_AVRO.format(url=job.registry.url) if job.registry else _FLINK_JSON
+    return flink_client(job, flink_sql(job, _FLINK_SQL, format=encoding))
+
+
+def flink_sql(job: Job, template: str, *, format: str = _FLINK_JSON) -> str:
+    """A template with the catalog, the topic and its columns filled in."""
+    dialect = FLINK_AVRO if job.registry else FLINK
+    return template.format(
+        catalog=CATALOG,
+        implementation=JDBC_CATALOG,
+        uri=job.jdbc,
+        warehouse=job.warehouse.as_uri(),
+        columns=", ".join(f"`{column.name}` {column.type_in(dialect)}" for column in job.records.columns),
+        topic=job.records.name,
+        bootstrap=job.bootstrap,
+        namespace=NAMESPACE,
+        table=job.table,
+        format=format,
+    )
+
+
+def flink_client(job: Job, sql: str, *, checkpoint_s: float = COMMIT_S) -> list[str]:
+    """A command that runs SQL with Flink in one process."""
     conf = job.folder / "conf"
     conf.mkdir(parents=True)
     settings = {
         "execution.target": "local",
         "parallelism.default": THREADS,
-        "execution.checkpointing.interval": f"{COMMIT_S}s",
+        "execution.checkpointing.interval": f"{checkpoint_s}s",
         "execution.checkpointing.dir": (job.folder / "checkpoints").as_uri(),
         "taskmanager.numberOfTaskSlots": THREADS,
         "rest.address": "127.0.0.1",
         "rest.bind-address": "127.0.0.1",
     }
     (conf / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
-    dialect = FLINK_AVRO if job.registry else FLINK
-    columns = ", ".join(f"`{column.name}` {column.type_in(dialect)}" for column in job.records.columns)
-    sql = job.folder / "write.sql"
-    sql.write_text(
-        _FLINK_SQL.format(
-            catalog=CATALOG,
-            implementation=JDBC_CATALOG,
-            uri=job.jdbc,
-            warehouse=job.warehouse.as_uri(),
-            columns=columns,
-            topic=job.records.name,
-            bootstrap=job.bootstrap,
-            namespace=NAMESPACE,
-            table=job.table,
-            format=_FLINK_AVRO.format(url=job.registry.url) if job.registry else _FLINK_JSON,
-        )
-    )
+    script = job.folder / "write.sql"
+    script.write_text(sql)
     paths = os.pathsep.join(map(str, [*jars.of_flink(), *jars.of_peer("flink"), jars.sqlite()]))
     packages = (
         *(f"java.{name}" for name in ("lang", "net", "io", "nio", "text", "time", "util", "util.concurrent")),
         *("java.util.concurrent.atomic", "java.util.concurrent.locks", "sun.nio.ch"),
     )
     opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in packages]
-    client = ["org.apache.flink.table.client.SqlClient", "embedded", "-f", str(sql)]
+    client = ["org.apache.flink.table.client.SqlClient", "embedded", "-f", str(script)]
     return ["env", f"FLINK_CONF_DIR={conf}", str(require_java()), f"-Xmx{HEAP}", *opens, "-cp", paths, *client]
 
 
