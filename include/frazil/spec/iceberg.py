@@ -110,7 +110,10 @@ class _FieldIds:
 
 
 def schema(spec: StreamSpec) -> Schema:
-    """The declared columns in order, then the Kafka coordinates unless switched off; ids from 1."""
+    """The declared columns in order, then the Kafka coordinates unless switched off; ids from 1.
+
+    The key of an upsert is what Iceberg calls the identifier fields.
+    """
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
         declared += [
@@ -118,7 +121,9 @@ def schema(spec: StreamSpec) -> Schema:
         ]
         if spec.has_lines:
             declared.append((LINE, types.Primitive("int"), False, "Row of the Kafka record, from 0"))
-    return Schema(*_FieldIds().fields(declared), schema_id=0)
+    fields = _FieldIds().fields(declared)
+    key = [field.field_id for field in fields if field.name in spec.key]
+    return Schema(*fields, schema_id=0, identifier_field_ids=key)
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:

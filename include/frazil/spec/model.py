@@ -23,6 +23,7 @@ from frazil.spec.resources import Resources
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
 from frazil.spec.types import parse_type
+from frazil.spec.upsert import Delete, How
 from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, YamlForm
 
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
@@ -174,6 +175,28 @@ class StreamSpec(Model):
         min_length=1,
         description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
     )
+    mode: Literal["append", "upsert"] = Field(
+        default="append",
+        description="`append`: every record is a row. `upsert`: every record changes the row of its `key`; the table "
+        "has one row a key.",
+    )
+    key: tuple[str, ...] = Field(
+        default=(), description="For `mode: upsert`: the columns that tell one row from every other."
+    )
+    order_by: str | None = Field(
+        default=None,
+        description="For `mode: upsert`: a change with a lower value than the table's row is stale, and dropped. If "
+        "left out, the record that Kafka has last wins.",
+    )
+    delete: Delete | None = Field(
+        default=None, description="For `mode: upsert`: which records delete the row of their key."
+    )
+    merge: How = Field(
+        default="auto",
+        description="For `mode: upsert`: how a changed row leaves its file. `copy-on-write`: the file is written anew. "
+        "`merge-on-read`: a position-delete file names the row. `auto`: the first where many rows of a file have left "
+        "it, else the second.",
+    )
     event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
@@ -218,6 +241,11 @@ class StreamSpec(Model):
         if not isinstance(value, Mapping):
             return value
         return tuple(column_of(str(name), declared) for name, declared in value.items())
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _column_alone(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("partition_by", "sort_by", mode="before")
     @classmethod
@@ -282,6 +310,7 @@ class StreamSpec(Model):
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
         unused = {"maintenance", "application"} | ({"evolution"} if self.evolution.mode == "off" else set())
         unused |= {"sensitive"} if self.sensitive is None else set()
+        unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import layout_rules, property_rules, sensitive
+from frazil.spec import layout_rules, property_rules, sensitive, upsert
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
@@ -260,6 +260,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_csv, ("schema", "source.format", "source.key", "source.headers")),
     (_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
+    (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
     (layout_rules.partitioning, ("schema", "coordinates", "partition-by")),
     (layout_rules.sorting, ("schema", "coordinates", "sort-by")),
     (_aligned, ("commit.align", "complete", "event-time", "partition-by")),

@@ -62,8 +62,8 @@ def declared_table(spec: StreamSpec) -> DeclaredTable:
 
 
 def _relaxable(spec: StreamSpec) -> frozenset[str]:
-    """All columns but the event time, which every row must have."""
-    return frozenset(column.name for column in spec.columns) - {spec.event_time.column}
+    """All columns but the event time and the key, which every row must have."""
+    return frozenset(column.name for column in spec.columns) - {spec.event_time.column, *spec.key}
 
 
 def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:

@@ -1,0 +1,128 @@
+"""How the records of a stream with `mode: upsert` change its table: the rules of the key, the order and deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from frazil.spec.coordinates import RESERVED
+from frazil.spec.inconsistent import Problem, did_you_mean
+from frazil.spec.values import Model
+
+if TYPE_CHECKING:
+    from frazil.spec.model import Column, StreamSpec
+
+TOMBSTONES = "tombstones"
+UNKEYED = ("float", "double")
+"""Types that are no key: NaN equals nothing, and numbers that look alike differ."""
+ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
+TOLD_BY: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
+"""The types of columns that can tell deletes, with that of their values in YAML."""
+
+
+class Delete(Model):
+    """Which records delete the row of their key; `tombstones` alone, or a mapping."""
+
+    column: str | None = Field(default=None, description="A column whose value tells a delete from other changes.")
+    values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")
+    tombstones: bool = Field(
+        default=False, description="Whether a record without a value deletes the key that is its Kafka key."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tombstones_alone(cls, value: object) -> object:
+        return {TOMBSTONES: True} if value == TOMBSTONES else value
+
+    @model_validator(mode="after")
+    def _whole(self) -> Delete:
+        if self.column is None and not self.tombstones:
+            raise ValueError("names nothing that tells a delete; write tombstones, or {column: op, values: [d]}")
+        if (self.column is None) == bool(self.values):
+            raise ValueError("needs both a column and the values of it that mean a delete")
+        return self
+
+
+How = Literal["auto", "copy-on-write", "merge-on-read"]
+
+
+def problems(spec: StreamSpec) -> Iterator[Problem]:
+    """What is wrong with an upsert, or what only an upsert may have."""
+    if spec.mode == "append":
+        for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
+            if value:
+                yield Problem(name, None, "is for mode: upsert; add that, or leave it out")
+        if spec.merge != "auto":
+            yield Problem("merge", spec.merge, "is for mode: upsert; add that, or leave it out")
+        return
+    columns = {column.name: column for column in spec.columns}
+    if not spec.key:
+        yield Problem("key", None, "is missing: mode: upsert needs the columns that tell one row from every other")
+    yield from _key(spec, columns)
+    yield from _order(spec, columns)
+    yield from _delete(spec, columns)
+    yield from _beside(spec)
+
+
+def _key(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+    for index, name in enumerate(spec.key):
+        place = f"key.{index}"
+        if (column := columns.get(name)) is None:
+            yield Problem(place, name, f"is not a column of the schema{did_you_mean(name, columns)}")
+        elif "<" in column.type or column.type in UNKEYED:
+            yield Problem(place, name, f"is a column of type {column.type}, whose values do not tell rows apart")
+        elif not column.required:
+            yield Problem(place, name, "may be null; declare the column `not null`")
+        elif name in spec.key[:index]:
+            yield Problem(place, name, "is named twice")
+        elif spec.sensitive and (how := spec.sensitive.kept.get(name)) and how.as_ == "mask":
+            yield Problem(place, name, "is masked, and so no longer tells rows apart; hash or tokenize it")
+
+
+def _order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+    if (name := spec.order_by) is None:
+        return
+    if (column := columns.get(name)) is None:
+        yield Problem("order-by", name, f"is not a column of the schema{did_you_mean(name, columns)}")
+    elif column.type and column.type.partition("(")[0] not in ORDERED:
+        yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERED)}")
+    elif spec.sensitive and name in spec.sensitive.kept:
+        yield Problem("order-by", name, "is a sensitive field: what is kept of it has another order")
+
+
+def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+    if (delete := spec.delete) is None:
+        return
+    if (name := delete.column) is not None:
+        if (column := columns.get(name)) is None:
+            yield Problem("delete.column", name, f"is not a column of the schema{did_you_mean(name, columns)}")
+        elif column.type and (kind := TOLD_BY.get(column.type)) is None:
+            yield Problem("delete.column", name, f"is a column of type {column.type}; use one of {', '.join(TOLD_BY)}")
+        elif column.type:
+            for index, value in enumerate(delete.values):
+                if type(value) is not kind:
+                    what = f"is no value of the column {name}, which is {column.type}"
+                    yield Problem(f"delete.values.{index}", value, what)
+    if delete.tombstones and (spec.source.key is None or spec.key != (spec.source.key.column,)):
+        what = "needs the key of records as the one key column: declare source.key, and let key name its column"
+        yield Problem("delete.tombstones", True, what)
+
+
+def _beside(spec: StreamSpec) -> Iterator[Problem]:
+    """What does not go with an upsert."""
+    if spec.commit.align != "none":
+        what = "holds rows of open windows back, which an upsert could not change there; leave it out"
+        yield Problem("commit.align", spec.commit.align, what)
+    if spec.has_lines:
+        what = "makes several rows of a record, which have no order among them; leave it out with mode: upsert"
+        yield Problem("source.format.lines", "true", what)
+    if spec.distribution != "none":
+        what = "is of no use: the tasks that merge have whole partitions already; leave it out"
+        yield Problem("distribution", spec.distribution, what)
+    if not spec.coordinates:
+        for column in spec.columns:
+            if column.name.lower() in RESERVED:
+                what = "has the name of a column that a change keeps of its record; rename it"
+                yield Problem(f"schema.{column.name}", column.type or None, what)

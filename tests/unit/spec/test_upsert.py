@@ -1,0 +1,108 @@
+"""The declaration of `mode: upsert`, and every sentence about what is wrong with one."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.spec import iceberg
+from frazil.spec.inconsistent import Problem
+from frazil.spec.model import StreamSpec
+from frazil.spec.rules import problems
+from frazil.table.declared import declared_table
+
+ORDERS = {
+    "name": "orders",
+    "source": {"topics": ["orders"], "format": "json", "bootstrap-servers": "127.0.0.1:1", "key": {"column": "ref"}},
+    "table": "shop.orders",
+    "schema": {
+        "id": "long not null",
+        "ref": "string not null",
+        "at": "timestamptz",
+        "op": "string",
+        "gone": "boolean",
+        "price": "double not null",
+        "tags": "list<string>",
+        "note": "string",
+    },
+    "event-time": "at",
+}
+
+
+def found(**extra: object) -> dict[str, str]:
+    """The problems by key."""
+    declared = {name.replace("_", "-"): value for name, value in extra.items()}
+    given = {**ORDERS, "mode": "upsert", **declared}
+    try:
+        spec = StreamSpec.model_validate(given)
+    except ValueError as error:
+        context = error.errors()[0].get("ctx", {}).get("error")  # type: ignore[attr-defined]
+        return {p.key: p.message for p in getattr(context, "problems", (Problem("?", None, str(error)),))}
+    assert problems(spec) == ()
+    return {}
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"key": "id"},
+        {"key": ["id", "ref"], "order_by": "at", "merge": "copy-on-write"},
+        {"key": ["id"], "delete": {"column": "op", "values": ["d", "D"]}},
+        {"key": ["id"], "delete": {"column": "gone", "values": [True]}},
+        {"key": ["ref"], "delete": "tombstones"},
+        {"key": ["ref"], "delete": {"tombstones": True, "column": "op", "values": ["d"]}},
+    ],
+)
+def test_a_sound_upsert(declared: dict[str, object]) -> None:
+    assert found(**declared) == {}
+
+
+@pytest.mark.parametrize(
+    ("declared", "key", "said"),
+    [
+        ({}, "key", "is missing: mode: upsert needs the columns"),
+        ({"key": ["idd"]}, "key.0", "is not a column of the schema; did you mean id?"),
+        ({"key": ["price"]}, "key.0", "is a column of type double, whose values do not tell rows apart"),
+        ({"key": ["tags"]}, "key.0", "whose values do not tell rows apart"),
+        ({"key": ["note"]}, "key.0", "may be null; declare the column `not null`"),
+        ({"key": ["id", "id"]}, "key.1", "is named twice"),
+        ({"key": "ref", "sensitive": {"fields": {"ref": "mask"}}}, "key.0", "is masked"),
+        ({"key": "id", "order_by": "att"}, "order-by", "did you mean at?"),
+        ({"key": "id", "order_by": "gone"}, "order-by", "is a column of type boolean; use one of int, long"),
+        ({"key": "id", "order_by": "note", "sensitive": {"fields": {"note": "mask"}}}, "order-by", "another order"),
+        ({"key": "id", "delete": {"column": "opp", "values": ["d"]}}, "delete.column", "did you mean op?"),
+        ({"key": "id", "delete": {"column": "at", "values": ["d"]}}, "delete.column", "use one of string, int"),
+        (
+            {"key": "id", "delete": {"column": "op", "values": [True]}},
+            "delete.values.0",
+            "is no value of the column op",
+        ),
+        ({"key": "id", "delete": {"column": "gone", "values": [1]}}, "delete.values.0", "which is boolean"),
+        ({"key": "id", "delete": "tombstones"}, "delete.tombstones", "needs the key of records as the one key column"),
+        ({"key": "id", "distribution": "hash"}, "distribution", "is of no use"),
+        ({"key": "id", "commit": {"align": "watermark"}, "partition_by": ["day(at)"]}, "commit.align", "holds rows"),
+    ],
+)
+def test_what_is_wrong_is_said_where_it_stands(declared: dict[str, object], key: str, said: str) -> None:
+    assert said in found(**declared)[key]
+
+
+@pytest.mark.parametrize("alone", [{"key": "id"}, {"order_by": "at"}, {"delete": {"column": "op", "values": ["d"]}}])
+def test_what_only_an_upsert_has_is_refused_elsewhere(alone: dict[str, object]) -> None:
+    ((key, said),) = found(mode="append", **alone).items()
+    assert key in {"key", "order-by", "delete"}
+    assert "is for mode: upsert" in said
+
+
+def test_an_append_stream_keeps_its_fingerprint_and_an_upsert_has_one_of_its_own() -> None:
+    plain = StreamSpec.model_validate(ORDERS)
+    assert plain.fingerprint() == StreamSpec.model_validate({**ORDERS, "mode": "append"}).fingerprint()
+    upserts = [{"key": "id"}, {"key": "ref"}, {"key": "id", "order-by": "at"}, {"key": "id", "merge": "copy-on-write"}]
+    told = {StreamSpec.model_validate({**ORDERS, "mode": "upsert", **u}).fingerprint() for u in upserts}
+    assert len(told | {plain.fingerprint()}) == len(upserts) + 1
+
+
+def test_the_key_is_the_identifier_of_the_table_and_stays_required_whatever_evolves() -> None:
+    spec = StreamSpec.model_validate({**ORDERS, "mode": "upsert", "key": ["ref", "id"], "evolution": "full"})
+    schema = iceberg.schema(spec)
+    assert schema.identifier_field_names() == {"id", "ref"}
+    assert not {"id", "ref"} & declared_table(spec).relaxable
