@@ -16,8 +16,9 @@ from frazil.offsets.spans import TopicPartition
 
 Target = Literal["main", "dead-letters"]
 
-Content = Literal["data"]
-"""What a staged file holds, in Iceberg's sense: rows of its target."""
+Content = Literal["data", "changes", "position-deletes"]
+"""What a staged file holds: rows of its target; changes of them, which no table ever has; or the places of rows that
+are deleted."""
 
 
 PartitionKey = tuple[str | None, ...]
@@ -93,6 +94,19 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRules:
+    """How records change the table of an upsert stream. Columns have the names that they have in the table."""
+
+    key: tuple[str, ...]
+    required: tuple[str, ...] = ()
+    """Columns that a row must have, and that are no key: a delete needs none of them."""
+    delete_column: str | None = None
+    delete_values: tuple[str | int | bool, ...] = ()
+    tombstones: bool = False
+    """Whether a record without a value deletes its key."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageContext:
     """All that the tasks of one batch have in common."""
 
@@ -133,6 +147,8 @@ class StageContext:
     sensitive: Mapping[str, Any] = field(default_factory=dict)
     """`fields`: by the column's full name in the table, `as` and `keep-last`; `dropped`: full names; `secret`: a
     reference; `dead-letters`: omit, encrypt or keep. Nothing if no field is sensitive."""
+    changes: ChangeRules | None = None
+    """For an upsert: records are changes, and "main" is where change files go."""
     routes: Routes | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
 
@@ -148,7 +164,8 @@ class StageContext:
         )
         targets = {target: TargetTable(**table) for target, table in value["targets"].items()}
         routes = Routes(**value["routes"]) if value["routes"] else None
-        return cls(**{**value, "files": files, "targets": targets, "routes": routes})
+        changes = ChangeRules(**value["changes"]) if value["changes"] else None
+        return cls(**{**value, "files": files, "targets": targets, "routes": routes, "changes": changes})
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:

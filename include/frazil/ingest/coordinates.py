@@ -12,6 +12,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.ingest.calendar_limits import MILLISECONDS, said
+from frazil.ingest.changes import CHANGE_COLUMNS
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import line_numbers
@@ -24,7 +25,8 @@ def record_schema(schema: Schema, coordinates: bool) -> Schema:
     """The columns of the table that a record's own bytes fill."""
     if not coordinates:
         return schema
-    return Schema(*(f for f in schema.fields if f.name not in (*NAMES, LINE)), schema_id=schema.schema_id)
+    added = {*NAMES, LINE, *CHANGE_COLUMNS}
+    return Schema(*(f for f in schema.fields if f.name not in added), schema_id=schema.schema_id)
 
 
 class Coordinates:

@@ -18,6 +18,7 @@ from pyiceberg.types import DecimalType
 from frazil.errors import SpecError
 from frazil.ingest.beside_value import BesideValue
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
+from frazil.ingest.changes import ChangeReader
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
@@ -45,6 +46,7 @@ class Shaper:
         self._decode = decode
         self._protect = protect
         self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
+        self._changes = ChangeReader(context.changes) if context.changes else None
         self._lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=self._lines)
         self._schema = schema
@@ -95,7 +97,11 @@ class Shaper:
         decoded = self._decode(chunk)
         if decoded.sighted:
             self.sighted = joined_sightings([self.sighted, decoded.sighted])
+        if self._changes:
+            decoded = self._changes.with_tombstones(decoded, chunk)
         whole = self._beside(decoded, chunk)
+        if self._changes:
+            whole = self._changes(whole, chunk)
         return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
 
     def _out_of_range(self, chunk: Chunk, shaped: Decoded) -> dict[int, str]:

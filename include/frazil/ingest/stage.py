@@ -318,7 +318,10 @@ class _Stage:
         )
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
-        files = (*self._main.finish(), *self._dead.finish())
+        main = self._main.finish()
+        if self._context.changes:
+            main = [dataclasses.replace(file, content="changes") for file in main]
+        files = (*main, *self._dead.finish())
         return StageResult(
             files, self.progress.result(), self.progress.windows, notices, self._rejects.result(), self._shape.sighted
         )

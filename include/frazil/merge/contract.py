@@ -1,9 +1,10 @@
 """What passes between the driver and the tasks of a merge: plain frozen values that pickle and turn into JSON.
 
-A stream with `mode: upsert` stages *change files*: Parquet with the table's columns and those below, one row for each
-change, in any order, several for a key. They are journaled like data files, but no table ever has them. A merge turns
-them into data files and position-delete files against the table as it stands. It is repeated where the table changes
-meanwhile; a task whose table files and changes are the same as before keeps its result.
+A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`): Parquet with the table's columns and some
+of our own, one row for each change, in any order, several for a key. They are journaled like data files, but no table
+ever has them. A merge turns them into data files and position-delete files against the table as it stands. It is
+repeated where the table changes meanwhile; a task whose table files and changes are the same as before keeps its
+result.
 
 A table of such a stream has at most one row for each key.
 """
@@ -16,18 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
-
-CHANGE = "_frazil_change"
-"""What a change does, an int: `UPSERT` or `DELETE`."""
-KEPT = "_frazil_kept"
-"""Field ids, a list of int, of the columns whose value the change does not tell: the table's row keeps its own. Null or
-empty for most. A row that is inserted has null in them."""
-CHANGE_FIELD_ID, KEPT_FIELD_ID, KEPT_ELEMENT_ID = 2_000_000_001, 2_000_000_002, 2_000_000_003
-COORDINATE_FIELD_IDS = range(2_000_000_011, 2_000_000_015)
-"""Of `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`, which change files always have, where the
-table lacks them."""
-
-UPSERT, DELETE = 0, 1
 
 How = Literal["auto", "copy-on-write", "merge-on-read"]
 """How rows leave a data file. `copy-on-write`: the file is written anew without them. `merge-on-read`: a

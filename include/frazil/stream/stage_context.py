@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from pyiceberg.schema import Schema
@@ -11,10 +12,12 @@ from pyiceberg.schema import Schema
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.target import target_table
-from frazil.ingest.contract import StageContext
+from frazil.commit.target import change_target, target_table
+from frazil.ingest.contract import ChangeRules, StageContext
+from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.model import StreamSpec
+from frazil.spec.upsert import Delete
 from frazil.table.catalogs import catalog_errors
 from frazil.table.renamed import aliases, current_name, former_columns
 from frazil.table.tables import check_stageable
@@ -39,6 +42,12 @@ def stage_context(
     check_stageable(now["main"], now["dead-letters"], spec)
     main = now["main"]
     other_names = aliases(main.schema(), former_columns(main.properties))
+    targets = {
+        target: target_table(table, folder=batch_folder(table, tables.stream, key)) for target, table in now.items()
+    }
+    changes = change_rules(spec, main.schema(), other_names)
+    if changes:
+        targets["main"] = change_target(targets["main"], changes.key)
     return StageContext(
         stream=spec.name,
         epoch=key.epoch,
@@ -46,17 +55,36 @@ def stage_context(
         kafka=dict(kafka_properties),
         format=carried_format(spec.value_format),
         event_time_column=spec.event_time.column,
-        coordinates=spec.coordinates,
-        targets={
-            target: target_table(table, folder=batch_folder(table, tables.stream, key)) for target, table in now.items()
-        },
+        coordinates=spec.coordinates or changes is not None,
+        targets=targets,
         topic_ids=dict(topic_ids),
         units=_units(spec, main.schema(), other_names),
         aliases=other_names,
         beside_value=spec.beside_value,
         sensitive=sensitive_fields(spec, main.schema(), other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
+        changes=changes,
     )
+
+
+def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
+    """How records change the table, by the names that its columns have; None where each is a row."""
+    if spec.mode == "append":
+        return None
+    delete, called = spec.delete or Delete.model_construct(), partial(_called, table, other_names)
+    key = tuple(map(called, spec.key))
+    added = {*key, *COORDINATES, LINE}
+    return ChangeRules(
+        key=key,
+        required=tuple(field.name for field in table.fields if field.required and field.name not in added),
+        delete_column=None if delete.column is None else called(delete.column),
+        delete_values=delete.values,
+        tombstones=delete.tombstones,
+    )
+
+
+def _called(table: Schema, other_names: Mapping[str, int], name: str) -> str:
+    return current_name(table, other_names.get(name)) or name
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:

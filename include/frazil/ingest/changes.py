@@ -1,0 +1,93 @@
+"""What a record does to the table of an upsert stream: the columns that change files have beside the table's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
+
+from frazil.ingest.binary_column import NULL
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import ChangeRules
+from frazil.ingest.decode import Decoded, Rejection
+
+CHANGE = "_frazil_change"
+"""What a change does, an int: `UPSERT` or `DELETE`."""
+KEPT = "_frazil_kept"
+"""Field ids, a list of int, of the columns whose value the change does not tell: the table's row keeps its own. Null or
+empty for most. A row that is inserted has null in them."""
+UPSERT, DELETE = 0, 1
+CHANGE_COLUMNS = frozenset({CHANGE, KEPT})
+
+_OWN = (
+    NestedField(2_000_000_001, CHANGE, IntegerType(), required=True),
+    NestedField(2_000_000_002, KEPT, ListType(2_000_000_003, IntegerType(), element_required=True), required=False),
+)
+_COORDINATES = (
+    NestedField(2_000_000_011, "kafka_topic", StringType(), required=True),
+    NestedField(2_000_000_012, "kafka_partition", IntegerType(), required=True),
+    NestedField(2_000_000_013, "kafka_offset", LongType(), required=True),
+    NestedField(2_000_000_014, "kafka_timestamp", TimestamptzType(), required=False),
+)
+
+
+def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
+    """The columns of a change file: the table's, of which only the key is required, the record's place, and our own."""
+    there = {field.name for field in table.fields}
+    columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
+    places = [field for field in _COORDINATES if field.name not in there]
+    return Schema(*columns, *places, *_OWN, schema_id=table.schema_id)
+
+
+class ChangeReader:
+    """Tells deletes from upserts. An upsert lacks no required column; a delete needs its key alone."""
+
+    def __init__(self, rules: ChangeRules) -> None:
+        self._rules = rules
+        self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
+
+    def with_tombstones(self, decoded: Decoded, chunk: Chunk) -> Decoded:
+        """Where tombstones delete, a record without a value is a row of nulls, not a rejection."""
+        if not self._rules.tombstones or not decoded.rejections:
+            return decoded
+        absent = chunk.values.lengths == NULL
+        gone = np.array([r.index for r in decoded.rejections if absent[r.index]], np.int64)
+        if not len(gone):
+            return decoded
+        nulls = pa.Table.from_arrays(
+            [pa.nulls(len(gone), f.type) for f in decoded.rows.schema], schema=decoded.rows.schema
+        )
+        rest = [r for r in decoded.rejections if not absent[r.index]]
+        rows = pa.concat_tables([decoded.rows, nulls])
+        return Decoded(rows, np.concatenate([decoded.kept, gone]), rest, decoded.sighted)
+
+    def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
+        """The rows with what each does; an upsert without a required value is a rejection."""
+        deletes = self._of_deletes(decoded.rows)
+        if self._rules.tombstones:
+            deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
+        rejections: dict[int, Rejection] = {}
+        for name in self._rules.required:
+            missing = decoded.rows.column(name).is_null().to_numpy() & ~deletes
+            for row in np.flatnonzero(missing).tolist():
+                text = f"{name}: required, and missing or null"
+                rejections.setdefault(row, Rejection(int(decoded.kept[row]), "MissingRequired", text))
+        rows = decoded.rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
+        rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
+        found = Decoded(rows, decoded.kept, decoded.rejections, decoded.sighted)
+        if not rejections:
+            return found
+        good = np.ones(rows.num_rows, np.bool_)
+        good[list(rejections)] = False
+        told = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
+        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], told, decoded.sighted)
+
+    def _of_deletes(self, rows: pa.Table) -> NDArray[np.bool_]:
+        if self._rules.delete_column is None or self._deletes is None:
+            return np.zeros(rows.num_rows, np.bool_)
+        values = rows.column(self._rules.delete_column)
+        told: NDArray[np.bool_] = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
+        return told

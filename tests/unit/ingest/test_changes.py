@@ -1,0 +1,93 @@
+"""What an upsert stream stages: change files, where a delete needs its key alone and a row all that is required."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.schema import Schema
+
+from frazil.commit.target import change_target
+from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.contract import StageContext, StageResult
+from frazil.spec.model import StreamSpec
+from frazil.stream.stage_context import change_rules
+from tests.unit.ingest.test_stage import RANGE_START, Record, World, rows
+
+ORDERS = {
+    "name": "s",
+    "source": {"bootstrap-servers": "x:1", "topics": "t", "format": "json", "key": {"column": "ref"}},
+    "table": "a.b",
+    "schema": {"ref": "string not null", "at": "timestamptz not null", "price": "int not null", "op": "string"},
+    "event-time": "at",
+    "partition-by": ["bucket(4, ref)"],
+    "mode": "upsert",
+    "key": "ref",
+    "delete": {"column": "op", "values": ["d"], "tombstones": True},
+}
+
+Stage = Callable[..., StageResult]
+
+
+@pytest.fixture(params=[True, False], ids=["coordinates", "no coordinates"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    spec = StreamSpec.model_validate({**ORDERS, "coordinates": request.param})
+    return World(tmp_path, spec, monkeypatch)
+
+
+def context(world: World) -> StageContext:
+    plain = world.context()
+    schema = Schema.model_validate_json(plain.main.schema_json)
+    rules = change_rules(world.spec, schema, {})
+    assert rules
+    targets = {**plain.targets, "main": change_target(plain.main, rules.key)}
+    return replace(plain, changes=rules, targets=targets, coordinates=True, beside_value=world.spec.beside_value)
+
+
+def changes(result: StageResult) -> dict[int, dict[str, Any]]:
+    found = {}
+    for file in result.files:
+        if file.target == "main":
+            assert file.content == "changes"
+            for row in pq.read_table(file.path).to_pylist():
+                found[row["kafka_offset"] - RANGE_START] = row
+    return found
+
+
+AT = '"at": "2026-01-01T00:00:00Z"'
+
+
+def test_each_record_is_a_change_or_a_dead_letter(world: World) -> None:
+    records = [
+        Record(b'{%s, "price": 1}' % AT.encode(), b"a"),
+        Record(b'{"op": "d"}', b"a"),
+        Record(None, b"b"),
+        Record(b"{%s}" % AT.encode(), b"c"),
+        Record(None, None),
+        Record(b'{"op": "x", "price": 2}', b"c"),
+        Record(b"nonsense", b"d"),
+    ]
+    result = world.stage(records, context(world))
+    found = changes(result)
+    assert {offset: (row["ref"], row[CHANGE], row["price"], row[KEPT]) for offset, row in found.items()} == {
+        0: ("a", UPSERT, 1, None),
+        1: ("a", DELETE, None, None),
+        2: ("b", DELETE, None, None),
+    }
+    letters = {offset - RANGE_START: row["error"] for offset, row in rows(result, "dead-letters").items()}
+    assert sorted(letters) == [3, 4, 5, 6]
+    assert letters[3] == "price: required, and missing or null"
+    assert letters[5] == "at: required, and missing or null"
+    (progress,) = result.progress
+    assert (progress.records, progress.rejected) == (3, 4)
+
+
+def test_files_are_of_one_partition_each_with_bounds_of_the_key_alone(world: World) -> None:
+    result = world.stage([Record(b'{%s, "price": 1}' % AT.encode(), b"%d" % n) for n in range(50)], context(world))
+    files = [file for file in result.files if file.target == "main"]
+    assert len({file.partition for file in files}) == len(files) == 4
+    assert all(set(file.lower_bounds) == {1} for file in files)
