@@ -111,7 +111,7 @@ class Committer:
         return self
 
     def commit(self, journal: Journal) -> Marker:
-        """Commit the dead letters, then the batch. Returns its marker, even if it had landed before.
+        """Commit the dead letters, then the batch, or both at once. Returns its marker, even if it had landed before.
 
         Checks the main table before the dead letters land, so that those of a stale or committed batch never do.
         Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
@@ -140,7 +140,8 @@ class Committer:
             return prospect.result
         summary = self._history(journal)
         batch = commit_of(self._tables, main, decide, files=files, summary=summary, branch_change=branch_change)
-        return commit_snapshots((self._dead_letters_of(journal), batch), patience=self._tables.patience)
+        commits = (self._dead_letters_of(journal), batch)
+        return commit_snapshots(commits, patience=self._tables.patience, at_once=self._tables.at_once)
 
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
         """Commit the dead letters. Without any, still check the table: the batch left out those that landed before."""

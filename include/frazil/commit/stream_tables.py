@@ -12,6 +12,7 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import Target
 from frazil.partitions.open_windows import Alignment
+from frazil.table.atomic_commit import CommitTables, commit_tables_of
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 
@@ -28,9 +29,11 @@ class StreamTables:
     patience: Patience = field(default_factory=Patience)
     align: Alignment | None = None
     """How the writer keeps open windows out of main; None if it does not, and for readers."""
+    at_once: CommitTables | None = None
+    """How the catalog commits to all tables of a batch in one step; None if it does so one after the other."""
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913 - all that the tables of a stream are used with
         cls,
         stream: str,
         targets: Mapping[Target, Table],
@@ -38,14 +41,17 @@ class StreamTables:
         clock_ms: Callable[[], int],
         patience: Patience | None = None,
         align: Alignment | None = None,
+        atomic: bool = False,
     ) -> StreamTables:
         """The stream's loaded tables, and the journals beside the main one, in its storage.
 
-        Raises SpecError for a location that no storage serves.
+        Raises SpecError for a location that no storage serves, and for `atomic` where the catalog cannot commit to
+        several tables at once.
         """
         main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
-        return cls(stream, handles, journals, clock_ms, patience or Patience(), align)
+        at_once = commit_tables_of(main.catalog) if atomic else None
+        return cls(stream, handles, journals, clock_ms, patience or Patience(), align, at_once)
 
     @property
     def main(self) -> TableHandle:

@@ -1,4 +1,6 @@
-"""One compare-and-swap on a table, repeated until it is decided, and the removal of files that it wrote for nothing.
+"""One compare-and-swap on a table, or on several tables at once, repeated until it is decided.
+
+Files that it wrote for nothing are removed.
 
 Callers propose a change of the metadata that they are shown; only this module decides what becomes of it:
 
@@ -21,21 +23,14 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import (
-    BadRequestError,
-    CommitFailedException,
-    ForbiddenError,
-    NoSuchTableError,
-    OAuthError,
-    UnauthorizedError,
-)
-from pyiceberg.table import Table
+from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError
-from frazil.table.catalog_mistakes import one_line, retry_after_s
+from frazil.commit.setbacks import Outage, Refusals, Step, TablesNamed, setback_of
+from frazil.errors import CommitUnavailable, FrazilError
+from frazil.table.atomic_commit import CommitTables, TableChange
+from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import catalog_errors
-from frazil.table.expired import has_expired
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 
@@ -43,24 +38,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REFUSED = frozenset({400, 405, 413, 422, 501})
-"""HTTP status codes with which a REST catalog refuses a change."""
-REFUSALS_MOST = 8
-"""Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
-reported as a refusal (sequence number too old) changes the metadata."""
-
-SAID_MOST = 300
-"""Characters of an error in a sentence of the log: some servers answer with pages."""
-OUTAGE_S = 5.0
-"""Failures that are over sooner are not worth a sentence about their end."""
 ASKED_MOST_S = 60.0
 """The longest wait that a server can ask for (`Retry-After`): a wrong clock must not stop a stream."""
-_FAILED = {
-    "load": "table {} cannot be loaded",
-    "prepare": "a commit to {} cannot be prepared",
-    "commit": "the outcome of a commit to {} is unknown",
-}
-"""What another round has to find out, by the step that failed."""
 
 
 class TableHandle:
@@ -139,7 +118,10 @@ class TableHandle:
     ) -> None:
         """Attempt one commit. Whatever it raises, the table is loaded again the next time."""
         self._table = None
-        response = self._catalog.commit_table(table, requirements, updates)
+        self.committed(table, self._catalog.commit_table(table, requirements, updates))
+
+    def committed(self, table: Table, response: CommitTableResponse) -> None:
+        """Keep the metadata with which the catalog answered a commit based on `table`."""
         self._newest = self._table = Table(
             table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
         )
@@ -206,15 +188,22 @@ class TableCommit(Generic[T]):
     written: Iterable[Written]
 
 
-def commit_snapshots(commits: Sequence[TableCommit[T]], *, patience: Patience) -> T:
-    """Commit to several tables in order, and return the result of the last, which decides.
+def commit_snapshots(
+    commits: Sequence[TableCommit[T]], *, patience: Patience, at_once: CommitTables | None = None
+) -> T:
+    """Commit to several tables, and return the result of the last, which decides.
 
-    Each table changes whole or not at all, and the last one only after all others. Callers rely on no more: after an
-    error or a crash some of the others may have changed without the last, so each `propose` recognises what an earlier
-    try left in its table. A catalog with multi-table commits may therefore take all changes in one request. Raises what
-    `swap` raises.
+    With `at_once`, all tables change in one step or none does. Without, they change in order, each whole or not at all,
+    and the last one only after all others: after an error or a crash some of the others may have changed without the
+    last. So each `propose` recognises what an earlier try left in its table. Raises what `swap` raises.
     """
-    return [commit_snapshot(c.handle, c.propose, c.written, patience=patience) for c in commits][-1]
+    if at_once is None:
+        return [commit_snapshot(c.handle, c.propose, c.written, patience=patience) for c in commits][-1]
+    try:
+        return _swap(commits, at_once, patience)
+    finally:
+        for commit in commits:
+            _clean(commit.handle, commit.written)
 
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
@@ -246,117 +235,59 @@ class Patience:
         return max(drawn, min(asked_s or 0.0, ASKED_MOST_S))
 
 
-@dataclass(slots=True)
-class _Refusals:
-    """Counts how often a catalog has refused a change of the same metadata."""
-
-    identifier: str
-    count: int = 0
-    of: str | None = None
-
-    def met(self, error: Exception, table: Table | None) -> None:
-        """Count a refusal, and raise `CommitRefused` at the last; ignores other errors."""
-        if not _is_refusal(error) or table is None:
-            return
-        self.count = self.count + 1 if table.metadata_location == self.of else 1
-        self.of = table.metadata_location
-        if self.count >= REFUSALS_MOST:
-            raise CommitRefused(
-                f"the catalog refuses to change table {self.identifier}: {error}. The staged files "
-                "and the journal are kept. Fix what it says, then start again"
-            ) from error
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the catalog itself refuses; a 408 or 5xx of a proxy is no refusal."""
-    response = getattr(error.__cause__, "response", None)
-    status = getattr(response, "status_code", None)
-    return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
-
-
 @dataclass(frozen=True, slots=True)
-class _Setback:
-    """Why a round failed: a message for the log, and one for the error once patience is over."""
+class _Attempt(Generic[T]):
+    """The changes of one commit, by the table's place, and the result once they have landed."""
 
-    level: int
-    now: str
-    at_last: str
+    changes: Mapping[int, Change[T]]
+    result: T
 
-
-def _setback(error: Exception, step: str, identifier: str, total_s: float) -> _Setback:
-    """The setback of a round; raises errors that another round would not fix."""
-    said = f"{type(error).__name__}: {one_line(error)[:SAID_MOST]}"
-    match error:
-        case CommitFailedException():
-            return _Setback(
-                logging.INFO,
-                f"commit to {identifier} lost a race ({said}): trying again",
-                f"committing to table {identifier} lost every race for {total_s:.0f} s: "
-                "something commits to it without pause. The staged files and the journal are kept",
-            )
-        case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
-            if not has_expired(error):
-                raise AccessDenied(f"committing to table {identifier} is not permitted: {error}") from error
-            return _Setback(
-                logging.WARNING,
-                f"the credentials for table {identifier} have expired: loading it for newer ones",
-                f"the credentials for table {identifier} have expired: {error}",
-            )
-        case NoSuchTableError():
-            raise CommitUnavailable(f"table {identifier} does not exist any more: {error}") from error
-    return _Setback(
-        logging.WARNING,
-        f"{_FAILED[step].format(identifier)} ({said}): looking again",
-        f"committing to table {identifier} failed for {total_s:.0f} s; the last error was {said}. "
-        "The staged files and the journal are kept",
-    )
-
-
-@dataclass(slots=True)
-class _Outage:
-    """Rounds that failed in a row, other than by a lost race: people are told of the first, and of the end."""
-
-    identifier: str
-    clock: Callable[[], float]
-    since: float | None = None
-
-    def level(self, setback: _Setback) -> int:
-        """The level at which a setback is logged; `frazil status` has the newest."""
-        if setback.level < logging.WARNING or self.since is not None:
-            return logging.INFO
-        self.since = self.clock()
-        return setback.level
-
-    def over(self) -> None:
-        """A round was decided."""
-        if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
-            log.warning("table %s can be committed to again, after %.0f s", self.identifier, lasted_s)
+    def stands_in(self, tables: Sequence[Table]) -> bool:
+        return all(change.stands_in(tables[place]) for place, change in self.changes.items())
 
 
 class _Rounds(Generic[T]):
-    """The rounds of one swap. `step` is what the current one does, `table` what the last one saw."""
+    """The rounds of one swap. `step` is what the current one does, `tables` what the last one saw."""
 
-    def __init__(self, handle: TableHandle, propose: Propose[T]) -> None:
-        self._handle, self._propose = handle, propose
-        self._tried: list[Change[T]] = []
-        self.step = "load"
-        self.table: Table | None = None
+    def __init__(self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None) -> None:
+        self._commits, self._at_once = commits, at_once
+        self._tried: list[_Attempt[T]] = []
+        self.step: Step = "load"
+        self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
         """Run one round. Raises anything if it is not decided."""
         self.step = "load"
-        self.table = table = self._handle.current()
+        self.tables = tables = [commit.handle.current() for commit in self._commits]
         self.step = "prepare"
-        landed = next((change for change in self._tried if change.stands_in(table)), None)
+        landed = next((attempt for attempt in self._tried if attempt.stands_in(tables)), None)
         if landed is not None:
             return landed.result
-        proposed = self._propose(table)
-        if isinstance(proposed, Done):
-            return proposed.result
-        self._tried.append(proposed)
-        self.step = "commit"
-        self._handle.commit(table, requirements=proposed.requirements, updates=proposed.updates)
-        return proposed.result
+        proposed = [commit.propose(table) for commit, table in zip(self._commits, tables, strict=True)]
+        attempt = _Attempt(
+            {place: change for place, change in enumerate(proposed) if isinstance(change, Change)}, proposed[-1].result
+        )
+        if attempt.changes:
+            self._tried.append(attempt)
+            self.step = "commit"
+            self._commit(attempt.changes, tables)
+        return attempt.result
+
+    def forget(self) -> None:
+        for commit in self._commits:
+            commit.handle.forget()
+
+    def _commit(self, changes: Mapping[int, Change[T]], tables: Sequence[Table]) -> None:
+        handles = [self._commits[place].handle for place in changes]
+        parts = [TableChange(tables[place], change.requirements, change.updates) for place, change in changes.items()]
+        if len(parts) == 1 or self._at_once is None:
+            for handle, part in zip(handles, parts, strict=True):
+                handle.commit(part.table, requirements=part.requirements, updates=part.updates)
+            return
+        for handle in handles:
+            handle.forget()
+        for handle, part, made in zip(handles, parts, self._at_once(parts) or (), strict=False):
+            handle.committed(part.table, made)
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
@@ -367,19 +298,24 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
     Raises `CommitUnavailable` if no round is decided within `patience.total_s`, or before the caller is asked to end,
     `CommitRefused` if the catalog refuses the change, and `AccessDenied` if it refuses our credentials.
     """
+    return _swap((TableCommit(handle, propose, ()),), None, patience)
+
+
+def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patience: Patience) -> T:
+    """As `swap`, for several tables that `at_once` commits to; one table needs none."""
     deadline = patience.clock() + patience.total_s
     attempt = 0
-    rounds = _Rounds(handle, propose)
-    refusals = _Refusals(handle.identifier)
-    outage = _Outage(handle.identifier, patience.clock)
+    rounds = _Rounds(commits, at_once)
+    of = TablesNamed(tuple(commit.handle.identifier for commit in commits))
+    refusals, outage = Refusals(of), Outage(of, patience.clock)
     while True:
         try:
             result = rounds.run()
         except FrazilError:
             raise
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
-            refusals.met(error, rounds.table)
-            setback = _setback(error, rounds.step, handle.identifier, patience.total_s)
+            refusals.met(error, rounds.tables)
+            setback = setback_of(error, rounds.step, of, patience.total_s)
             left_s = deadline - patience.clock()
             if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
@@ -390,7 +326,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
         else:
             outage.over()
             return result
-        handle.forget()
+        rounds.forget()
         if patience.wait(wait_s):
             raise CommitUnavailable(
                 f"{setback.now}. That was not done, because the writer was asked to end; the next start decides what "

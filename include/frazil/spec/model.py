@@ -106,6 +106,13 @@ class Commit(Model):
         "time whole or not at all; until it is complete, its rows are on the branch `frazil-open-<stream>`.",
     )
 
+    atomic: bool = Field(
+        default=False,
+        description="Whether a batch's rows and its dead letters appear in one step, where the catalog can do that: "
+        "SQLite, PostgreSQL, or a REST catalog that is declared to be Lakekeeper or Polaris. Without it the dead "
+        "letters appear first.",
+    )
+
     @property
     def longest_interval(self) -> timedelta:
         """The commit interval at most, when throttled."""
@@ -307,7 +314,9 @@ class StreamSpec(Model):
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
         dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
+        commit = None if self.commit.atomic else {"atomic"}
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
+        nested["commit"] = commit
         unused = {"maintenance", "application"} | ({"evolution"} if self.evolution.mode == "off" else set())
         unused |= {"sensitive"} if self.sensitive is None else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()

@@ -196,6 +196,7 @@ class Writer:
                 wait=partial(self._wait_outside_turn, emit), tell=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.of(self.spec),
+            atomic=self.spec.commit.atomic,
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())

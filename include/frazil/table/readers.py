@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from sqlalchemy import make_url
 
 from frazil.errors import SpecError
-from frazil.table.spark_catalog import inferred_type, spark_catalog
+from frazil.table.spark_catalog import ATOMIC, inferred_type, spark_catalog
 
 Reader = Literal["spark", "trino", "duckdb", "pyiceberg"]
 READERS: tuple[Reader, ...] = get_args(Reader)
@@ -26,6 +26,7 @@ _HARMLESS = frozenset(
         *("py-io-impl", "py-catalog-impl", "echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
         *("rest.sigv4-enabled", "rest.signing-region", "rest.signing-name", "header.X-Iceberg-Access-Delegation"),
         *("s3.endpoint", "s3.region", "s3.force-virtual-addressing", "client.region", "s3.role-arn"),
+        ATOMIC,
         *("glue.region", "glue.endpoint", "glue.id", "hive.hive2-compatible", "hive.kerberos-authentication"),
         *("adls.account-name", "adls.account-host", "gcs.project-id", "gcs.default-bucket-location"),
     }

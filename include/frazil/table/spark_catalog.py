@@ -15,6 +15,8 @@ from frazil.errors import SpecError
 SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
+ATOMIC = "frazil.atomic"
+"""Our own property of a REST catalog: which server it is, if that is one of `frazil.table.atomic_commit.SERVERS`."""
 
 _RENAMED = {
     "s3.region": "client.region",
@@ -28,7 +30,17 @@ _RENAMED = {
 """PyIceberg's key -> Iceberg Java's (AwsClientProperties, AwsProperties)."""
 
 _PYTHON_ONLY = frozenset(
-    {"type", "uri", "py-io-impl", "py-catalog-impl", "echo", "pool_pre_ping", "schema_version", "init_catalog_tables"}
+    {
+        "type",
+        "uri",
+        "py-io-impl",
+        "py-catalog-impl",
+        "echo",
+        "pool_pre_ping",
+        "schema_version",
+        "init_catalog_tables",
+        ATOMIC,
+    }
 )
 
 

@@ -1,0 +1,153 @@
+"""Why a round of a compare-and-swap failed, and whether another one can help."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchTableError,
+    OAuthError,
+    UnauthorizedError,
+)
+from pyiceberg.table import Table
+
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
+from frazil.table.catalog_mistakes import one_line
+from frazil.table.expired import has_expired
+
+log = logging.getLogger(__name__)
+
+REFUSED = frozenset({400, 405, 413, 422, 501})
+"""HTTP status codes with which a REST catalog refuses a change."""
+REFUSALS_MOST = 8
+"""Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
+reported as a refusal (sequence number too old) changes the metadata."""
+
+SAID_MOST = 300
+"""Characters of an error in a sentence of the log: some servers answer with pages."""
+OUTAGE_S = 5.0
+"""Failures that are over sooner are not worth a sentence about their end."""
+_FAILED = {
+    "load": "{} cannot be loaded",
+    "prepare": "a commit to {} cannot be prepared",
+    "commit": "the outcome of a commit to {} is unknown",
+}
+"""What another round has to find out, by the step that failed."""
+
+Step = Literal["load", "prepare", "commit"]
+NAMED_MOST = 5
+"""Tables of one commit that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablesNamed:
+    """The tables of one commit, in sentences."""
+
+    identifiers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.identifiers[:NAMED_MOST])
+        more = len(self.identifiers) - NAMED_MOST
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    @property
+    def tables(self) -> str:
+        return f"{'table' if len(self.identifiers) == 1 else 'tables'} {self}"
+
+    @property
+    def verb(self) -> str:
+        return "does" if len(self.identifiers) == 1 else "do"
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Counts how often a catalog has refused a change of the same metadata."""
+
+    of: TablesNamed
+    count: int = 0
+    seen: tuple[str, ...] = ()
+
+    def met(self, error: Exception, tables: Sequence[Table]) -> None:
+        """Count a refusal, and raise `CommitRefused` at the last; ignores other errors."""
+        if not _is_refusal(error) or not tables:
+            return
+        seen = tuple(table.metadata_location for table in tables)
+        self.count = self.count + 1 if seen == self.seen else 1
+        self.seen = seen
+        if self.count >= REFUSALS_MOST:
+            raise CommitRefused(
+                f"the catalog refuses to change {self.of.tables}: {error}. The staged files "
+                "and the journal are kept. Fix what it says, then start again"
+            ) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the catalog itself refuses; a 408 or 5xx of a proxy is no refusal."""
+    response = getattr(error.__cause__, "response", None)
+    status = getattr(response, "status_code", None)
+    return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """Why a round failed: a message for the log, and one for the error once patience is over."""
+
+    level: int
+    now: str
+    at_last: str
+
+
+def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) -> Setback:
+    """The setback of a round; raises errors that another round would not fix."""
+    said = f"{type(error).__name__}: {one_line(error)[:SAID_MOST]}"
+    match error:
+        case CommitFailedException():
+            return Setback(
+                logging.INFO,
+                f"commit to {of} lost a race ({said}): trying again",
+                f"committing to {of.tables} lost every race for {total_s:.0f} s: "
+                "something commits to it without pause. The staged files and the journal are kept",
+            )
+        case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
+            if not has_expired(error):
+                raise AccessDenied(f"committing to {of.tables} is not permitted: {error}") from error
+            return Setback(
+                logging.WARNING,
+                f"the credentials for {of.tables} have expired: loading it for newer ones",
+                f"the credentials for {of.tables} have expired: {error}",
+            )
+        case NoSuchTableError():
+            raise CommitUnavailable(f"{of.tables} {of.verb} not exist any more: {error}") from error
+    return Setback(
+        logging.WARNING,
+        f"{_FAILED[step].format(of.tables if step == 'load' else of)} ({said}): looking again",
+        f"committing to {of.tables} failed for {total_s:.0f} s; the last error was {said}. "
+        "The staged files and the journal are kept",
+    )
+
+
+@dataclass(slots=True)
+class Outage:
+    """Rounds that failed in a row, other than by a lost race: people are told of the first, and of the end."""
+
+    of: TablesNamed
+    clock: Callable[[], float]
+    since: float | None = None
+
+    def level(self, setback: Setback) -> int:
+        """The level at which a setback is logged; `frazil status` has the newest."""
+        if setback.level < logging.WARNING or self.since is not None:
+            return logging.INFO
+        self.since = self.clock()
+        return setback.level
+
+    def over(self) -> None:
+        """A round was decided."""
+        if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
+            log.warning("%s can be committed to again, after %.0f s", self.of.tables, lasted_s)

@@ -1,0 +1,61 @@
+"""A commit to several tables of a REST catalog, by `POST /v1/{prefix}/transactions/commit`.
+
+PyIceberg has no method for it. Request and answers are those of Iceberg's REST specification, `commitTransaction`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+
+from pydantic import Field
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest.response import _handle_non_200_response
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.table import CommitTableRequest, TableIdentifier
+from pyiceberg.typedef import IcebergBaseModel
+from requests import HTTPError
+
+from frazil.table.atomic_commit import TableChange
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+_UNKNOWN = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
+
+
+class _CommitTransactionRequest(IcebergBaseModel):
+    table_changes: tuple[CommitTableRequest, ...] = Field(alias="table-changes")
+
+
+def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
+    """Send the request once. The answer has no metadata.
+
+    Each attempt has an idempotency key of its own, so that one which a gateway sends twice counts once. Raises
+    CommitFailedException if a requirement does not hold, and else what PyIceberg raises for a table's commit.
+    """
+    request = _CommitTransactionRequest(
+        table_changes=tuple(
+            CommitTableRequest(
+                identifier=TableIdentifier(namespace=change.table.name()[:-1], name=change.table.name()[-1]),
+                requirements=change.requirements,
+                updates=change.updates,
+            )
+            for change in changes
+        )
+    )
+    response = catalog._session.post(
+        catalog.url("transactions/commit", prefixed=True),
+        data=request.model_dump_json().encode(),
+        headers={IDEMPOTENCY_KEY: str(_uuid7())},
+    )
+    try:
+        response.raise_for_status()
+    except HTTPError as error:
+        _handle_non_200_response(error, {409: CommitFailedException, **_UNKNOWN})
+
+
+def _uuid7() -> uuid.UUID:
+    """A UUID of version 7 (RFC 9562): 48 bits of milliseconds, then random ones."""
+    number = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
+    return uuid.UUID(int=number & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)

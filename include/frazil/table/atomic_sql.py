@@ -1,0 +1,70 @@
+"""A commit to several tables of a SQL catalog: one database transaction over their pointers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import CommitTableResponse, StagedTable, Table
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from frazil.table.atomic_commit import TableChange
+
+log = logging.getLogger(__name__)
+
+
+def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
+    """Write the new metadata files, then move all pointers, each only from where its table was read.
+
+    Raises CommitFailedException if a pointer had moved. The files are deleted after an error, unless COMMIT was sent:
+    from then on the outcome is unknown.
+    """
+    staged: list[StagedTable] = []
+    sent = False
+    try:
+        for change in changes:
+            name = change.table.name()
+            made = catalog._update_and_stage_table(change.table, name, change.requirements, change.updates)
+            staged.append(made)
+            catalog._write_metadata(made.metadata, made.io, made.metadata_location)
+        with Session(catalog.engine) as session:
+            # In one order everywhere: two writers that lock the same rows never wait for each other.
+            for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):
+                _move(session, catalog.name, change.table, made)
+            sent = True
+            session.commit()
+    except BaseException:
+        if not sent:
+            _delete(staged)
+        raise
+    return [CommitTableResponse(metadata=made.metadata, metadata_location=made.metadata_location) for made in staged]
+
+
+def _move(session: Session, catalog: str, found: Table, made: StagedTable) -> None:
+    moved = (
+        update(IcebergTables)
+        .where(
+            IcebergTables.catalog_name == catalog,
+            IcebergTables.table_namespace == Catalog.namespace_to_string(found.name()[:-1]),
+            IcebergTables.table_name == found.name()[-1],
+            IcebergTables.metadata_location == found.metadata_location,
+        )
+        .values(metadata_location=made.metadata_location, previous_metadata_location=found.metadata_location)
+    )
+    if session.execute(moved).rowcount != 1:  # type: ignore[attr-defined]
+        raise CommitFailedException(f"table {'.'.join(found.name())} was changed meanwhile")
+
+
+def _delete(staged: Sequence[StagedTable]) -> None:
+    """Best effort: what is left behind is deleted by orphan removal."""
+    for made in staged:
+        try:
+            made.io.delete(made.metadata_location)
+        except FileNotFoundError:  # the one that could not be written
+            continue
+        except Exception as error:
+            log.warning("the metadata file %s of a failed commit was left behind: %r", made.metadata_location, error)
