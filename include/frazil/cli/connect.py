@@ -23,7 +23,7 @@ class Connections:
 
     good: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    _looked: dict[tuple[str | None, str, str | None], list[str]] = field(default_factory=dict)
+    _looked: dict[tuple[str | None, str, str | None, bool], list[str]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
     """The stream for which they did not answer, by how brokers are declared: each silence takes seconds to find."""
 
@@ -41,7 +41,7 @@ class Connections:
         except FrazilError as error:
             self.errors.append(f"{path}: source: {_said(error)}")
         # A location of its own may have other rights.
-        place = (spec.table.catalog, spec.table.identifier.rpartition(".")[0], spec.table.location)
+        place = (spec.table.catalog, spec.table.identifier.rpartition(".")[0], spec.table.location, spec.commit.atomic)
         if place not in self._looked:
             self._looked[place] = _catalog_problems(spec)
         if problems := self._looked[place]:
@@ -79,12 +79,15 @@ def _kafka(spec: StreamSpec) -> str:
 
 def _catalog_problems(spec: StreamSpec) -> list[str]:
     from frazil.commit.catalog_probe import leaving_no_folders, probe  # noqa: PLC0415 - PyIceberg is slow to load
+    from frazil.table.atomic_catalogs import commit_tables_of  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     try:
         with extras_named():
             catalog = load_catalog(spec.table.catalog)
             with leaving_no_folders(catalog, spec):
+                if spec.commit.atomic:
+                    commit_tables_of(catalog)
                 lacks = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [_said(error)]

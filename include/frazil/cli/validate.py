@@ -95,6 +95,7 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
     for path, spec in streams.items():
         errors.extend(f"{path}: source.properties.{key}: {said}" for key, said in _kafka_problems(spec).items())
         errors.extend(f"{path}: {said}" for said in _format_problems(spec))
+        errors.extend(f"{path}: commit.atomic: {said}" for said in _atomic_problems(spec))
     clashes = conflicts({**_beside(files), **streams})
     return streams, errors + [said for said in clashes if any(said.startswith(f"{path}:") for path in streams)]
 
@@ -129,6 +130,20 @@ def _format_problems(spec: StreamSpec) -> list[str]:
         check_supported(schema(spec), spec.source.format)
     except SpecError as error:
         return [str(error)]
+    return []
+
+
+def _atomic_problems(spec: StreamSpec) -> list[str]:
+    """Why the catalog cannot do it, if it is configured here; it may be configured only where writers run."""
+    if not spec.commit.atomic:
+        return []
+    from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only where it is asked
+    from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - as above
+
+    with suppress(SpecError):
+        config = catalog_config(spec.table.catalog)
+        reason = why_not_atomic(config.name, config.properties)
+        return [reason] if reason else []
     return []
 
 

@@ -12,7 +12,8 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import Target
 from frazil.partitions.open_windows import Alignment
-from frazil.table.atomic_commit import CommitTables, commit_tables_of
+from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_commit import CommitTables
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 

@@ -1,27 +1,12 @@
-"""Commits to several tables of a catalog in one step: all of them change, or none does.
-
-Few catalogs can. A SQL catalog can, because the pointers to its tables' metadata are rows of one database. Of the REST
-catalogs, those on a list can: a server that has the endpoint may still change table after table, and one that changes
-them at once may keep no snapshot history.
-"""
+"""One step that changes several tables of a catalog: all of them, or none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
-from sqlalchemy import make_url
-
-from frazil.errors import SpecError
-from frazil.table.spark_catalog import ATOMIC, inferred_type
-
-SERVERS = ("lakekeeper", "polaris")
-DATABASES = ("postgresql", "sqlite")
-ADVERTISED = "POST /v1/{prefix}/transactions/commit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,44 +24,3 @@ CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] |
 Raises CommitFailedException if one of them has been changed meanwhile, and so none was changed. After any other error
 the outcome is unknown.
 """
-
-
-def commit_tables_of(catalog: Catalog) -> CommitTables:
-    """How this catalog commits to several tables at once. Raises SpecError if it cannot."""
-    if reason := why_not_atomic(catalog.name, catalog.properties):
-        raise SpecError(reason)
-    if inferred_type(catalog.properties) == "sql":
-        from frazil.table.atomic_sql import commit_by_sql  # noqa: PLC0415 - other catalogs do without its client
-
-        return partial(commit_by_sql, catalog)  # type: ignore[arg-type]
-    from frazil.table.atomic_rest import commit_by_rest  # noqa: PLC0415 - as above
-
-    if ADVERTISED not in {str(endpoint) for endpoint in catalog._supported_endpoints}:  # type: ignore[attr-defined]
-        raise SpecError(
-            f"the catalog {catalog.name!r} says of itself ({ATOMIC}) that it is {catalog.properties[ATOMIC]}, but its "
-            f"server does not offer `{ADVERTISED}`. Correct the property or update the server, or remove "
-            "`commit.atomic`"
-        )
-    return partial(commit_by_rest, catalog)  # type: ignore[arg-type]
-
-
-def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
-    """Why a catalog of these properties cannot commit to several tables at once; None if it can. Asks no server."""
-    kind, instead = inferred_type(properties), "Use a catalog that can, or remove `commit.atomic`"
-    if kind == "sql":
-        database = make_url(properties["uri"]).get_backend_name()
-        if database in DATABASES:
-            return None
-        return (
-            f"the catalog {name!r} is in {database}, where no commit to several tables at once was ever tried; it was "
-            f"on {' and '.join(DATABASES)}. {instead}"
-        )
-    if kind == "rest":
-        if properties.get(ATOMIC, "").lower() in SERVERS:
-            return None
-        return (
-            f"the catalog {name!r} is a REST catalog, and most change several tables one after the other. If its "
-            f"server is {' or '.join(SERVERS)}, which change them at once, set the catalog's property {ATOMIC} to "
-            f"that name. {instead}"
-        )
-    return f"the catalog {name!r} is of type {kind!r}, which changes one table at a time. {instead}"

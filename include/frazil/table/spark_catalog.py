@@ -16,7 +16,7 @@ SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
 ATOMIC = "frazil.atomic"
-"""Our own property of a REST catalog: which server it is, if that is one of `frazil.table.atomic_commit.SERVERS`."""
+"""Our own property of a REST catalog: which server it is, if that is one of `frazil.table.atomic_catalogs.SERVERS`."""
 
 _RENAMED = {
     "s3.region": "client.region",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
@@ -90,3 +91,17 @@ def test_a_folder_without_streams_is_an_error(tmp_path: Path) -> None:
 def test_the_json_schema_is_printed() -> None:
     result = CliRunner().invoke(frazil, ["validate", "--json-schema"])
     assert json.loads(result.stdout)["title"] == "A frazil stream"
+
+
+def test_a_catalog_that_cannot_commit_to_several_tables_at_once_is_an_error(
+    declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(commit={"atomic": True})
+    assert CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)]).exit_code == 0
+    monkeypatch.setenv("PYICEBERG_CATALOG__GLUE__TYPE", "glue")
+    declare(commit={"atomic": True}, table={"identifier": "demo.flights", "catalog": "glue"})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 10
+    assert "flights.yaml: commit.atomic: the catalog 'glue' is of type 'glue', which changes one table" in result.stderr
+    declare(commit={"atomic": True}, table={"identifier": "demo.flights", "catalog": "elsewhere"})
+    assert CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)]).exit_code == 0, "not configured here"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from frazil.commit.setbacks import REFUSALS_MOST
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import REFUSALS_MOST, TableHandle
+from frazil.commit.swap import TableHandle
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
 
 from .rest_answers import RestAnswers, rest_catalog

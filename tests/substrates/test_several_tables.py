@@ -1,0 +1,103 @@
+"""Five tables that are committed to in one step: nobody ever sees some of them changed and others not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from uuid import uuid4
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from frazil.table.atomic_catalogs import commit_tables_of
+from tests.several_tables import NAMES, NAMESPACE, Cuts, commit_number, handles, make_tables, open_catalog
+
+Open = Callable[[], SqlCatalog]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """URI and warehouse of a catalog with five empty tables. Each test's is a catalog of its own in the database."""
+    uri = f"sqlite:///{tmp_path}/catalog.db?timeout=30"
+    if request.param == "postgres":
+        uri = request.getfixturevalue("postgres").uri
+    place = uri, (tmp_path / f"warehouse-{uuid4().hex[:6]}").as_uri()
+    catalog = open_catalog(*place)
+    make_tables(catalog)
+    yield place
+    for name in NAMES:
+        catalog.drop_table(f"{NAMESPACE}.{name}")
+    catalog.engine.dispose()
+
+
+@contextmanager
+def beside(work: Callable[[], object]) -> Iterator[list[BaseException]]:
+    """Repeat `work` in a thread; what it raised."""
+    ended, failed = Event(), []
+
+    def repeat() -> None:
+        try:
+            while not ended.wait(0.01):
+                work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Thread(target=repeat)
+    thread.start()
+    try:
+        yield failed
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("commits", [20, pytest.param(500, marks=pytest.mark.soak)])
+def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int) -> None:
+    """Through kills, lost answers, commits that land late, and somebody else who commits to one of the tables."""
+    catalog, rival = open_catalog(*address), open_catalog(*address)
+    cuts, seen = Cuts(catalog), []
+
+    def look() -> None:
+        seen.append(cuts.look())
+
+    def interfere() -> None:
+        with rival.load_table(f"{NAMESPACE}.c").transaction() as change:
+            change.set_properties(rival=uuid4().hex)
+
+    starts = 0
+    with beside(look) as blind, beside(interfere):
+        for starts in range(1, commits + 2):
+            command = [sys.executable, "-m", "tests.several_tables", *address, str(commits), str(starts)]
+            ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+            if ended.returncode == 0:
+                break
+            assert ended.returncode == -9, ended.stderr
+    look()
+    assert blind == []
+    assert [cut for cut in seen if len(set(cut.values())) != 1] == []
+    assert set(seen[-1].values()) == {commits}
+    print(f"{commits} commits, {starts} starts, {len(seen)} looks at {len({c['a'] for c in seen})} states")
+    for handle in handles(catalog):
+        numbers = [s.summary["test.number"] for s in handle.current().metadata.snapshots if s.summary]
+        assert numbers == [str(n) for n in range(1, commits + 1)], "each once, in order"
+
+
+def test_two_writers_of_the_same_tables_in_another_order_wait_for_no_deadlock(address: tuple[str, str]) -> None:
+    def numbers(key: str, *names: str) -> Callable[[], object]:
+        catalog = open_catalog(*address)
+        at_once, tables = commit_tables_of(catalog), handles(catalog, names)
+        count = iter(range(1, 1000))
+        return lambda: commit_number(tables, next(count), at_once=at_once, key=key)
+
+    first = numbers("first", "a", "b", "c")
+    with beside(numbers("second", "c", "b", "a")) as failed:
+        for _ in range(10):
+            first()
+    assert failed == []
+    found = [handle.current().metadata.properties for handle in handles(open_catalog(*address), ("a", "b", "c"))]
+    assert {table["first"] for table in found} == {"10"}
+    assert len({table.get("second") for table in found}) == 1
