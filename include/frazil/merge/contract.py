@@ -11,6 +11,7 @@ A table of such a stream has at most one row for each key.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,8 +35,9 @@ class MergeRules:
     """Primitive columns, never null, none of them a float."""
     order_by: str | None = None
     """A change whose value is below that of the table's row, or of another change of the batch, is stale. Null is below
-    all. Among equals, and without a column, the later record wins: the one with the greater Kafka timestamp, then the
-    greater (topic, partition, offset); within a topic-partition the offset alone decides."""
+    all. Among equals, and without a column, the later record wins. Within a topic-partition that is the greater offset.
+    Of the winners of several topic-partitions it is the one with the greater Kafka timestamp, then topic and partition.
+    """
     ignored: tuple[str, ...] = ()
     """Columns that do not make an update: the coordinates."""
     how: How = "auto"
@@ -86,11 +88,22 @@ class MergeTask:
 
     def to_json(self) -> dict[str, Any]:
         """`matched` is in base64."""
-        raise NotImplementedError
+        return {**dataclasses.asdict(self), "matched": base64.b64encode(self.matched).decode()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MergeTask:
-        raise NotImplementedError
+        files = tuple(
+            TableFile(
+                **{
+                    **file,
+                    "partition": tuple(file["partition"]),
+                    "deletes": tuple(DeleteFile(**delete) for delete in file["deletes"]),
+                }
+            )
+            for file in value["files"]
+        )
+        matched = base64.b64decode(value["matched"])
+        return cls(value["index"], tuple(value["changes"]), files, value["inserts"], matched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +154,25 @@ class MergeResult:
     bytes_read: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """`matched` is in base64."""
+        return {
+            "files": [file.to_json() for file in self.files],
+            "replaced": list(self.replaced),
+            "dropped_deletes": list(self.dropped_deletes),
+            "counts": dataclasses.asdict(self.counts),
+            "matched": base64.b64encode(self.matched).decode(),
+            "windows": dict(self.windows),
+            "bytes_read": self.bytes_read,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MergeResult:
-        raise NotImplementedError
+        return cls(
+            tuple(StagedFile.from_json(file) for file in value["files"]),
+            tuple(value["replaced"]),
+            tuple(value["dropped_deletes"]),
+            Counts(**value["counts"]),
+            base64.b64decode(value["matched"]),
+            {int(start): rows for start, rows in value["windows"].items()},
+            value["bytes_read"],
+        )

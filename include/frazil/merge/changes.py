@@ -1,0 +1,129 @@
+"""Reads a batch's changes, and finds the newest of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from frazil.ingest.changes import CHANGE, DELETE, KEPT
+from frazil.merge.contract import MergeRules
+
+TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest change of each key."""
+
+    rows: pa.Table
+    numbers: NDArray[np.int64]
+    """The number of each row's change among all changes."""
+    superseded: int
+
+    def without(self, taken: NDArray[np.bool_]) -> Newest:
+        stays = ~taken
+        return Newest(self.rows.filter(pa.array(stays)), self.numbers[stays], 0)
+
+
+def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
+    """The newest change of each key; see `MergeRules.order_by`. `ids` are the columns' field ids, by name.
+
+    What it keeps of the table's row, an earlier change of the batch may tell.
+    """
+    count = changes.num_rows
+    keys = codes_of([column(changes, name) for name in rules.key], count)
+    order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
+    places = codes_of([column(changes, TOPIC), column(changes, PARTITION)], count)
+    ordered = np.lexsort((column(changes, OFFSET).to_numpy(), order, places, keys))
+    last = ordered[_ends(keys[ordered], places[ordered])]
+    if count and places.max() != places.min():
+        later = np.lexsort((places[last], ranks(column(changes, TIMESTAMP))[last], order[last], keys[last]))
+        last = last[later[_ends(keys[last][later])]]
+    numbers = np.sort(last)
+    rows = changes.take(pa.array(numbers))
+    earlier = _Earlier(changes, ordered, keys, places) if count else None
+    return Newest(earlier.told(rows, numbers, ids) if earlier else rows, numbers, count - len(numbers))
+
+
+def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The last place of each run in which all groups are equal."""
+    ends = np.zeros(len(groups[0]), np.bool_)
+    for values in groups:
+        ends |= np.r_[values[1:] != values[:-1], True][: len(values)]
+    return ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """All changes of a batch, in the order of keys, topic-partitions and within them."""
+
+    changes: pa.Table
+    ordered: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    def told(self, rows: pa.Table, numbers: NDArray[np.int64], ids: Mapping[str, int]) -> pa.Table:
+        """`rows`, the changes with these numbers, with what changes before them tell of the columns that they keep."""
+        kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
+        wanting = [row for row, of in enumerate(kept) if of]
+        if not wanting:
+            return rows
+        where = np.empty_like(self.ordered)
+        where[self.ordered] = np.arange(len(self.ordered))
+        sources = {field_id: numbers.copy() for field_id in ids.values()}
+        for row in wanting:
+            kept[row] = self._told(int(where[numbers[row]]), kept[row], sources, row)
+        for name, field_id in ids.items():
+            if (sources[field_id] != numbers).any():
+                at = rows.schema.get_field_index(name)
+                taken = self.changes.column(name).take(pa.array(sources[field_id]))
+                rows = rows.set_column(at, rows.schema.field(at), taken)
+        at = rows.schema.get_field_index(KEPT)
+        return rows.set_column(at, rows.schema.field(at), pa.array(kept, rows.schema.field(at).type))
+
+    def _told(self, at: int, missing: list[int], sources: Mapping[int, NDArray[np.int64]], row: int) -> list[int]:
+        """Look back from a change at `at`; returns what none before it tells."""
+        of = self.ordered[at]
+        left = set(missing)
+        while left and at > 0:
+            at -= 1
+            before = self.ordered[at]
+            if (self.keys[before], self.places[before]) != (self.keys[of], self.places[of]):
+                break
+            if self.changes.column(CHANGE)[int(before)].as_py() == DELETE:
+                return []  # what the row had is gone
+            untold = set(self.changes.column(KEPT)[int(before)].as_py() or ())
+            for field_id in left - untold:
+                sources[field_id][row] = before
+            left &= untold
+        return sorted(left)
+
+
+def column(rows: pa.Table, name: str) -> pa.Array:
+    """A column in one piece; UUIDs as their bytes."""
+    array = rows.column(name).combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def codes_of(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
+    """A number for each row, equal where all columns are; a null equals a null."""
+    codes = np.zeros(count, np.int64)
+    for array in columns:
+        encoded = array.dictionary_encode(null_encoding="encode")
+        codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy(zero_copy_only=False)
+        _, codes = np.unique(codes, return_inverse=True)
+    return codes
+
+
+def ranks(array: pa.Array) -> NDArray[np.int64]:
+    """The order of values as numbers, equal for equal ones; null is the lowest."""
+    found: NDArray[np.int64] = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
+    found[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return found

@@ -1,0 +1,53 @@
+"""Which data files a merge writes anew: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from frazil.merge.contract import How, TableFile
+
+LEFT_MOST = 0.2
+"""The share of a file's rows that may have left it by delete files: above it, `auto` writes the file anew."""
+TIER = 4
+"""Files that are no more than so many times as large as the new one join it, once there are `TOGETHER` of them: each
+row is then written anew once for each tier, and a partition has few files of each."""
+TOGETHER = 4
+SMALL_BYTES = 64 * 2**10
+"""Files below this size cost readers the same."""
+ROW_BYTES = 50
+"""About the size of a row, where no file tells."""
+
+
+def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int) -> set[str]:
+    """The paths of the files to write anew. `leaving` counts rows that leave a file, those that have left it included.
+
+    `files` are those of one partition, and `new_rows` come to it.
+    """
+    if how == "copy-on-write":
+        return {file.path for file in leaving}
+    if how == "merge-on-read":
+        return {file.path for file, rows in leaving.items() if rows == file.records}
+    found = {file.path for file, rows in leaving.items() if rows > LEFT_MOST * file.records}
+    return found | _joining(files, found, leaving, new_rows)
+
+
+def _joining(
+    files: Sequence[TableFile], rewritten: set[str], leaving: Mapping[TableFile, int], new_rows: int
+) -> set[str]:
+    """The small files that join what is written."""
+    copied = sum(file.bytes * (1 - leaving[file] / file.records) for file in files if file.path in rewritten)
+    size = max(SMALL_BYTES, _bytes(files, new_rows) + copied)
+    rest = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)
+    joined: set[str] = set()
+    while True:
+        tier = [file for file in rest if file.bytes <= TIER * size]
+        if len(tier) < TOGETHER:
+            return joined
+        joined |= {file.path for file in tier}
+        size += sum(file.bytes for file in tier)
+        rest = rest[len(tier) :]
+
+
+def _bytes(files: Sequence[TableFile], rows: int) -> float:
+    records = sum(file.records for file in files)
+    return rows * (sum(file.bytes for file in files) / records if records else ROW_BYTES)

@@ -1,0 +1,149 @@
+"""Reads a table's data files, and which of their rows position-delete files name; writes such files."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyiceberg.conversions import to_bytes
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.table.name_mapping import parse_mapping_from_json
+from pyiceberg.types import ListType, LongType, MapType, StringType
+
+from frazil.ingest.contract import StagedFile
+from frazil.merge.contract import DeleteFile, TableFile
+
+NAME_MAPPING = "schema.name-mapping.default"
+PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
+"""Iceberg specification, "Reserved Field IDs"."""
+_DELETES = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(POSITION_ID)}),
+    ]
+)
+
+
+@dataclass(slots=True)
+class Reader:
+    """Opens Parquet files of one storage, and counts what is read of them."""
+
+    io: FileIO
+    properties: Mapping[str, str]
+    """The table's."""
+    bytes_read: int = 0
+    _deletes: dict[str, dict[str, NDArray[np.int64]]] = field(default_factory=dict)
+
+    def open(self, path: str) -> DataReader:
+        source = self.io.new_input(path)
+        return DataReader(self, pq.ParquetFile(source.open(seekable=True)))
+
+    def whole(self, path: str, schema: Schema) -> pa.Table:
+        found = self.open(path)
+        with found:
+            return pa.concat_tables([arrow_schema(schema).empty_table(), *(rows for _, rows in found.groups(schema))])
+
+    def deleted(self, file: TableFile) -> NDArray[np.int64]:
+        """The positions of a data file's rows that delete files name, in order."""
+        found = [self._of(delete).get(file.path) for delete in file.deletes]
+        there = [positions for positions in found if positions is not None]
+        return np.unique(np.concatenate(there)) if there else np.zeros(0, np.int64)
+
+    def _of(self, delete: DeleteFile) -> dict[str, NDArray[np.int64]]:
+        if delete.path in self._deletes:
+            return self._deletes[delete.path]
+        rows = pq.read_table(
+            pa.BufferReader(self.io.new_input(delete.path).open().read()), columns=["file_path", "pos"]
+        )
+        self.bytes_read += rows.nbytes
+        by_path = {
+            path.as_py(): rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy()
+            for path in pc.unique(rows["file_path"])
+        }
+        if not delete.alone:  # several data files ask for it
+            self._deletes[delete.path] = by_path
+        return by_path
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """What is read has these types. Nothing is required of files that others may have written."""
+    return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
+
+
+@dataclass(slots=True)
+class DataReader:
+    """One open data file. Columns are found by their field ids, as Iceberg's rules of evolution want."""
+
+    reader: Reader
+    file: pq.ParquetFile
+
+    def __enter__(self) -> DataReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """The rows of each row group, or of those wanted, as the schema has them, with the first one's position."""
+        text, expected = self.reader.properties.get(NAME_MAPPING), arrow_schema(schema)
+        mapping = parse_mapping_from_json(text) if text else None
+        physical = pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
+        # As PyIceberg's own scan: a list or a map is selected by what is in it.
+        ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
+        there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
+        names = [column.name for column in there.fields] or self.file.schema_arrow.names[:1]
+        starts = self.starts
+        for group in range(self.file.num_row_groups) if wanted is None else wanted:
+            rows = self.file.read_row_group(group, columns=names)
+            self.reader.bytes_read += rows.nbytes
+            batches = [
+                _to_requested_schema(schema, there, batch, downcast_ns_timestamp_to_us=True)
+                for batch in rows.to_batches()
+            ]
+            yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else expected.empty_table()
+
+    @property
+    def starts(self) -> list[int]:
+        """The position of each row group's first row."""
+        sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
+        return [0, *np.cumsum(sizes).tolist()]
+
+
+def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:
+    """A file that deletes rows of one data file. Its bounds name that file whole, so that readers know."""
+    path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
+    paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
+    rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES)
+    with io.new_output(path).create(overwrite=True) as out:
+        pq.write_table(rows, out, compression="zstd", store_schema=False)
+        size = out.tell()
+    text = base64.b64encode(to_bytes(StringType(), file.path)).decode()
+    first, last = (base64.b64encode(to_bytes(LongType(), int(n))).decode() for n in (positions[0], positions[-1]))
+    counts = {PATH_ID: len(positions), POSITION_ID: len(positions)}
+    return StagedFile(
+        target="main",
+        path=path,
+        records=len(positions),
+        bytes=size,
+        schema_id=0,
+        spec_id=file.spec_id,
+        sort_order_id=None,
+        partition=file.partition,
+        column_sizes={},
+        value_counts=counts,
+        null_value_counts=dict.fromkeys(counts, 0),
+        nan_value_counts={},
+        lower_bounds={PATH_ID: text, POSITION_ID: first},
+        upper_bounds={PATH_ID: text, POSITION_ID: last},
+        split_offsets=(4,),
+        content="position-deletes",
+    )

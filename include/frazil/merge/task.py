@@ -1,0 +1,198 @@
+"""One task of a merge: the newest changes against some of the table's files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.schema import Schema
+from pyroaring import BitMap64
+
+from frazil.ingest.contract import StagedFile
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.merge.changes import Newest, column, newest_by_key
+from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, TableFile
+from frazil.merge.locate import KeyIndex, Located, located
+from frazil.merge.rewriting import rewritten
+from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
+from frazil.merge.verdict import deletes, filled, stale, unchanged
+
+
+def merge(context: MergeContext, task: MergeTask) -> MergeResult:
+    """Carry the task out. Raises what the storage raises; the files of a task that raises are removed if possible."""
+    run = _Merge(context, task)
+    try:
+        return run.result()
+    except BaseException:
+        run.abort()
+        raise
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """What leaves one data file."""
+
+    found: Located
+    positions: NDArray[np.int64]
+    """Of rows that leave it now."""
+
+
+@dataclass
+class _Merge:
+    context: MergeContext
+    task: MergeTask
+    counts: Counts = field(default_factory=Counts)
+    windows: Counter[int] = field(default_factory=Counter)
+    staged: list[StagedFile] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        target = self.context.target
+        self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
+        self.reader = Reader(self.io, target.properties)
+        self.schema = Schema.model_validate_json(target.schema_json)
+        self.ids = {field.name: field.field_id for field in self.schema.fields}
+        self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
+
+    def abort(self) -> None:
+        self.writer.abort()
+        for file in self.staged:
+            self.io.delete(file.path)
+
+    def result(self) -> MergeResult:
+        rules, task = self.context.rules, self.task
+        changes_schema = Schema.model_validate_json(self.context.changes.schema_json)
+        none = arrow_schema(changes_schema).empty_table()
+        changes = pa.concat_tables([none, *(self.reader.whole(path, changes_schema) for path in task.changes)])
+        newest = newest_by_key(changes, rules, self.ids)
+        del changes
+        last = task.inserts or not task.files
+        self._count(superseded=newest.superseded if last else 0)
+        if not task.files and task.matched:
+            newest = newest.without(np.isin(newest.numbers, np.array(BitMap64.deserialize(task.matched), np.int64)))
+        matched = np.zeros(newest.rows.num_rows, np.bool_)
+        leaving = list(self._leaving(newest, matched))
+        if last:
+            self._insert(newest.without(matched))
+        replaced, dropped = self._leave(leaving)
+        numbers = b"" if last else BitMap64(newest.numbers[matched].tolist()).serialize()
+        files = (*self.writer.finish(), *self.staged)
+        read = self.reader.bytes_read
+        return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
+
+    def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_Leaving]:
+        """Match every file; write the new versions of rows, and mark the changes that have a row."""
+        rules = self.context.rules
+        index = KeyIndex(newest, rules.key)
+        keys = self.schema.select(*rules.key)
+        for found in located(self.reader, self.task.files, index, keys):
+            first = ~matched[found.changes]  # a key that others wrote twice is updated once
+            once = np.zeros(len(first), np.bool_)
+            once[np.unique(found.changes, return_index=True)[1]] = True
+            first &= once
+            matched[found.changes] = True
+            if rules.on_match == "keep":
+                self._count(unchanged=int(first.sum()))
+                leaves = np.zeros(0, np.int64)
+            else:
+                leaves = self._updated(newest, found, first) if len(found.positions) else found.positions
+            yield _Leaving(found, leaves)
+
+    def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The positions of rows that leave the file, because a change updates or deletes them."""
+        rules = self.context.rules
+        rows = self._rows(found.file, found.positions)
+        changes = newest.rows.take(pa.array(found.changes))
+        changes = filled(changes, rows, self.ids)
+        old = stale(changes, rows, rules)
+        same = unchanged(changes, rows, rules) & ~old
+        gone = deletes(changes) & ~old
+        new = ~old & ~same & ~gone
+        self._count(
+            stale=int((old & first).sum()),
+            unchanged=int((same & first).sum()),
+            deleted=int((gone & first).sum()),
+            updated=int((new & first).sum()),
+        )
+        self._write(changes.filter(pa.array(new & first)))
+        self._saw(rows.filter(pa.array(gone & first)))
+        return found.positions[gone | new]
+
+    def _rows(self, file: TableFile, positions: NDArray[np.int64]) -> pa.Table:
+        """Rows of a file by their positions, which are in order."""
+        parts = [arrow_schema(self.schema).empty_table()]
+        with self.reader.open(file.path) as data:
+            starts = np.array(data.starts)
+            groups = np.unique(np.searchsorted(starts, positions, side="right") - 1).tolist()
+            for start, rows in data.groups(self.schema, groups):
+                mine = positions[(positions >= start) & (positions < start + rows.num_rows)] - start
+                parts.append(rows.take(pa.array(mine)))
+        return pa.concat_tables(parts)
+
+    def _insert(self, unmatched: Newest) -> None:
+        gone = deletes(unmatched.rows)
+        self._count(unchanged=int(gone.sum()), inserted=int((~gone).sum()))
+        self._write(unmatched.rows.filter(pa.array(~gone)))
+
+    def _write(self, rows: pa.Table) -> None:
+        if rows.num_rows:
+            schema = self.writer.layout.arrow_schema
+            rows = rows.select(schema.names).cast(schema)
+            self._saw(rows)
+            self.writer.add(rows)
+
+    def _saw(self, rows: pa.Table) -> None:
+        """Count rows by the window of their event time."""
+        rules = self.context.rules
+        if rules.event_time is None or rules.window_us is None or not rows.num_rows:
+            return
+        times = column(rows, rules.event_time).drop_null().cast(pa.int64()).to_numpy()
+        starts, counts = np.unique(times // rules.window_us * rules.window_us, return_counts=True)
+        self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+
+    def _leave(self, leaving: list[_Leaving]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Write files anew, or delete files for them. Returns the paths of data files and of delete files that go."""
+        replaced: list[str] = []
+        dropped: list[str] = []
+        new_rows = self.counts.inserted + self.counts.updated
+        for of in _by_partition(leaving):
+            left = {one.found.file: len(one.positions) + len(one.found.deleted) for one in of if len(one.positions)}
+            files = [one.found.file for one in of]
+            share = max(1, new_rows * len(files) // max(1, len(leaving)))
+            anew = rewritten(self.context.rules.how, left, files, new_rows=share if new_rows else 0)
+            for one in of:
+                file, gone = one.found.file, np.union1d(one.positions, one.found.deleted)
+                if file.path in anew:
+                    self._copy(file, gone)
+                    replaced.append(file.path)
+                elif len(one.positions):
+                    self.staged.append(write_position_deletes(self.io, file, gone, folder=self.context.target.folder))
+                else:
+                    continue
+                dropped += [delete.path for delete in file.deletes if delete.alone]
+        return tuple(replaced), tuple(dropped)
+
+    def _copy(self, file: TableFile, without: NDArray[np.int64]) -> None:
+        schema = self.writer.layout.arrow_schema
+        with self.reader.open(file.path) as data:
+            for start, rows in data.groups(self.schema):
+                stays = np.ones(rows.num_rows, np.bool_)
+                mine = without[(without >= start) & (without < start + rows.num_rows)] - start
+                stays[mine] = False
+                if stays.any():
+                    self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
+
+    def _count(self, **found: int) -> None:
+        self.counts += dataclasses.replace(Counts(), **found)
+
+
+def _by_partition(leaving: list[_Leaving]) -> list[list[_Leaving]]:
+    found: dict[tuple[object, ...], list[_Leaving]] = {}
+    for one in leaving:
+        found.setdefault((one.found.file.spec_id, one.found.file.partition), []).append(one)
+    return list(found.values())

@@ -1,0 +1,98 @@
+"""What becomes of a change whose key the table has: pure functions of both rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from frazil.ingest.changes import CHANGE, DELETE, KEPT
+from frazil.merge.changes import column
+from frazil.merge.contract import MergeRules
+
+
+def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """The changes that are older than the rows beside them. Null is the oldest."""
+    if rules.order_by is None:
+        return np.zeros(changes.num_rows, np.bool_)
+    new, old = column(changes, rules.order_by), column(rows, rules.order_by)
+    below = pc.fill_null(pc.less(new.cast(old.type), old), False)
+    return (_mask(below) | (_mask(new.is_null()) & _mask(old.is_valid()))) if len(new) else np.zeros(0, np.bool_)
+
+
+def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """The upserts that have the same values as the rows beside them; kept values are filled in already."""
+    same = np.ones(changes.num_rows, np.bool_)
+    for name in rows.column_names:
+        if name not in rules.key and name not in rules.ignored and same.any():
+            same &= equal(column(changes, name), column(rows, name))
+    found: NDArray[np.bool_] = same & ~deletes(changes)
+    return found
+
+
+def deletes(changes: pa.Table) -> NDArray[np.bool_]:
+    return _mask(pc.equal(column(changes, CHANGE), DELETE))
+
+
+def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
+    """The changes with the values of the rows beside them in columns that they do not tell. `ids` by column name."""
+    kept = column(changes, KEPT)
+    told = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
+    if not told.any():
+        return changes
+    parents, values = pc.list_parent_indices(kept).to_numpy(), kept.flatten().to_numpy()
+    for name, field_id in ids.items():
+        mask = np.zeros(changes.num_rows, np.bool_)
+        mask[parents[values == field_id]] = True
+        if mask.any():
+            at = changes.schema.get_field_index(name)
+            old = rows.column(name).combine_chunks()
+            new = changes.column(name).combine_chunks().cast(old.type)
+            changes = changes.set_column(at, name, chosen(pa.array(mask), old, new))
+    return changes
+
+
+def chosen(mask: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:
+    """The first value where the mask is true, else the second; of any type."""
+    places = np.where(_mask(mask), np.arange(len(mask)), np.arange(len(mask)) + len(mask))
+    return pa.concat_arrays([first, second]).take(pa.array(places))
+
+
+def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
+    """Where two arrays have equal values: null equals null, and NaN equals NaN."""
+    one, other = _plain(one), _plain(other)
+    kind: Any = one.type
+    if pa.types.is_struct(kind):
+        same = np.ones(len(one), np.bool_)
+        for index in range(kind.num_fields):
+            same &= equal(pc.struct_field(one, index), pc.struct_field(other, index))
+        same &= _mask(one.is_null()) == _mask(other.is_null())
+        return same
+    if pa.types.is_nested(kind):
+        pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+        return np.fromiter((_alike(a, b) for a, b in pairs), np.bool_, len(one))
+    same = _mask(pc.fill_null(pc.equal(one, other.cast(kind)), False))
+    same |= _mask(one.is_null()) & _mask(other.is_null())
+    if pa.types.is_floating(kind):
+        same |= _mask(pc.fill_null(pc.is_nan(one), False)) & _mask(pc.fill_null(pc.is_nan(other), False))
+    return same
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _mask(array: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = array.to_numpy(zero_copy_only=False).astype(np.bool_)
+    return found

@@ -1,0 +1,226 @@
+"""A merge against a dictionary: whatever changes come, in whatever tasks, the table has the newest of each key."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedField, StringType
+
+from frazil.ingest.changes import CHANGE, DELETE, KEPT
+from frazil.merge.contract import Counts, How, MergeRules
+from tests.unit.merge.made_table import MadeTable, Row, deleted
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "part", StringType(), required=True),
+    NestedField(3, "version", IntegerType(), required=False),
+    NestedField(4, "price", DoubleType(), required=False),
+    NestedField(5, "tags", ListType(6, StringType(), element_required=False), required=False),
+)
+KEY = ("id", "part")
+BY_ID = PartitionSpec(PartitionField(1, 1000, BucketTransform(3), "id_bucket"), spec_id=0)
+HOWS: list[How] = ["auto", "copy-on-write", "merge-on-read"]
+
+
+class Model:
+    """What a dictionary makes of the changes."""
+
+    def __init__(self, order_by: str | None) -> None:
+        self.order_by = order_by
+        self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def merge(self, changes: Sequence[Row]) -> Counts:
+        counts = {"superseded": 0, "stale": 0, "unchanged": 0, "deleted": 0, "updated": 0, "inserted": 0}
+        newest: dict[tuple[Any, ...], Row] = {}
+        by_key: dict[tuple[Any, ...], list[Row]] = {}
+        for change in changes:
+            by_key.setdefault(tuple(change[name] for name in KEY), []).append(change)
+        for key, of in by_key.items():
+            counts["superseded"] += len(of) - 1
+            for change in sorted(of, key=self._rank):
+                newest[key] = self._after(newest.get(key), change)
+        for key, change in newest.items():
+            counts[self._one(key, change)] += 1
+        return Counts(**counts)
+
+    def _after(self, before: Row | None, change: Row) -> Row:
+        """A change with what the one before it tells of the columns that it keeps."""
+        if before is None or not change.get(KEPT):
+            return change
+        if before.get(CHANGE) == DELETE:
+            return {**change, KEPT: None}
+        names = {field.field_id: field.name for field in SCHEMA.fields}
+        told = {names[i]: before[names[i]] for i in change[KEPT] if i not in (before.get(KEPT) or ())}
+        return {**change, **told, KEPT: [i for i in change[KEPT] if names[i] not in told]}
+
+    def _rank(self, row: Row) -> float:
+        value = row.get(self.order_by) if self.order_by else 0
+        return float("-inf") if value is None else value
+
+    def _one(self, key: tuple[Any, ...], change: Row) -> str:
+        row = self.rows.get(key)
+        if row is not None and self._rank(change) < self._rank(row):
+            return "stale"
+        if change.get(CHANGE) == DELETE:
+            return "unchanged" if self.rows.pop(key, None) is None else "deleted"
+        kept = {field.name for field in SCHEMA.fields if field.field_id in (change.get(KEPT) or ())}
+        new = {f.name: (row or {}).get(f.name) if f.name in kept else change.get(f.name) for f in SCHEMA.fields}
+        self.rows[key] = new
+        return "inserted" if row is None else "unchanged" if repr(row) == repr(new) else "updated"
+
+
+def made(folder: Path, how: How = "auto", order_by: str | None = "version", **more: Any) -> MadeTable:
+    return MadeTable(folder, SCHEMA, MergeRules(KEY, order_by, how=how), **more)
+
+
+def sorted_rows(rows: Any) -> list[str]:
+    return sorted(repr({field.name: row[field.name] for field in SCHEMA.fields}) for row in rows)
+
+
+VALUES = st.fixed_dictionaries(
+    {
+        "id": st.integers(0, 7),
+        "part": st.sampled_from("ab"),
+        "version": st.none() | st.integers(0, 3),
+        "price": st.sampled_from([None, 1.0, 2.0, float("nan")]),
+        "tags": st.sampled_from([None, [], ["x"], ["x", None]]),
+        CHANGE: st.sampled_from([0, 0, 0, DELETE]),
+        KEPT: st.sampled_from([None, None, [], [4], [4, 5]]),
+    }
+)
+
+
+def without_kept(change: dict[str, Any]) -> dict[str, Any]:
+    """What a change keeps, it does not tell."""
+    kept = {field.name for field in SCHEMA.fields if field.field_id in (change[KEPT] or ())}
+    return {name: None if name in kept else value for name, value in change.items()}
+
+
+BATCHES = st.lists(st.lists(VALUES.map(without_kept), max_size=12), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(BATCHES, st.sampled_from(HOWS), st.booleans(), st.sampled_from(["version", None]), st.integers(1, 3))
+def test_the_table_has_what_a_dictionary_has(
+    batches: list[list[Row]], how: How, alone: bool, order_by: str | None, tasks: int
+) -> None:
+    model = Model(order_by)
+    with TemporaryDirectory() as folder:
+        table = made(Path(folder), how, order_by, **({"spec": BY_ID} if alone else {}))
+        for batch in batches:
+            counts = table.merge(table.stage(batch), tasks, alone=alone)
+            assert counts == model.merge(batch)
+            assert sorted_rows(table.rows()) == sorted_rows(model.rows.values())
+            assert sum(vars_of(counts)) == len(batch)
+
+
+def vars_of(counts: Counts) -> list[int]:
+    return [counts.inserted, counts.updated, counts.deleted, counts.stale, counts.superseded, counts.unchanged]
+
+
+def rows(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"id": n, "part": "a", "version": 1, "price": 1.0, "tags": None, **more} for n in range(count)]
+
+
+def test_nothing_to_merge_makes_nothing(tmp_path: Path) -> None:
+    table = made(tmp_path)
+    table.land(rows(10))
+    assert table.merge([]) == Counts()
+    assert [r.files for r in table.last] == [(), ()]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_one_key_many_times_is_one_row(tmp_path: Path, how: How) -> None:
+    table = made(tmp_path, how, order_by=None)
+    assert table.merge(table.stage([{"id": 1, "part": "a", "version": n} for n in range(50_000)])) == Counts(
+        inserted=1, superseded=49_999
+    )
+    assert [row["version"] for row in table.rows()] == [49_999]
+
+
+def test_a_file_that_all_rows_leave_is_replaced_by_nothing(tmp_path: Path) -> None:
+    for how in HOWS:
+        table = made(tmp_path / how, how)
+        table.land(rows(5))
+        counts = table.merge(table.stage([deleted(id=n, part="a", version=2) for n in range(5)]))
+        assert counts == Counts(deleted=5)
+        assert table.files == []
+
+
+def test_few_rows_leave_a_large_file_by_one_delete_file_that_the_next_replaces(tmp_path: Path) -> None:
+    table = made(tmp_path)
+    table.land(rows(1000))
+    for n, version in enumerate((2, 3)):
+        table.merge(table.stage([{"id": 7 + n, "part": "a", "version": version}]))
+        (file,) = (f for f in table.files if f.records == 1000)
+        assert [delete.records for delete in file.deletes] == [n + 1]
+    assert len(table.rows()) == 1000
+
+
+def test_many_rows_leave_a_file_by_a_new_one(tmp_path: Path) -> None:
+    table = made(tmp_path)
+    table.land(rows(1000))
+    table.merge(table.stage([{"id": n, "part": "a", "version": 2} for n in range(300)]))
+    assert [(f.records, f.deletes) for f in table.files] == [(1000, ())]
+
+
+def test_small_files_do_not_pile_up(tmp_path: Path) -> None:
+    table = made(tmp_path)
+    table.land(rows(20_000))
+    for batch in range(40):
+        table.merge(table.stage([{"id": 20_000 + batch, "part": "a", "version": 1}]))
+    assert len(table.rows()) == 20_040
+    assert len(table.files) <= 12
+
+
+def test_stale_and_unchanged_changes_write_nothing(tmp_path: Path) -> None:
+    table = made(tmp_path, "copy-on-write")
+    table.land(rows(10))
+    changes = [{**rows(10)[n], "version": 1 if n % 2 else 0, "price": 1.0} for n in range(10)]
+    assert table.merge(table.stage(changes)) == Counts(stale=5, unchanged=5)
+    assert all(not result.files for result in table.last)
+
+
+def test_a_key_that_the_table_keeps_is_not_inserted_again(tmp_path: Path) -> None:
+    table = MadeTable(tmp_path, SCHEMA, MergeRules(KEY, on_match="keep"))
+    table.land(rows(3))
+    assert table.merge(table.stage([{"id": n, "part": "a", "version": 9} for n in range(5)])) == Counts(
+        inserted=2, unchanged=3
+    )
+    assert sorted(row["version"] for row in table.rows()) == [1, 1, 1, 9, 9]
+
+
+def test_a_key_that_others_wrote_twice_is_one_row_after_an_update(tmp_path: Path) -> None:
+    table = made(tmp_path)
+    table.land([*rows(2), *rows(2)])
+    assert table.merge(table.stage([{"id": 0, "part": "a", "version": 2}])) == Counts(updated=1)
+    assert sorted(row["id"] for row in table.rows()) == [0, 1, 1]
+
+
+def test_of_several_topic_partitions_the_later_timestamp_wins(tmp_path: Path) -> None:
+    for places in itertools.permutations([(0, 5, 10), (1, 3, 20), (2, 9, 15)]):
+        table = made(tmp_path / str(places), order_by=None)
+        changes = [
+            {
+                "id": 1,
+                "part": "a",
+                "version": partition,
+                "kafka_partition": partition,
+                "kafka_offset": offset,
+                "kafka_timestamp": datetime(2026, 1, 1, 0, minute, tzinfo=UTC),
+            }
+            for partition, offset, minute in places
+        ]
+        table.merge(table.stage(changes))
+        assert [row["version"] for row in table.rows()] == [1]
