@@ -28,7 +28,7 @@ from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, rea
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import AdoptionRequired
+from frazil.errors import AdoptionRequired, SpecError
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.spec.units import counted
@@ -124,7 +124,8 @@ class _Run:
 def audit_stream(
     tables: StreamTables, *, coordinates: bool = True, window: Period | None = None, ask_kafka: AskKafka | None = None
 ) -> Audit:
-    """Read all evidence and compare it. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
+    """Read all evidence and compare it. Raises AdoptionRequired without a marker, SpecError for a stream with a route,
+    KafkaUnavailable, MarkerUnreadable.
 
     The main table is read first, at one snapshot: dead letters and commit records are written before it.
     """
@@ -134,6 +135,11 @@ def audit_stream(
         raise AdoptionRequired(
             f"stream {tables.stream!r} has no marker in table {tables.main.identifier}: nothing is committed yet. "
             f"`frazil run {tables.stream}` starts it"
+        )
+    if marker.routed is not None:
+        raise SpecError(
+            f"stream {tables.stream!r} has, or had, a route: an audit compares {tables.main.identifier} with Kafka, "
+            "and does not know yet which records went to other tables"
         )
     run = _Run(tables, table, marker, window, ask_kafka)
     claimed = run.claims()

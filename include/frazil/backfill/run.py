@@ -160,6 +160,11 @@ class Backfill:
                 f"stream {name!r} has no marker in table {self.spec.table.identifier}: a backfill reads what lies "
                 f"before it. Start the stream first, with `source.start: latest` if need be: `frazil run {name}`"
             )
+        if marker.routed is not None:
+            raise SpecError(
+                f"stream {name!r} has, or had, a route: what its table lacks may be in other tables, and a backfill "
+                "does not know them yet"
+            )
         if not (self.spec.coordinates and has_coordinates(table)):
             raise SpecError(
                 f"stream {name!r} keeps no Kafka coordinates (coordinates: false): nothing can tell which records its "

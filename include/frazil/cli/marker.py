@@ -82,6 +82,8 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
     _show(plan)
     for sentence in consequences(plan, seen=seen, now=now):
         click.echo(sentence)
+    if spec.route is not None and any(move.repeated for move in plan):
+        click.echo("What is read again comes a second time to the tables of the route too.")
     if open_launcher(stream).observe().process.is_alive:
         click.echo(
             f"A writer of {stream} runs on this host: it is fenced, and ends. `frazil pause {stream}` is gentler."

@@ -52,6 +52,8 @@ class Committer:
         self._tables = tables
         self.epoch = epoch
         self._held: dict[TopicPartition, BitMap64] | None = None
+        self.routed: BatchKey | None = None
+        """What the marker says of routed tables from the next commit on; None to say what it said before."""
 
     @classmethod
     def take_over(
@@ -128,7 +130,7 @@ class Committer:
                 return Done(marker)
             _check_stageable(table, journal, verdict, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
-            return advanced(marker, journal)
+            return _routed(advanced(marker, journal), before=marker, journal=journal, complete=self.routed)
 
         def branch_change(table: Table, marker: Marker) -> BranchChange | None:
             if align is not None:
@@ -300,6 +302,13 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
         leader_epochs={**marker.leader_epochs, **epochs},
         watermark_us=watermark,
     )
+
+
+def _routed(marker: Marker, *, before: Marker, journal: Journal, complete: BatchKey | None) -> Marker:
+    """The marker with the last batch that all routed tables have, from a stream's first routed batch on."""
+    if complete is None and before.routed is None and journal.routed:
+        complete = before.settled or BatchKey(0, 0)
+    return marker if complete is None else dataclasses.replace(marker, routed=complete)
 
 
 def _check_stageable(

@@ -21,7 +21,7 @@ from typing import Any
 from frazil.commit.folded_records import RECORDS_MOST, FoldedRecords, groups
 from frazil.commit.marker import BatchKey, Fate, Marker, flat, nested
 from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
-from frazil.ingest.contract import RangeProgress, StagedFile, Target
+from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.object_store import ObjectStore
@@ -82,6 +82,11 @@ class Journal:
 
     def staged_for(self, target: Target) -> tuple[StagedFile, ...]:
         return tuple(f for f in self.files if f.target == target)
+
+    @property
+    def routed(self) -> frozenset[Target]:
+        """The tables of the stream's route that have files."""
+        return frozenset(f.target for f in self.files if is_routed(f.target))
 
     def to_bytes(self) -> bytes:
         return json.dumps(

@@ -70,6 +70,8 @@ class Marker:
     """Offsets that were committed, and whose absence after a rollback a person accepted."""
     adopted_rows: int = 0
     """How many rows the table had when a person let the stream append to it."""
+    routed: BatchKey | None = None
+    """All batches up to this one are in all tables of the stream's route. None if it never had a route."""
 
     @property
     def property_name(self) -> str:
@@ -126,6 +128,7 @@ class Marker:
                 **({"rewritten": _nested_spans(self.rewritten)} if self.rewritten else {}),
                 **({"adopted-rows": self.adopted_rows} if self.adopted_rows else {}),
                 **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
+                **({"routed": self.routed} if self.routed else {}),
             },
             separators=(",", ":"),
         )
@@ -157,6 +160,7 @@ class Marker:
                 rewritten=_spans(raw.get("rewritten", {})),
                 given_up=_spans(raw.get("given-up", {})),
                 adopted_rows=raw.get("adopted-rows", 0),
+                routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(

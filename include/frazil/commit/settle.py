@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,8 +22,9 @@ from frazil.commit.journal import Journal, Unusable
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import TableHandle
 from frazil.errors import StaleBatch, TopicRecreated
-from frazil.ingest.contract import Target
+from frazil.ingest.contract import Target, is_routed
 from frazil.spec.units import counted
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import data_location
@@ -104,9 +105,10 @@ def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables
 
 
 def _check_whole(tables: StreamTables, journal: Journal) -> None:
-    """Check that all staged files exist: a table must never reference a missing file."""
-    wanted = _files_of(journal)
-    folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in journal.files}
+    """Check that all staged files exist: a table must never reference a missing file. Routed tables check theirs."""
+    files = [f for f in journal.files if not is_routed(f.target)]
+    wanted = {bare_path(f.path) for f in files}
+    folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
     there = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
     missing = wanted - {bare_path(found.path) for found in there}
     if missing:
@@ -134,8 +136,9 @@ def sweep(
     view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
     deleted = 0
-    for target, handle in tables.targets.items():
-        side = _Side(target, handle.refresh(), tables.stream)
+    for target, handle in tables.all.items():
+        # What becomes of a routed table's file is told by home and the journals alone.
+        side = _Side(target, handle.current() if is_routed(target) else handle.refresh(), tables.stream)
         for key, folder in batch_folders(tables.store_of(target), side.table, tables.stream):
             if key.epoch < below_epoch and not (just_settled and _swept_before(view, key)):
                 kept = _kept(view, side, key)
@@ -213,8 +216,8 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
         return _landed_alone(side, key) if _closed(view, key) else None
     if isinstance(record, Journal):
         return _files_of(record)
-    if fate is Fate.UNKNOWN and record is Unusable.FOREIGN:
-        return None
+    if is_routed(side.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
+        return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None
     # Without a record the loaded table tells what the batch brought; only after a take-over is that load surely new.
@@ -235,19 +238,23 @@ def _closed(view: _View, key: BatchKey) -> bool:
 
 def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
     """The files that a table has of an uncommitted batch: none, or dead letters that landed before its discard."""
-    if side.target == "main" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
+    if side.target != "dead-letters" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
         return frozenset()
     return side.referenced
 
 
 def sweep_batch(tables: StreamTables, journal: Journal) -> int:
-    """Delete what failed attempts of a committed batch left in its folders; returns the number of files."""
-    return _sweep_folders(tables, journal.key, kept=_files_of(journal))
+    """Delete what failed attempts of a committed batch left in its folders; returns the number of files.
+
+    An attempt that failed had rows for the same tables.
+    """
+    handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
+    return _sweep_folders(tables, handles, journal.key, kept=_files_of(journal))
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete the files of a batch that its own writer gave up before journaling it; returns their number."""
-    return _sweep_folders(tables, key, kept=frozenset())
+    return _sweep_folders(tables, tables.all, key, kept=frozenset())
 
 
 def give_back(tables: StreamTables, key: BatchKey) -> int:
@@ -264,17 +271,19 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
         return 0
     _drop_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0
-    for target, handle in tables.targets.items():
-        side = _Side(target, handle.refresh(), tables.stream)
+    for target, handle in tables.all.items():
+        side = _Side(target, handle.current() if is_routed(target) else handle.refresh(), tables.stream)
         kept = _landed_alone(side, key)
         deleted += _delete_others(tables.store_of(target), batch_folder(side.table, tables.stream, key), kept)
     return deleted
 
 
-def _sweep_folders(tables: StreamTables, key: BatchKey, *, kept: Set[str]) -> int:
+def _sweep_folders(
+    tables: StreamTables, handles: Mapping[Target, TableHandle], key: BatchKey, *, kept: Set[str]
+) -> int:
     return sum(
         _delete_others(tables.store_of(target), batch_folder(handle.current(), tables.stream, key), kept)
-        for target, handle in tables.targets.items()
+        for target, handle in handles.items()
     )
 
 

@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.swap import Patience, TableHandle
-from frazil.ingest.contract import Target
+from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.open_windows import Alignment
 from frazil.table.atomic_catalogs import commit_tables_of
 from frazil.table.atomic_commit import CommitTables
@@ -32,6 +32,8 @@ class StreamTables:
     """How the writer keeps open windows out of main; None if it does not, and for readers."""
     at_once: CommitTables | None = None
     """How the catalog commits to all tables of a batch in one step; None if it does so one after the other."""
+    routed: dict[Target, TableHandle] = field(default_factory=dict)
+    """The tables of the stream's route that are known so far, by target."""
 
     @classmethod
     def of(  # noqa: PLR0913 - all that the tables of a stream are used with
@@ -69,7 +71,18 @@ class StreamTables:
 
     def store_of(self, target: Target) -> ObjectStore:
         """The storage of a target's staged files, with the credentials of its own table."""
-        return self.store if target == "main" else self.targets[target].store
+        return self.store if target == "main" else self.handle(target).store
+
+    def handle(self, target: Target) -> TableHandle:
+        """The table of a target, also of one that the route no longer has."""
+        if not is_routed(target):
+            return self.targets[target]
+        return self.routed.setdefault(target, self.main.beside(target))
+
+    @property
+    def all(self) -> dict[Target, TableHandle]:
+        """All tables that are known to have files of the stream."""
+        return {**self.targets, **self.routed}
 
     @property
     def state(self) -> str:

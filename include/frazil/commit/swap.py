@@ -66,6 +66,10 @@ class TableHandle:
         handle._loaded = table
         return handle
 
+    def beside(self, identifier: str) -> TableHandle:
+        """The handle of another table of the same catalog."""
+        return TableHandle(self._catalog, identifier)
+
     @property
     def catalog_name(self) -> str:
         return self._catalog.name

@@ -26,7 +26,7 @@ from frazil.commit.lane import Lane, read_lane
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import AdoptionRequired, Fenced, WriterBusy
+from frazil.errors import AdoptionRequired, Fenced, SpecError, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import OMITTED, Unsealer, place_of, unsealer_of
@@ -54,8 +54,14 @@ class Replayed:
 def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     """Replay the selected letters, after one that was interrupted; each that was done.
 
-    Raises WriterBusy while a backfill of the stream is under way, and what a backfill raises.
+    Raises SpecError for a stream with a route, WriterBusy while a backfill of the stream is under way, and what a
+    backfill raises.
     """
+    if opened.spec.route is not None:
+        raise SpecError(
+            f"stream {opened.spec.name!r} has a route, and a replay does not know its tables yet: its rows would all "
+            f"go to {opened.spec.table.identifier}"
+        )
     done = []
     lane = unfinished(opened.tables)
     if lane and lane.is_open and not lane.replays:

@@ -14,7 +14,13 @@ from typing import Any, Literal, get_args
 from frazil.ingest.sightings import NOTHING_SIGHTED, Sightings
 from frazil.offsets.spans import TopicPartition
 
-Target = Literal["main", "dead-letters"]
+Target = str
+"""A table of a batch: "main", "dead-letters", or the identifier of a table of the stream's route, which has a dot."""
+
+
+def is_routed(target: Target) -> bool:
+    return "." in target
+
 
 Content = Literal["data", "changes", "position-deletes"]
 """What a staged file holds: rows of its target; changes of them, which no table ever has; or the places of rows that
@@ -107,6 +113,27 @@ class ChangeRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Destinations:
+    """Which rows go to which tables, where the stream has a route; see `frazil.ingest.destinations`."""
+
+    by: Literal["topic", "field", "header"]
+    name: str
+    """Of the column or of the header that has a record's value; empty for the topic."""
+    targets: Mapping[str, Target]
+    """By value; their tables are those of the context."""
+    to_main: bool
+    """Whether rows without a value go to the main table, and those with an unknown one, unless tables are made."""
+    makes: bool = False
+    """Whether unknown values may get tables: then they are reported."""
+    allow: tuple[str, ...] = ()
+    """Patterns of the values that get tables."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why some values get none."""
+    full: str = ""
+    """Why no further table can be made; empty if one can."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageContext:
     """All that the tasks of one batch have in common."""
 
@@ -151,6 +178,8 @@ class StageContext:
     """For an upsert: records are changes, and "main" is where change files go."""
     routes: Routes | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
+    destinations: Destinations | None = None
+    """Which rows go to other tables than the main one; None if all go there."""
 
     def named(self) -> dict[str, Any]:
         """Its values by name, in built-in types alone, which another version of this class can read."""
@@ -165,7 +194,9 @@ class StageContext:
         targets = {target: TargetTable(**table) for target, table in value["targets"].items()}
         routes = Routes(**value["routes"]) if value["routes"] else None
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
-        return cls(**{**value, "files": files, "targets": targets, "routes": routes, "changes": changes})
+        destinations = Destinations(**value["destinations"]) if value["destinations"] else None
+        made = {"files": files, "targets": targets, "routes": routes, "changes": changes, "destinations": destinations}
+        return cls(**{**value, **made})
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:
@@ -301,6 +332,8 @@ class StageResult:
     rejects: Rejects = Rejects()
     sighted: Sightings = NOTHING_SIGHTED
     """What records have beyond the table's columns; nothing unless the stream's table may evolve."""
+    values: tuple[str, ...] = ()
+    """Values of records that may get a table. Rows with them were not written: the batch is staged again."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -310,6 +343,7 @@ class StageResult:
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),
             "sighted": self.sighted.to_json(),
+            "values": list(self.values),
         }
 
     @classmethod
@@ -321,4 +355,5 @@ class StageResult:
             tuple(value.get("notices", ())),
             Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
             Sightings.from_json(value["sighted"]) if "sighted" in value else NOTHING_SIGHTED,
+            tuple(value.get("values", ())),
         )

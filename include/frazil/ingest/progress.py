@@ -37,7 +37,7 @@ class ProgressCounter:
         """Records read so far, rejected ones included."""
         return int(self._records.sum() + self._rejected.sum())
 
-    def landed(
+    def landed(  # noqa: PLR0913 - what is counted of rows
         self,
         range_index: NDArray[np.int32],
         event_times: pa.Array,
@@ -45,12 +45,13 @@ class ProgressCounter:
         timestamps_ms: NDArray[np.int64],
         now_ms: int,
         records: NDArray[np.bool_] | None = None,
+        of_windows: NDArray[np.bool_] | None = None,
     ) -> None:
         """Rows with the range that each came from, their event times and their records' Kafka timestamps.
 
         Event times are microseconds since the epoch, UTC, and may be null. A Kafka timestamp is the producer's own
         clock on most topics, so this host's time limits it; one below 0 is missing. `records` are the rows that count
-        as one: where a record may be several rows, each one's first.
+        as one: where a record may be several rows, each one's first. `of_windows` are the rows that count by window.
         """
         if len(range_index) == 0:
             return
@@ -58,7 +59,9 @@ class ProgressCounter:
         self._records += np.bincount(counted, minlength=len(self._ranges))
         times = (event_times.fill_null(NEVER) if event_times.null_count else event_times).to_numpy()
         if self.windows is not None and self._window_us is not None:
-            self.windows.update(_by_window(times[times != NEVER] if event_times.null_count else times, self._window_us))
+            counted_times = times if of_windows is None else times[of_windows]
+            known = counted_times[counted_times != NEVER] if event_times.null_count else counted_times
+            self.windows.update(_by_window(known, self._window_us))
             self.windows = self.windows if len(self.windows) <= WINDOWS_MOST else None
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us

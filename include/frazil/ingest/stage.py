@@ -29,6 +29,7 @@ from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageT
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+from frazil.ingest.destinations import Divider
 from frazil.ingest.formats import decoder
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import RangeReader
@@ -40,6 +41,7 @@ from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.reporter import Reporter
 from frazil.ingest.required import plain_row
+from frazil.ingest.routed_writers import RoutedWriters
 from frazil.ingest.routes import Parcel, Router, unpacked
 from frazil.ingest.sealing import Unsealer
 from frazil.ingest.sensitive import Protector, speakable
@@ -241,6 +243,8 @@ class _Stage:
         self._shape = Shaper(context, schema, task.ranges, decode=self._decode, protect=self._protect)
         self._main = _writer(context, "main", name)
         self._dead = _writer(context, "dead-letters", name)
+        self._divide = Divider(context.destinations, task.ranges) if context.destinations else None
+        self._routed = RoutedWriters(context, file_name=name)
         self._dead_letters = DeadLetterTable(
             Schema.model_validate_json(context.dead_letters.schema_json),
             task.ranges,
@@ -281,7 +285,12 @@ class _Stage:
 
     def _rehearsed(self, chunk: Chunk) -> Decoded:
         shaped = self._shape(chunk)
-        self._main.rehearse(shaped.rows)
+        if self._divide is None:
+            self._main.rehearse(shaped.rows)
+            return shaped
+        divided = self._divide(chunk, shaped)
+        self._main.rehearse(divided.main_rows)
+        self._routed.rehearse(divided)
         return shaped
 
     def _land(self, chunk: Chunk, shaped: Decoded) -> None:
@@ -293,14 +302,22 @@ class _Stage:
         if held.any():
             self.progress.rejected(chunk.range_index[held])
             shaped = shaped.without(held)
+        divided = self._divide(chunk, shaped) if self._divide else None
+        if divided:
+            shaped = divided.decoded
         self.progress.landed(
             chunk.range_index[shaped.kept],
             self._shape.event_times(shaped.rows),
             timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
             records=self._shape.records_of(shaped.rows),
+            of_windows=divided.of_main if divided else None,
         )
-        self._add(chunk, shaped)
+        if divided:
+            self._main.add(divided.main_rows)
+            self._routed.add(divided)
+        else:
+            self._add(chunk, shaped)
         if shaped.rejections and not self._context.event_times_us:
             rejected = np.array([r.index for r in shaped.rejections])
             self.progress.rejected(chunk.range_index[rejected])
@@ -321,9 +338,15 @@ class _Stage:
         main = self._main.finish()
         if self._context.changes:
             main = [dataclasses.replace(file, content="changes") for file in main]
-        files = (*main, *self._dead.finish())
+        files = (*main, *self._dead.finish(), *self._routed.finish())
         return StageResult(
-            files, self.progress.result(), self.progress.windows, notices, self._rejects.result(), self._shape.sighted
+            files,
+            self.progress.result(),
+            self.progress.windows,
+            notices,
+            self._rejects.result(),
+            self._shape.sighted,
+            tuple(sorted(self._divide.values)) if self._divide else (),
         )
 
     def close(self) -> None:
@@ -333,6 +356,7 @@ class _Stage:
     def abort(self) -> None:
         self._main.abort()
         self._dead.abort()
+        self._routed.abort()
 
 
 class _RoutedStage(_Stage):

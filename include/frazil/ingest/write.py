@@ -91,8 +91,10 @@ class TableWriter:
         file_name: Callable[[], str],
         buffer_bytes: int = BUFFER_BYTES,
         open_bytes: int = OPEN_BYTES,
+        layout: FileLayout | None = None,
     ) -> None:
-        self._layout = FileLayout.of(table, target)
+        """`layout` is the table's, if it is known."""
+        self._layout = layout or FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
         self._io: FileIO | None = io
@@ -119,6 +121,20 @@ class TableWriter:
     @property
     def layout(self) -> FileLayout:
         return self._layout
+
+    @property
+    def held(self) -> int:
+        """Bytes of rows in memory."""
+        return self._held
+
+    def release(self) -> None:
+        """Write the partition value that holds most, and close its file."""
+        self._split()
+        largest = max(self._gathered.values(), key=lambda g: g.bytes, default=None)
+        if largest is not None:
+            self._flush(largest)
+            if largest.file is not None:
+                self._close(largest, largest.file)
 
     def add(self, rows: pa.Table) -> None:
         """Take rows of the table's schema, in any order of partitions."""

@@ -20,6 +20,7 @@ from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat
 from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
+from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
 from frazil.spec.types import parse_type
@@ -204,6 +205,9 @@ class StreamSpec(Model):
         "`merge-on-read`: a position-delete file names the row. `auto`: the first where many rows of a file have left "
         "it, else the second.",
     )
+    route: Route | None = Field(
+        default=None, description="How records are divided among many tables; `table` gets those that are left."
+    )
     event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
@@ -318,8 +322,8 @@ class StreamSpec(Model):
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
         nested["commit"] = commit
         unused = {"maintenance", "application"} | ({"evolution"} if self.evolution.mode == "off" else set())
-        unused |= {"sensitive"} if self.sensitive is None else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
+        unused |= {key for key in ("sensitive", "route") if getattr(self, key) is None}
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import layout_rules, property_rules, sensitive, upsert
+from frazil.spec import layout_rules, property_rules, route, sensitive, upsert
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
@@ -261,6 +261,22 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
+    (
+        route.problems,
+        (
+            *(
+                "schema",
+                "sensitive",
+                "route",
+                "table.identifier",
+                "dead-letters",
+                "commit.align",
+                "commit.atomic",
+                "mode",
+            ),
+            *("evolution", "distribution", "source.topics", "source.topic-pattern", "source.format"),
+        ),
+    ),
     (layout_rules.partitioning, ("schema", "coordinates", "partition-by")),
     (layout_rules.sorting, ("schema", "coordinates", "sort-by")),
     (_aligned, ("commit.align", "complete", "event-time", "partition-by")),

@@ -20,7 +20,7 @@ from frazil.commit.reasons import reasons_of
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import Fenced, FrazilError
+from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import (
     BatchCommitted,
     DistributionChosen,
@@ -52,6 +52,7 @@ from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.route import StreamRoute
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Throttle, throttle
@@ -96,6 +97,8 @@ class BatchRunner:
     """The last batch's."""
     landed: Journal | None = None
     """The last batch that this runner committed."""
+    route: StreamRoute | None = None
+    """None if the stream never had one."""
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
         """Stage, journal and commit one batch, of so many tasks, that ends at `end`. Raises what ends the epoch.
@@ -129,6 +132,13 @@ class BatchRunner:
         self._sweep(journal)
         self.sweep_stragglers()
         self.landed = journal
+        if self.route:
+            self.route.tell()
+
+    def follow(self) -> None:
+        """Without a new batch too, try tables of the route again that lack rows. Raises RouteBehind."""
+        if self.route:
+            self.route.follow()
 
     def sweep_stragglers(self) -> None:
         """On a cluster, sweep the last batch once more: an attempt that Spark gave up may write for a while.
@@ -171,7 +181,11 @@ class BatchRunner:
             )
         self.emit(PhaseBegan(Phase.COMMITTING))
         committing = time.monotonic()
+        if self.route:
+            self.committer.routed = self.route.followers.complete_through
         self.marker = self.committer.commit(journal)
+        if self.route:
+            self.route.decided(journal)
         return time.monotonic() - committing
 
     def _check_not_replaced(self, error: Exception) -> None:
@@ -222,18 +236,26 @@ class BatchRunner:
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """The tasks' answers and the batch's journal. If the batch's records let the table evolve, it is staged again.
+        """The tasks' answers and the batch's journal. If its records let the table evolve, or need tables, it is
+        staged again.
 
         What later rounds would still find is found in the next batch that has it.
         """
         context, answers = self._staged_once(stage, key, tasks=tasks)
         for _ in range(EVOLVED_MOST):
-            if not self._evolved(context, answers):
+            grown, values = self._evolved(context, answers), _values(answers)
+            if not (grown or values):
                 break
+            if self.route:
+                self.route.make(values, self.marker)
             self._discard(key)
             self._clear_progress()
             self.emit(PhaseBegan(Phase.STAGING, key))
             context, answers = self._staged_once(stage, key, tasks=tasks)
+        if _values(answers):
+            raise StaleBatch(
+                f"records of batch {key} of stream {self.spec.name!r} still need tables; it is staged again"
+            )
         return answers, self._journal(context, answers, end)
 
     def _staged_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, tuple[TaskAnswer, ...]]:
@@ -324,6 +346,8 @@ class BatchRunner:
         context = stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
         )
+        if self.route:
+            context = self.route.placed(context, key)
         held = self.committer.held_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
         return dataclasses.replace(
@@ -388,6 +412,11 @@ class BatchRunner:
             self.emit(ThrottleJudged(now.reason, stretch=now.stretch, was_under_pressure=pressed))
         exchange = open_exchange(self.run_folder)
         write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
+
+
+def _values(answers: Sequence[TaskAnswer]) -> set[str]:
+    """Values of records that were left out, for lack of a table."""
+    return {value for answer in answers for value in answer.result.values}
 
 
 def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:

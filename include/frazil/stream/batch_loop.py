@@ -77,6 +77,7 @@ class BatchLoop:
                     wait(max(0.0, interval_s - (time.monotonic() - asked)))
                 if not until():
                     self.engine.check()
+                    self.runner.follow()
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 

@@ -55,6 +55,7 @@ from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
+from frazil.stream.route import StreamRoute
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import lost_table
@@ -285,7 +286,8 @@ class Epoch:
         return runner.marker
 
     def _over(self, runner: BatchRunner, is_gone: Callable[[str], bool] = lambda _: False) -> bool:
-        return self.stopping.is_set() or self._caught_up(runner.marker, is_gone)
+        behind = runner.route is not None and runner.route.behind
+        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_gone))
 
     def _begin(self) -> BatchRunner:
         """Take over and settle. Afterwards nothing of an earlier epoch is undecided."""
@@ -318,6 +320,7 @@ class Epoch:
             progress=p.progress,
             wait=p.wait,
             rejects_accepted=accepted_offsets(p.tables, marker.source),
+            route=StreamRoute.begin(p.spec, p.tables, marker, p.emit),
         )
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:

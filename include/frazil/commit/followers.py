@@ -1,0 +1,230 @@
+"""Commits the files of routed tables: they follow home, whose commit has decided their batches for ever.
+
+So committing to a routed table needs no epoch. Its own marker says how far it is: journals up to its `settled` are in
+it, and later ones that name its files wait. Whoever commits, a paused writer too, commits the same files in the same
+order, each once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import reduce
+
+from pyiceberg.table import Table
+
+from frazil.commit.committer import commit_of
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
+from frazil.commit.rules import check_ancestry, files_fit
+from frazil.commit.settle import bare_path
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
+from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible
+from frazil.ingest.contract import Target
+from frazil.spec.units import counted
+
+log = logging.getLogger(__name__)
+
+NOTHING = BatchKey(0, 0)
+"""Before the first batch."""
+AT_ONCE = 16
+"""So many tables are committed side by side."""
+PATIENCE_S = 30.0
+"""How long a commit to one table is tried again while the others wait for it."""
+PATIENCE_BEHIND_S = 3.0
+"""The same for a table whose last commit failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A table that lacks rows of batches that home has."""
+
+    target: Target
+    since_ms: int
+    """When its oldest waiting journal was made, in milliseconds since the epoch."""
+    batches: int
+    rows: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.target} lacks {counted(self.rows, 'row')} of {counted(self.batches, 'batch')}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Followers:
+    """The routed tables of one stream, as one writer knows them."""
+
+    tables: StreamTables
+    through: BatchKey
+    """All of its tables have all batches up to this one, unless `waiting` says otherwise."""
+    waiting: dict[Target, list[Journal]] = field(default_factory=dict)
+    """What home has and a table may lack, in order."""
+    behind: dict[Target, Behind] = field(default_factory=dict)
+    """The tables whose last commit failed."""
+
+    @classmethod
+    def of(cls, tables: StreamTables, marker: Marker) -> Followers:
+        """What earlier writers may have left, by home's marker and the journals after what it says of all tables."""
+        if marker.routed is None or marker.settled is None:
+            return cls(tables, marker.settled or NOTHING)
+        found = cls(tables, marker.routed)
+        for journal in reversed([*_decided(tables, marker)]):
+            found.add(journal)
+        return found
+
+    @property
+    def complete_through(self) -> BatchKey:
+        """The last batch that is in all tables, with all before it."""
+        oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
+        return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
+
+    def add(self, journal: Journal) -> None:
+        """Home has committed this batch."""
+        for target in journal.routed:
+            self.waiting.setdefault(target, []).append(journal)
+        self.through = journal.key
+
+    def commit(self) -> None:
+        """Commit what waits, side by side. A table that fails is behind: its files wait for the next call."""
+        targets = sorted(self.waiting)
+        if not targets:
+            return
+        with ThreadPoolExecutor(min(AT_ONCE, len(targets)), thread_name_prefix="followers") as pool:
+            failures = dict(zip(targets, pool.map(self._tried, targets), strict=True))
+        for target, reason in failures.items():
+            if reason is None:
+                del self.waiting[target]
+                if self.behind.pop(target, None):
+                    log.warning("table %s has all rows again", target)
+                continue
+            found = behind_of(target, self.waiting[target], reason)
+            if target not in self.behind:
+                log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
+            self.behind[target] = found
+
+    def _tried(self, target: Target) -> str | None:
+        """Commit to one table; returns why that failed."""
+        behind = target in self.behind
+        patience = Patience(total_s=PATIENCE_BEHIND_S if behind else PATIENCE_S)
+        handle = self.tables.handle(target)
+        if behind:
+            handle.forget()
+        try:
+            follow(self.tables, handle, self.waiting[target], target=target, patience=patience)
+        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+            log.debug("table %s is left behind", target, exc_info=True)
+            return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+        return None
+
+
+def behind_of(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
+    rows = sum(file.records for journal in journals for file in journal.staged_for(target))
+    return Behind(target, min(j.created_at_ms for j in journals), len(journals), rows, reason)
+
+
+def _decided(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
+    """The journals of batches that home has, after those that all tables have; the newest first."""
+    uuid = str(tables.main.current().metadata.table_uuid)
+    for journal in tables.journals.records(newest_first=True):
+        if marker.routed is not None and journal.key <= marker.routed:
+            return
+        ours = (journal.stream, journal.table_uuid) == (tables.stream, uuid)
+        if ours and marker.settled and journal.key <= marker.settled and marker.fate(journal.key) is Fate.COMMITTED:
+            yield journal
+
+
+def follow(
+    tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target, patience: Patience
+) -> Marker:
+    """Commit the files that these journals, in order, have for a table, as far as it lacks them, in one snapshot.
+
+    Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`, and what the storage raises.
+    """
+    while True:
+        table = handle.current()
+        marker = _present(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+        lacking = _lacking(marker, journals)
+        if not lacking:
+            return marker
+        commit_snapshots((_commit(tables, handle, lacking, target=target),), patience=patience)
+
+
+def _commit(
+    tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
+) -> TableCommit[Marker]:
+    """The commit of all files that these journals have for a table."""
+    files = tuple(file for journal in journals for file in journal.staged_for(target))
+    _check_there(tables, target, [file.path for file in files])
+
+    def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
+        marker = _present(found, table, tables.stream)
+        check_ancestry(table.metadata, marker, table=target)
+        if len(_lacking(marker, journals)) < len(journals):
+            return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew
+        if not files_fit(table.metadata, files):
+            raise SchemaIncompatible(
+                f"rows that wait for table {target} were written for a schema or partition spec that it gave up: make "
+                "the columns optional that were made required since"
+            )
+        return reduce(_with, journals, marker)
+
+    summary = {
+        "frazil.operation": "follow",
+        "frazil.records": str(sum(file.records for file in files)),
+        "frazil.commit-record": tables.journals.path(journals[-1].key),
+    }
+    return commit_of(tables, handle, decide, files=files, summary=summary)
+
+
+def _with(marker: Marker, journal: Journal) -> Marker:
+    ends = {p.topic_partition: p.end for p in journal.progress}
+    owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
+    return dataclasses.replace(
+        owned.with_batch(journal.key),
+        at=journal.key,
+        offsets={**marker.offsets, **ends},
+        source=merged_identity(marker.source, journal.source),
+    )
+
+
+def _lacking(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
+    return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
+
+
+def _present(found: Marker | None, table: Table, stream: str) -> Marker:
+    if found is None:
+        raise CommitUnavailable(
+            f"table {'.'.join(table.name())} has no marker of stream {stream!r}: it was dropped and made again, or the "
+            "marker was removed"
+        )
+    return found
+
+
+def _check_there(tables: StreamTables, target: Target, paths: Sequence[str]) -> None:
+    """Check that all files exist: a table must never reference a missing file."""
+    folders = {path.rsplit("/", 1)[0] for path in paths}
+    there = {bare_path(file.path) for folder in folders for file in tables.store_of(target).list_files(folder)}
+    if missing := sorted({bare_path(path) for path in paths} - there):
+        raise CommitUnavailable(f"{counted(len(missing), 'file')} that wait for table {target} are gone: {missing[:3]}")
+
+
+def begin_following(tables: StreamTables, handle: TableHandle, home: Marker) -> None:
+    """Write a table's first marker, before any file is staged for it: no batch so far has a row for it."""
+    first = Marker(
+        home.stream,
+        home.at,
+        settled=home.settled or NOTHING,
+        offsets=dict(home.offsets),
+        source=home.source,
+        batches=dict(home.batches),
+    )
+
+    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
+        return first if found is None else Done(found)
+
+    commit = commit_of(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
+    commit_snapshots((commit,), patience=tables.patience)

@@ -1,0 +1,127 @@
+"""Which table of the stream's route gets a row: by the record's topic, a header of it, or a column of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from frazil.ingest.binary_arrays import arrow_binary
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import Destinations, OffsetRange, Target
+from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.headers import header_column
+from frazil.spec.route import refusal
+
+NO_TABLE = "NoTable"
+"""The error class of a record for whose value there is no table."""
+MAIN: Target = "main"
+REPORTED_MOST = 10_000
+"""So many values without a table are reported at most: there are never as many tables."""
+KNOWN_MOST = 100_000
+"""So many values are remembered: records may have endlessly many."""
+QUOTED_MOST = 100
+
+_Verdict = Target | Rejection | None
+"""Where a value's rows go; a rejection without a place; or None if they wait for a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Rows with their targets. Those that wait for a table are left out."""
+
+    decoded: Decoded
+    targets: tuple[Target, ...]
+    codes: NDArray[np.int64]
+    """Each row's target, as an index."""
+
+    @property
+    def of_main(self) -> NDArray[np.bool_]:
+        mine = [code for code, target in enumerate(self.targets) if target == MAIN]
+        return np.isin(self.codes, mine)
+
+    @property
+    def main_rows(self) -> pa.Table:
+        """The rows of the main table."""
+        mine = self.of_main
+        return self.decoded.rows if mine.all() else self.decoded.rows.filter(pa.array(mine))
+
+
+class Divider:
+    """Divides the rows of one task among tables. What becomes of a row depends on its record alone."""
+
+    def __init__(self, destinations: Destinations, ranges: Sequence[OffsetRange]) -> None:
+        self._to = destinations
+        self._ranges = ranges
+        self._verdicts: dict[str | bytes | None, _Verdict] = {}
+        self.values: set[str] = set()
+        """Those met so far that may get a table."""
+
+    def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
+        codes, values = self._coded(chunk, decoded)
+        verdicts = [self._verdict(value) for value in values]
+        waits = np.array([verdict is None for verdict in verdicts], np.bool_)[codes]
+        wrong = np.array([isinstance(verdict, Rejection) for verdict in verdicts], np.bool_)[codes]
+        rejections = list(decoded.rejections)
+        for row in np.flatnonzero(wrong).tolist():
+            found = verdicts[codes[row]]
+            assert isinstance(found, Rejection)
+            rejections.append(found._replace(index=int(decoded.kept[row])))
+        stays = ~(waits | wrong)
+        rows, kept = decoded.rows, decoded.kept
+        if not stays.all():
+            rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
+        # A target without a row of its own: rejected and waiting values have none, and no code names them.
+        targets = tuple(verdict if isinstance(verdict, str) else MAIN for verdict in verdicts)
+        return Divided(Decoded(rows, kept, rejections, decoded.sighted), targets, codes)
+
+    def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
+        """Each row's value as an index into the distinct ones."""
+        if self._to.by == "topic":
+            found, codes = np.unique(chunk.range_index[decoded.kept], return_inverse=True)
+            return codes, [self._ranges[index].topic for index in found]
+        if self._to.by == "field":
+            column = decoded.rows.column(self._to.name).combine_chunks()
+            values = column if pa.types.is_large_string(column.type) else pc.cast(column, pa.large_string())
+        else:
+            headers = header_column(chunk.headers, self._to.name, len(chunk)).take(decoded.kept)
+            values = arrow_binary(headers, pa.large_binary())
+        encoded = values.dictionary_encode(null_encoding="encode")
+        return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
+
+    def _verdict(self, value: str | bytes | None) -> _Verdict:
+        if value not in self._verdicts:
+            if len(self._verdicts) >= KNOWN_MOST:
+                self._verdicts.clear()
+            self._verdicts[value] = self._found(value)
+        found = self._verdicts[value]
+        if found is None and len(self.values) < REPORTED_MOST:
+            self.values.add(_text(value))
+        return found
+
+    def _found(self, value: str | bytes | None) -> _Verdict:
+        if value is None:
+            return MAIN if self._to.to_main else self._rejection("has no value")
+        try:
+            text = _text(value)
+        except UnicodeDecodeError:
+            return self._rejection(f"{value[:QUOTED_MOST]!r} is not UTF-8")
+        if text in self._to.targets:
+            return self._to.targets[text]
+        if not self._to.makes:
+            return MAIN if self._to.to_main else self._rejection(f"{text[:QUOTED_MOST]!r} has no table")
+        reason = refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
+        return self._rejection(f"{text[:QUOTED_MOST]!r} gets no table: {reason}") if reason else None
+
+    def _rejection(self, reason: str) -> Rejection:
+        of = "" if self._to.by == "topic" else f" {self._to.name}"
+        return Rejection(0, NO_TABLE, f"{self._to.by}{of}: {reason}")
+
+
+def _text(value: str | bytes | None) -> str:
+    """Raises UnicodeDecodeError for bytes that are no UTF-8."""
+    return value.decode() if isinstance(value, bytes) else value or ""

@@ -1,0 +1,141 @@
+"""Writes a task's rows to the many tables of a route, in the memory of one writer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.io import FileIO, load_file_io
+
+from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
+from frazil.ingest.destinations import MAIN, Divided
+from frazil.ingest.parquet import FileLayout
+from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_bytes
+
+
+class RoutedWriters:
+    """One `TableWriter` for each table of the route that gets rows.
+
+    Rows wait until there are many, and are then divided at once: a table's part of a single chunk may be a few rows,
+    which cost as much as hundreds.
+    """
+
+    def __init__(
+        self,
+        context: StageContext,
+        *,
+        file_name: Callable[[], str],
+        buffer_bytes: int = BUFFER_BYTES,
+        undivided_bytes: int = UNSPLIT_BYTES,
+    ) -> None:
+        self._context = context
+        self._file_name = file_name
+        self._buffer_bytes, self._undivided_bytes = buffer_bytes, undivided_bytes
+        self._writers: dict[Target, TableWriter] = {}
+        self._layouts: dict[tuple[Any, ...], FileLayout] = {}
+        self._ios: dict[tuple[Any, ...], FileIO] = {}
+        self._codes: dict[Target, int] = {}
+        self._waiting: list[tuple[pa.Table, NDArray[np.int64]]] = []
+        self._waiting_bytes = 0
+        self._held = 0
+
+    def add(self, divided: Divided) -> None:
+        """Take the rows of tables other than the main one."""
+        for target in divided.targets:
+            self._codes.setdefault(target, len(self._codes))
+        codes = np.array([self._codes[target] for target in divided.targets], np.int64)[divided.codes]
+        mine = ~divided.of_main
+        if not mine.any():
+            return
+        rows = divided.decoded.rows if mine.all() else divided.decoded.rows.filter(pa.array(mine))
+        self._waiting.append((rows, codes[mine]))
+        self._waiting_bytes += held_bytes(rows)
+        if self._waiting_bytes >= self._undivided_bytes:
+            self._divide()
+
+    def _divide(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables([rows for rows, _ in self._waiting]).combine_chunks()
+        codes = np.concatenate([codes for _, codes in self._waiting])
+        self._waiting, self._waiting_bytes = [], 0
+        targets = list(self._codes)
+        for code, part in _parts(rows, codes):
+            writer = self._writer(targets[code])
+            self._held -= writer.held
+            writer.add(fitted(part, writer.layout.arrow_schema))
+            self._held += writer.held
+        while self._held > self._buffer_bytes:
+            largest = max(self._writers.values(), key=lambda writer: writer.held)
+            self._held -= largest.held
+            largest.release()
+            self._held += largest.held
+
+    def rehearse(self, divided: Divided) -> None:
+        """Do in memory what `add` and `finish` would do with these rows alone. Raises what they would raise."""
+        for code, rows in _parts(divided.decoded.rows, divided.codes):
+            if (target := divided.targets[code]) != MAIN:
+                writer = self._writer(target)
+                writer.rehearse(fitted(rows, writer.layout.arrow_schema))
+
+    def _writer(self, target: Target) -> TableWriter:
+        if target not in self._writers:
+            table = self._context.targets[target]
+            layout = dataclasses.replace(self._layout(table, target), target=target)
+            io = self._io(table)
+            self._writers[target] = TableWriter(table, target, io=io, file_name=self._file_name, layout=layout)
+        return self._writers[target]
+
+    def _layout(self, table: TargetTable, target: Target) -> FileLayout:
+        """Parsed once for all tables that are alike: that costs more than writing a few rows."""
+        alike = (table.schema_json, table.spec_json, table.sort_order_json, *sorted(table.properties.items()))
+        if alike not in self._layouts:
+            self._layouts[alike] = FileLayout.of(table, target)
+        return self._layouts[alike]
+
+    def _io(self, table: TargetTable) -> FileIO:
+        alike = (table.folder.partition("://")[0], *sorted(table.io.items()))
+        if alike not in self._ios:
+            self._ios[alike] = load_file_io(dict(table.io), location=table.folder)
+        return self._ios[alike]
+
+    def finish(self) -> list[StagedFile]:
+        """Write what is left and close every file."""
+        self._divide()
+        return [file for writer in self._writers.values() for file in writer.finish()]
+
+    def abort(self) -> None:
+        """Remove every file, as far as that can be done now."""
+        for writer in self._writers.values():
+            writer.abort()
+
+
+def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
+    """The rows of each code, in their order. Each part is a copy, which keeps no other part in memory."""
+    if len(codes) == 0:
+        return []
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    if len(starts) == 1:
+        return [(int(ordered[0]), rows)]
+    ends = [*starts[1:], len(ordered)]
+    return [
+        (int(ordered[start]), rows.take(pa.array(order[start:end]))) for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows of the main table as another table has them: columns by name, null where the main table has none."""
+    if rows.schema.equals(schema, check_metadata=True):
+        return rows
+    there = set(rows.column_names)
+    arrays = [
+        rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,161 @@
+"""How a stream divides its records among many tables, and how tables are named by values."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from frazil.spec.inconsistent import Problem, did_you_mean
+from frazil.spec.values import Model, PositiveDuration, Properties
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+VALUE = "{value}"
+VALUE_MOST = 200
+"""Characters of a value that may name a table."""
+NAME_MOST = 64
+"""Characters of a value in a table's name; some catalogs take no more than 128 in all."""
+LIMIT_MOST = 10_000
+ROUTABLE = frozenset({"string", "int", "long"})
+"""Types of columns whose values are as plain as a table's name."""
+
+_IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
+_TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
+_PLAIN = re.compile(rf"[a-z0-9][a-z0-9_]{{0,{NAME_MOST - 1}}}")
+_HASHED = re.compile(r"_[0-9a-f]{12}$")
+
+
+class Route(Model):
+    """Which records go to which table. All tables have the stream's columns."""
+
+    by: Literal["topic", "field", "header"] = Field(description="What of a record chooses its table.")
+    name: str | None = Field(
+        default=None, description="For `field`: the column, of type string, int or long. For `header`: its name."
+    )
+    tables: Properties = Field(
+        default_factory=dict, description="`value: namespace.table`. Several values may share a table."
+    )
+    template: str | None = Field(
+        default=None,
+        description="For values that `tables` does not have: `namespace.{value}`. A table is made when the first "
+        "record with its value arrives.",
+    )
+    allow: tuple[str, ...] = Field(
+        default=("*",),
+        description="Patterns of values for which `template` makes tables. Records with others are dead letters.",
+    )
+    limit: int = Field(
+        default=100,
+        gt=0,
+        le=LIMIT_MOST,
+        description="How many tables `template` makes at most. Records that would need more are dead letters.",
+    )
+    otherwise: Literal["table", "dead-letters"] = Field(
+        default="table",
+        description="Where records go that have no value, or one without a table where there is no `template`: to the "
+        "stream's `table`, or to its dead letters.",
+    )
+    lag: PositiveDuration = Field(
+        default=timedelta(minutes=15),
+        description="How long rows may wait for a table that cannot be committed to. Then the stream stops.",
+    )
+
+    @field_validator("tables")
+    @classmethod
+    def _identifiers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, identifier in value.items():
+            if not _IDENTIFIER.fullmatch(identifier):
+                raise ValueError(f"has {identifier!r} for {name!r}, which is no identifier; write namespace.table")
+        return value
+
+    @field_validator("template")
+    @classmethod
+    def _whole_template(cls, value: str | None) -> str | None:
+        if value is not None and not _TEMPLATE.fullmatch(value):
+            raise ValueError("is not like namespace.{value}, with {value} once, in the table's name")
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Route:
+        if self.by == "topic" and self.name is not None:
+            raise ValueError("has a name, which by: topic does not use; leave it out")
+        if self.by != "topic" and not self.name:
+            raise ValueError(f"lacks the name of the {self.by}; add name: …")
+        if not self.tables and self.template is None:
+            raise ValueError("has neither tables nor a template; add one")
+        if self.template is None and {"allow", "limit"} & self.model_fields_set:
+            raise ValueError("has allow or limit, which only a template uses; leave them out")
+        return self
+
+    def made_table(self, value: str) -> str:
+        """The identifier of the table that `template` makes for a value. Different values have different ones."""
+        if self.template is None:
+            raise AssertionError("only a template makes tables")
+        return self.template.replace(VALUE, name_part(value))
+
+
+def refusal(value: str, allow: Iterable[str]) -> str | None:
+    """Why no table is made for a value, whatever tables there are; None if one may be."""
+    if len(value) > VALUE_MOST:
+        return f"it has more than {VALUE_MOST} characters"
+    if not any(fnmatchcase(value, pattern) for pattern in allow):
+        return "route.allow does not allow it"
+    return None
+
+
+def name_part(value: str) -> str:
+    """A value as part of a table's name: itself if it is plain, else what is plain of it, with a hash.
+
+    Injective, but for values whose hashes have the same 48 bits: a name ends like a hash exactly if it has one.
+    """
+    if _PLAIN.fullmatch(value) and not _HASHED.search(value):
+        return value
+    plain = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[:NAME_MOST].strip("_") or "value"
+    return f"{plain}_{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def problems(spec: StreamSpec) -> Iterator[Problem]:
+    """What is wrong between the route and the other parts of the stream."""
+    if (route := spec.route) is None:
+        return
+    yield from _source(spec, route)
+    own = {spec.table.identifier: "the stream's own table", spec.dead_letter_table: "the table of its dead letters"}
+    for value, identifier in route.tables.items():
+        if identifier in own:
+            yield Problem(f"route.tables.{value}", identifier, f"is {own[identifier]}; leave the value out")
+    for place, declared, sound, instead in (
+        ("mode", spec.mode, "append", "leave it out"),
+        ("commit.align", spec.commit.align, "none", "leave it out"),
+        ("commit.atomic", str(spec.commit.atomic).lower(), "false", "leave it out"),
+        ("evolution", spec.evolution.mode, "off", "leave it out, and declare new columns"),
+        ("distribution", spec.distribution, "none", "leave it out"),
+        ("source.format.lines", str(spec.has_lines).lower(), "false", "let each record be one row"),
+    ):
+        if declared != sound:
+            yield Problem(place, declared, f"is not possible with a route yet; {instead}")
+
+
+def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
+    """What the route reads its values from."""
+    if route.by == "topic":
+        for topic in route.tables:
+            if spec.source.topic_pattern is None and topic not in spec.source.topics:
+                what = f"is not a topic of the stream{did_you_mean(topic, dict.fromkeys(spec.source.topics))}"
+                yield Problem("route.tables", topic, what)
+    elif route.by == "field":
+        declared = {column.name: column.type for column in spec.columns}
+        name = route.name or ""
+        if name not in declared:
+            yield Problem("route.name", name, f"is not a column of the schema{did_you_mean(name, declared)}")
+        elif declared[name] and declared[name] not in ROUTABLE:
+            what = f"is a column of type {declared[name]}; a table is chosen by a string, int or long"
+            yield Problem("route.name", name, what)
+        elif spec.sensitive and name in spec.sensitive.fields:
+            yield Problem("route.name", name, "is sensitive, and the names of tables would show it; take another field")

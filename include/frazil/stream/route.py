@@ -1,0 +1,104 @@
+"""The route of a stream during one epoch: its tables, and the rows that they lack."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from frazil.commit.followers import Behind, Followers
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import RouteBehind
+from frazil.events import Happening, OutageMet
+from frazil.ingest.contract import StageContext
+from frazil.spec.model import StreamSpec
+from frazil.spec.route import Route
+from frazil.spec.units import counted, format_duration
+from frazil.stream.routed_tables import RoutedTables
+from frazil.table.catalogs import load_catalog
+
+NAMED_MOST = 5
+"""So many tables that lack rows are named."""
+
+
+@dataclass(slots=True)
+class StreamRoute:
+    """What a batch needs of a route."""
+
+    spec: StreamSpec
+    tables: StreamTables
+    followers: Followers
+    emit: Callable[[Happening], None]
+    routed: RoutedTables | None = None
+    """None for a route that is no longer declared: its tables still get the rows that wait."""
+    tried: float = 0.0
+    """When the tables that lack rows were last committed to, by the monotonic clock."""
+
+    @classmethod
+    def begin(
+        cls, spec: StreamSpec, tables: StreamTables, marker: Marker, emit: Callable[[Happening], None]
+    ) -> StreamRoute | None:
+        """Commit what earlier writers left to do, and open the tables. None if the stream never had a route.
+
+        Raises what `RoutedTables.open` raises.
+        """
+        if spec.route is None and marker.routed is None:
+            return None
+        followers = Followers.of(tables, marker)
+        followers.commit()
+        found = cls(spec, tables, followers, emit)
+        if spec.route is not None:
+            catalog = load_catalog(spec.table.catalog)
+            found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
+            found.routed.open(marker)
+        return found
+
+    @property
+    def behind(self) -> bool:
+        """Whether a table lacks rows."""
+        return bool(self.followers.waiting)
+
+    def placed(self, context: StageContext, key: BatchKey) -> StageContext:
+        """The context of a batch, with the tables."""
+        return self.routed.placed(context, key) if self.routed else context
+
+    def make(self, values: Collection[str], home: Marker) -> None:
+        """Make tables for new values, as far as there may be more. Raises what `RoutedTables.make` raises."""
+        if self.routed:
+            self.routed.make(values, home)
+
+    def decided(self, journal: Journal) -> None:
+        """Home has committed a batch: its tables follow."""
+        self.followers.add(journal)
+        self.tried = time.monotonic()
+        self.followers.commit()
+
+    def follow(self) -> None:
+        """Once in a commit interval, try the tables that lack rows again. Raises RouteBehind."""
+        interval_s = self.spec.commit.interval / timedelta(seconds=1)
+        if self.behind and time.monotonic() - self.tried >= interval_s:
+            self.tried = time.monotonic()
+            self.followers.commit()
+            self.tell()
+
+    def tell(self) -> None:
+        """Say which tables lack rows. Raises RouteBehind if one has lacked some for longer than the route allows."""
+        behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
+        if not behind:
+            return
+        self.emit(OutageMet(told(behind)))
+        lag: timedelta = self.spec.route.lag if self.spec.route else Route.model_fields["lag"].default
+        if self.tables.clock_ms() - behind[0].since_ms > lag / timedelta(milliseconds=1):
+            raise RouteBehind(
+                f"stream {self.spec.name!r}: {told(behind)}. That has lasted for longer than route.lag, "
+                f"{format_duration(lag)}. The rows are kept. Mend the table, then start again"
+            )
+
+
+def told(behind: Sequence[Behind]) -> str:
+    """The tables that lack rows, as a sentence."""
+    more = len(behind) - NAMED_MOST
+    return "; ".join([*map(str, behind[:NAMED_MOST]), *([f"and {counted(more, 'more table')}"] if more > 0 else [])])

@@ -1,0 +1,187 @@
+"""The tables of a stream's route: which value has which, how tasks write to them, and how new ones are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.commit.followers import AT_ONCE, Behind, begin_following
+from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.settle import batch_folder
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.target import target_table
+from frazil.errors import RouteBehind
+from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
+from frazil.spec.model import StreamSpec
+from frazil.spec.route import VALUE, Route
+from frazil.spec.units import counted
+from frazil.table.catalogs import catalog_errors
+from frazil.table.declared import DeclaredTable, declared_table
+from frazil.table.tables import ensure_declared
+
+log = logging.getLogger(__name__)
+
+OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
+"""Properties of the home table that no other table may have too."""
+
+
+def value_property(stream: str) -> str:
+    """The property of a table that the template made: the exact value whose rows it has."""
+    return f"frazil.route.{stream}"
+
+
+@dataclass(slots=True)
+class RoutedTables:
+    """The tables of one stream's route, as its writer knows them."""
+
+    spec: StreamSpec
+    route: Route
+    catalog: Catalog
+    tables: StreamTables
+    behind: Mapping[Target, Behind] = field(default_factory=dict)
+    """Tables that lack rows."""
+    targets: dict[str, Target] = field(default_factory=dict)
+    """By value."""
+    made: int = 0
+    """How many tables the template has made."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why some values get no table."""
+    _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
+    """With the metadata that each is of."""
+    _texts: dict[str, str] = field(default_factory=dict)
+
+    def open(self, home: Marker) -> None:
+        """Load the tables that there are, and make those that are declared.
+
+        Raises RouteBehind for a table that lacks rows and is not the one that lacks them any more, and what
+        `ensure_declared` raises.
+        """
+        with catalog_errors(self.catalog.name):
+            declared = sorted(set(self.route.tables.values()))
+            self._side_by_side(lambda name: self._follow(ensure_declared(*self._wanted(name)), home), declared)
+            self.targets.update(self.route.tables)
+            if self.route.template is not None:
+                self._find_made(self.route.template, home)
+        log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
+
+    def _find_made(self, template: str, home: Marker) -> None:
+        """The tables that the template made, by the property that says so."""
+        namespace, _, name = template.rpartition(".")
+        prefix, _, suffix = name.partition(VALUE)
+        try:
+            names = [identifier[-1] for identifier in self.catalog.list_tables(namespace)]
+        except NoSuchNamespaceError:
+            return
+
+        def found(name: str) -> None:
+            identifier = f"{namespace}.{name}"
+            try:
+                table = self.catalog.load_table(identifier)
+            except NoSuchTableError:
+                return  # dropped meanwhile, or no table of Iceberg
+            value = table.properties.get(value_property(self.spec.name))
+            if value is not None and value not in self.targets and self.route.made_table(value) == identifier:
+                self._follow(ensure_declared(*self._wanted(identifier, value)), home)
+                self.targets[value] = identifier
+                self.made += 1
+
+        long_enough = len(prefix) + len(suffix)
+        self._side_by_side(
+            found, [n for n in names if n.startswith(prefix) and n.endswith(suffix) and len(n) > long_enough]
+        )
+
+    def make(self, values: Iterable[str], home: Marker) -> None:
+        """Make the tables of new values, as far as there may be more. Raises as `open` does."""
+        new = sorted({value for value in values if value not in self.targets and value not in self.refused})
+        new = new[: self.route.limit - self.made]
+        with catalog_errors(self.catalog.name):
+            self._side_by_side(lambda value: self._make(value, home), new)
+
+    def _make(self, value: str, home: Marker) -> None:
+        identifier = self.route.made_table(value)
+        if not self._is_made(identifier, value):
+            self.refused[value] = (
+                f"{identifier} exists, and was not made for it; if it shall have these rows, add it to route.tables"
+            )
+            return
+        self._follow(ensure_declared(*self._wanted(identifier, value)), home)
+        self.targets[value] = identifier
+        self.made += 1
+        log.info("made table %s for the value %r", identifier, value)
+
+    def _is_made(self, identifier: str, value: str) -> bool:
+        """Whether the table is there for this value; makes it if there is none. Somebody else may be faster."""
+        try:
+            table = self.catalog.load_table(identifier)
+        except NoSuchTableError:
+            table = ensure_declared(*self._wanted(identifier, value))
+        return table.properties.get(value_property(self.spec.name)) == value
+
+    def _wanted(self, identifier: str, value: str | None = None) -> tuple[Catalog, DeclaredTable, str]:
+        home = declared_table(self.spec)
+        properties = {name: text for name, text in home.properties.items() if name not in OWN_FOLDERS}
+        if value is not None:
+            properties[value_property(self.spec.name)] = value
+        declared = dataclasses.replace(home, identifier=identifier, location=None, properties=properties)
+        return self.catalog, declared, self.spec.name
+
+    def _follow(self, table: Table, home: Marker) -> None:
+        """Give the table its marker, before any file is staged for it."""
+        identifier = ".".join(table.name())
+        handle = self.tables.handle(identifier)
+        if read_marker(handle.refresh().properties, self.spec.name) is not None:
+            return
+        if identifier in self.behind:
+            raise RouteBehind(
+                f"stream {self.spec.name!r}: {self.behind[identifier]}. The table there now is another one, or lost "
+                "its marker: put the right one back"
+            )
+        begin_following(self.tables, handle, home)
+
+    def _side_by_side(self, act: Callable[[str], None], names: list[str]) -> None:
+        if names:
+            with ThreadPoolExecutor(min(AT_ONCE, len(names)), thread_name_prefix="route") as pool:
+                for _ in pool.map(act, names):
+                    pass
+
+    def placed(self, context: StageContext, key: BatchKey) -> StageContext:
+        """The context of a batch with the tables of the route, as they are known: nothing is loaded."""
+        limit = self.route.limit
+        destinations = Destinations(
+            by=self.route.by,
+            name=self.route.name or "",
+            targets=dict(self.targets),
+            to_main=self.route.otherwise == "table",
+            makes=self.route.template is not None,
+            allow=self.route.allow,
+            refused=dict(self.refused),
+            full=f"route.limit is {limit}, and so many tables were made" if self.made >= limit else "",
+        )
+        routed = {target: self._target(target, key) for target in sorted(set(self.targets.values()))}
+        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
+
+    def _target(self, target: Target, key: BatchKey) -> TargetTable:
+        table = self.tables.handle(target).current()
+        folder = batch_folder(table, self.tables.stream, key)
+        location, layout = self._layouts.get(target, ("", None))
+        if layout is None or location != table.metadata_location:
+            layout = target_table(table, folder=folder)
+            # Equal texts are one object, so that they are sent to the tasks once.
+            layout = dataclasses.replace(
+                layout,
+                schema_json=self._one(layout.schema_json),
+                spec_json=self._one(layout.spec_json),
+                sort_order_json=self._one(layout.sort_order_json),
+            )
+            self._layouts[target] = (table.metadata_location, layout)
+        return dataclasses.replace(layout, folder=folder)
+
+    def _one(self, text: str) -> str:
+        return self._texts.setdefault(text, text)

@@ -1,0 +1,122 @@
+"""One topic, many tables: through a real broker, by writers as users run them, without a JVM."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyiceberg.exceptions import ForbiddenError
+
+from frazil.commit.marker import read_marker
+from frazil.errors import RouteBehind
+from frazil.table.catalogs import load_catalog
+from tests.polling import eventually
+
+BASE = "commit: {interval: 1s}\n"
+
+
+def record(number: int, note: str | None) -> bytes:
+    return json.dumps({"id": number, "at": f"2024-01-01T00:00:{number % 60:02d}Z", "note": note}).encode()
+
+
+def ids(identifier: str) -> list[int]:
+    return sorted(load_catalog(None).load_table(identifier).scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
+
+
+def letters(stream: Any) -> list[str]:
+    return sorted(letter["error"] for letter in stream.table("_dead_letters").scan().to_arrow().to_pylist())
+
+
+def tables() -> list[str]:
+    return sorted(".".join(name) for name in load_catalog(None).list_tables("test"))
+
+
+def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stream: Any) -> None:
+    stream.declare(
+        BASE + "route: {by: field, name: note, tables: {order: test.orders}, template: 'test.of_{value}', "
+        "allow: ['pay*', 'Pay*'], limit: 2}\n"
+    )
+    stream.produce([record(0, "order"), record(1, None), record(2, "pay"), record(3, "Pay"), record(4, "users")])
+    stream.catch_up()
+    stream.produce([record(5, "pay"), record(6, "payment"), record(7, "order")])
+    stream.catch_up()
+    (hashed,) = [name for name in tables() if name.startswith("test.of_pay_")]
+    assert ids("test.orders") == [0, 7]
+    assert (ids("test.of_pay"), ids(hashed)) == ([2, 5], [3])
+    assert stream.ids() == [1]
+    assert letters(stream) == [
+        "field note: 'payment' gets no table: route.limit is 2, and so many tables were made",
+        "field note: 'users' gets no table: route.allow does not allow it",
+    ]
+    assert load_catalog(None).load_table(hashed).properties["frazil.route.events"] == "Pay"
+    home = read_marker(stream.table().properties, "events")
+    assert home is not None
+    assert sum(home.offsets.values()) == 8
+
+
+def test_a_table_that_is_somebody_elses_is_never_written_to(stream: Any) -> None:
+    stream.declare(BASE + "route: {by: field, name: note, template: 'test.{value}'}\n")
+    stream.produce([record(0, "mine")])
+    stream.catch_up()
+    schema = load_catalog(None).load_table("test.mine").schema()
+    load_catalog(None).create_table("test.salaries", schema)
+    stream.produce([record(1, "salaries"), record(2, "events"), record(3, "events_dead_letters"), record(4, "mine")])
+    stream.catch_up()
+    assert (ids("test.salaries"), stream.ids(), ids("test.mine")) == ([], [], [0, 4])
+    assert len(letters(stream)) == 3
+    assert letters(stream)[-1].endswith(
+        "'salaries' gets no table: test.salaries exists, and was not made for it; if it shall have these rows, add it "
+        "to route.tables"
+    )
+
+
+def test_each_topic_has_its_table_and_others_go_home(stream: Any) -> None:
+    stream.declare(BASE + f"route: {{by: topic, tables: {{{stream.topic}: test.orders}}}}\n")
+    stream.produce([record(number, None) for number in range(20)], partitions=4)
+    stream.catch_up()
+    assert (ids("test.orders"), stream.ids()) == ([*range(20)], [])
+
+
+def test_values_without_a_table_are_dead_letters_if_so_declared(stream: Any) -> None:
+    stream.declare(BASE + "route: {by: field, name: note, tables: {a: test.a}, otherwise: dead-letters}\n")
+    stream.produce([record(0, "a"), record(1, None), record(2, "b")])
+    stream.catch_up()
+    assert (ids("test.a"), stream.ids()) == ([0], [])
+    assert letters(stream) == ["field note: 'b' has no table", "field note: has no value"]
+
+
+def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_reason(
+    stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.declare(BASE + "route: {by: field, name: note, tables: {a: test.a, b: test.b}, lag: 3s}\n")
+    stream.produce([record(0, "a"), record(1, "b")])
+    stream.catch_up()
+    broken = refuse_commits_to("test.a", monkeypatch)
+    with stream.writing() as writing:
+        stream.produce([record(2, "a"), record(3, "b")])
+        eventually(lambda: ids("test.b") == [1, 3], within_s=60)
+        eventually(lambda: "test.a lacks 1 row of 1 batch" in stream.outage(), within_s=60)
+        stream.produce([record(4, "a")])
+        error = writing.outcome(within_s=60)
+    assert isinstance(error, RouteBehind)
+    assert "committing to table test.a is not permitted: not yours" in str(error)
+    assert ids("test.a") == [0]
+    broken.clear()
+    stream.catch_up()
+    assert (ids("test.a"), ids("test.b")) == ([0, 2, 4], [1, 3])
+
+
+def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Commits to this table are refused until the list that is returned is empty."""
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - of this test alone
+
+    broken, commit = [identifier], SqlCatalog.commit_table
+
+    def refusing(self: Any, table: Any, *change: Any) -> Any:
+        if ".".join(table.name()) in broken:
+            raise ForbiddenError("not yours")
+        return commit(self, table, *change)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", refusing)
+    return broken

@@ -1,0 +1,309 @@
+"""Routed tables: home decides a batch, its tables follow, each row lands once, and one table's trouble is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyiceberg.exceptions import ForbiddenError
+from pyiceberg.table import Table
+
+from frazil.commit.committer import Committer
+from frazil.commit.followers import Followers, begin_following
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.settle import bare_path, discard_batch, sweep
+from frazil.commit.stream_tables import StreamTables
+from frazil.ingest.contract import StagedFile
+from frazil.maintenance.orphans import Undecided
+
+from .conftest import BY_DAY, SCHEMA, TOPIC, World, catalog_in, event_time, new_world
+
+ORDERS, PAYMENTS = "demo.orders", "demo.payments"
+Rows = Mapping[str, Sequence[int]]
+"""Offsets of partition 0, by target."""
+
+
+class Routed:
+    """A world whose stream has two routed tables."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        for identifier in (ORDERS, PAYMENTS):
+            world.catalog.inner.create_table(identifier, SCHEMA, partition_spec=BY_DAY)
+        self.begin()
+        for identifier in (ORDERS, PAYMENTS):
+            begin_following(self.tables, self.tables.handle(identifier), self.world.marker())
+
+    @property
+    def tables(self) -> StreamTables:
+        return self.world.tables
+
+    def begin(self) -> Followers:
+        """Another process takes over."""
+        self.world.tables = self.world.view()
+        self.committer: Committer = self.world.begin()
+        self.followers = Followers.of(self.tables, self.world.marker())
+        return self.followers
+
+    def stage(self, rows: Rows, end: int) -> Journal:
+        marker = self.world.marker()
+        key = BatchKey(self.committer.epoch, marker.at.batch + 1)
+        files: list[StagedFile] = []
+        for target, offsets in rows.items():
+            table = self.world.load() if target == "main" else self.load(target)
+            files += self.world._write(table, key, target, [self.row(offset) for offset in offsets])
+        ranges = {0: (marker.offsets[TOPIC, 0], end)}
+        return self.world.journal(key, ranges, tuple(files), seen=self.committer.letters_seen())
+
+    def row(self, offset: int) -> dict[str, Any]:
+        return {"ts": event_time(offset), "name": str(offset), "kafka_partition": 0, "kafka_offset": offset}
+
+    def decide(self, rows: Rows, end: int) -> Journal:
+        """Journal a batch and commit it to home; its tables have not followed."""
+        journal = self.stage(rows, end)
+        assert self.tables.journals.put(journal)
+        self.committer.routed = self.followers.complete_through
+        self.committer.commit(journal)
+        self.followers.add(journal)
+        return journal
+
+    def run(self, rows: Rows, end: int) -> Journal:
+        journal = self.decide(rows, end)
+        self.followers.commit()
+        return journal
+
+    def load(self, identifier: str) -> Table:
+        return self.world.catalog.inner.load_table(identifier)
+
+    def offsets(self, identifier: str) -> list[int]:
+        return [offset for _, offset in self.world._coordinates(self.load(identifier))]
+
+    def marker(self, identifier: str) -> Marker:
+        found = read_marker(self.load(identifier).metadata.properties, self.world.stream)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def routed(world: World) -> Routed:
+    return Routed(world)
+
+
+def test_each_table_gets_its_rows_in_one_snapshot_and_home_says_how_far_all_are(routed: Routed) -> None:
+    first = routed.run({"main": [0], ORDERS: [1, 3], PAYMENTS: [2]}, 4)
+    second = routed.run({ORDERS: [4]}, 5)
+    assert (routed.offsets("demo.events"), routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0], [1, 3, 4], [2])
+    assert routed.marker(ORDERS).settled == second.key
+    assert routed.marker(PAYMENTS).settled == first.key, "a batch without rows for a table leaves it alone"
+    assert routed.world.marker().routed == first.key, "what home said when it decided the second"
+    assert routed.followers.complete_through == second.key
+    assert len(routed.load(ORDERS).metadata.snapshots) == 3, "its marker, and a snapshot for each batch"
+
+
+@pytest.mark.parametrize("followed", [[], [ORDERS], [ORDERS, PAYMENTS]])
+def test_a_crash_after_home_decided_loses_and_doubles_nothing(routed: Routed, followed: list[str]) -> None:
+    routed.run({"main": [0]}, 1)
+    routed.decide({"main": [1], ORDERS: [2], PAYMENTS: [3]}, 4)
+    waiting = routed.followers.waiting
+    routed.followers.waiting = {target: waiting[target] for target in followed}
+    routed.followers.commit()
+
+    found = routed.begin()
+    assert sorted(found.waiting) == [ORDERS, PAYMENTS], "the tables themselves tell what they have"
+    found.commit()
+    assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([2], [3])
+    assert (found.waiting, found.behind) == ({}, {})
+    routed.run({ORDERS: [4]}, 5)
+    assert routed.offsets(ORDERS) == [2, 4]
+
+
+def test_a_journal_that_home_does_not_have_lands_nowhere_before_home_decides(routed: Routed) -> None:
+    journal = routed.stage({"main": [0], ORDERS: [1]}, 2)
+    assert routed.tables.journals.put(journal)
+    routed.world.tables = routed.world.view()
+    routed.committer = routed.world.take_over()
+    assert Followers.of(routed.tables, routed.world.marker()).waiting == {}
+    routed.world.settle(routed.committer)
+    assert routed.offsets(ORDERS) == []
+    assert routed.world.marker().routed == BatchKey(0, 0), "its first routed batch"
+    found = Followers.of(routed.tables, routed.world.marker())
+    found.commit()
+    assert routed.offsets(ORDERS) == [1]
+
+
+def test_a_paused_writer_and_its_successor_commit_a_batch_once(routed: Routed) -> None:
+    journal = routed.decide({ORDERS: [0], PAYMENTS: [1]}, 2)
+    paused = routed.followers
+
+    def successor() -> None:
+        found = routed.begin()
+        assert found.waiting[ORDERS] == [journal]
+        found.commit()
+        routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
+
+    routed.world.catalog.next_meets(successor, ORDERS)
+    paused.commit()
+    assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0, 2], [1, 3])
+    assert paused.behind == {}
+
+
+def test_a_writer_that_has_part_of_what_waits_leaves_the_rest_to_who_has_all(routed: Routed) -> None:
+    routed.decide({ORDERS: [0]}, 1)
+    paused = Followers(routed.tables, BatchKey(0, 0), {ORDERS: [*routed.followers.waiting[ORDERS]]})
+    routed.decide({ORDERS: [1]}, 2)
+    routed.world.catalog.next_meets(paused.commit, ORDERS)
+    routed.followers.commit()
+    assert routed.offsets(ORDERS) == [0, 1]
+
+
+def test_one_tables_trouble_leaves_the_others_moving_and_ends_in_order(
+    routed: Routed, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = routed.world.catalog
+    catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
+    first = routed.run({"main": [0], ORDERS: [1], PAYMENTS: [2]}, 3)
+    routed.world.clock_ms += 60_000
+    routed.run({ORDERS: [3, 4], PAYMENTS: [5]}, 6)
+    assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([], [2, 5])
+    behind = routed.followers.behind[ORDERS]
+    assert str(behind) == (
+        "demo.orders lacks 3 rows of 2 batches: committing to table demo.orders is not permitted: not yours"
+    )
+    assert behind.since_ms == first.created_at_ms
+    assert routed.followers.complete_through < first.key
+
+    snapshots = len(routed.load(ORDERS).metadata.snapshots)
+    routed.run({PAYMENTS: [6]}, 7)
+    assert routed.world.marker().routed == BatchKey(first.key.epoch, first.key.batch - 1)
+    assert (routed.offsets(ORDERS), routed.followers.behind) == ([1, 3, 4], {})
+    assert len(routed.load(ORDERS).metadata.snapshots) == snapshots + 1
+    assert "table demo.orders has all rows again" in caplog.text
+
+
+def test_trouble_outlasts_the_writer(routed: Routed) -> None:
+    routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
+    routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
+    found = routed.begin()
+    assert [j.key.batch for j in found.waiting[ORDERS]] == [1, 2]
+    found.commit()
+    assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0, 2], [1, 3])
+
+
+def test_a_table_that_was_rolled_back_is_behind_until_it_is_put_forward_again(routed: Routed) -> None:
+    routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    head = routed.load(ORDERS).current_snapshot()
+    assert head is not None
+    routed.world.roll_back(1, routed.load(ORDERS))
+    routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
+    assert "was rolled back" in routed.followers.behind[ORDERS].reason
+    assert routed.offsets(PAYMENTS) == [1, 3]
+    routed.world.move_branch(head.snapshot_id, routed.load(ORDERS))
+    routed.followers.commit()
+    assert routed.offsets(ORDERS) == [0, 2]
+
+
+def test_a_table_that_was_dropped_is_behind_also_when_another_has_its_name(routed: Routed) -> None:
+    inner = routed.world.catalog.inner
+    routed.decide({ORDERS: [0], PAYMENTS: [1]}, 2)
+    inner.drop_table(ORDERS)
+    routed.followers.commit()
+    assert "does not exist any more" in routed.followers.behind[ORDERS].reason
+    inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY, location=str(routed.world.root / "elsewhere"))
+    routed.run({PAYMENTS: [2]}, 3)
+    assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].reason
+    assert routed.offsets(PAYMENTS) == [1, 2]
+
+
+def test_files_that_wait_are_kept_by_every_sweep_and_by_orphan_removal(routed: Routed) -> None:
+    routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS)
+    journal = routed.run({"main": [0], ORDERS: [1]}, 2)
+    (waiting,) = journal.staged_for(ORDERS)
+    assert Undecided.of(routed.load(ORDERS).properties).holds(waiting.path)
+    routed.begin()
+    routed.begin()
+    sweep(routed.tables, below_epoch=routed.committer.epoch)
+    assert Path(bare_path(waiting.path)).exists()
+    routed.followers.commit()
+    assert routed.offsets(ORDERS) == [1]
+    assert not Undecided.of(routed.load(ORDERS).properties).holds(waiting.path)
+
+
+def test_what_a_lost_batch_staged_for_a_routed_table_is_deleted(routed: Routed) -> None:
+    own = routed.stage({"main": [0], ORDERS: [1]}, 2)
+    assert discard_batch(routed.tables, own.key) == 2
+    unjournaled = routed.stage({"main": [0], ORDERS: [1]}, 2)
+    assert len(unjournaled.routed) == 1
+    routed.tables.handle(ORDERS)
+    tables = routed.tables
+    routed.committer = routed.world.take_over(tables)
+    assert routed.world.settle(routed.committer, tables).deleted_files == 2
+    assert routed.world.parquet_files(routed.load(ORDERS)) == set()
+
+
+def test_files_that_somebody_deleted_are_never_referenced(routed: Routed) -> None:
+    routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS)
+    journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    Path(bare_path(journal.staged_for(ORDERS)[0].path)).unlink()
+    routed.followers.commit()
+    assert routed.followers.behind[ORDERS].reason.startswith("1 file that wait for table demo.orders are gone")
+    assert routed.offsets(ORDERS) == []
+
+
+def test_a_marker_without_routed_tables_reads_and_writes_as_before(routed: Routed) -> None:
+    text = routed.world.marker().to_property()
+    assert "routed" not in text
+    assert Marker.from_property("events", text).routed is None
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(["main", ORDERS, PAYMENTS]), min_size=1, max_size=4),
+            st.sampled_from(["well", "refused", "lost answer", "late", "crash before", "crash after"]),
+            st.sampled_from([ORDERS, PAYMENTS]),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_every_row_lands_once_whatever_fails(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[list[str], str, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("law")
+    with catalog_in(folder) as catalog:
+        routed = Routed(new_world(catalog, folder))
+        expected: dict[str, list[int]] = {"main": [], ORDERS: [], PAYMENTS: []}
+        at = 0
+        for targets, event, of in steps:
+            rows: dict[str, list[int]] = {}
+            for target in targets:
+                rows.setdefault(target, []).append(at)
+                expected[target].append(at)
+                at += 1
+            if event == "crash before":
+                routed.decide(rows, at)
+                routed.begin()
+                continue
+            match event:
+                case "refused":
+                    catalog.next_fails_before(ForbiddenError("not yours"), of)
+                case "lost answer":
+                    catalog.next_answer_is_lost(of)
+                case "late":
+                    catalog.next_lands_late(of)
+            routed.run(rows, at)
+            if event == "crash after":
+                routed.begin()
+        catalog.faults.clear()
+        routed.begin().commit()
+        assert routed.followers.behind == {}
+        assert (routed.offsets("demo.events"), routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == tuple(
+            expected.values()
+        )

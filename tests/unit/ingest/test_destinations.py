@@ -1,0 +1,109 @@
+"""Each row goes to the one table that its record's value names, and each record that has none says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import Destinations, OffsetRange
+from frazil.ingest.decode import Decoded
+from frazil.ingest.destinations import Divided, Divider
+from frazil.ingest.headers import packed
+from frazil.ingest.routed_writers import fitted
+
+RANGES = (OffsetRange("t", 0, 0, 100), OffsetRange("u", 0, 0, 100))
+
+
+def divided(values: list[Any], **declared: Any) -> tuple[dict[str, list[int]], dict[int, str], Divider]:
+    """The rows by target, the errors by record, and who divided them. Row i is that of record i."""
+    count = len(values)
+    ranges = np.array([value if declared.get("by") == "topic" else 0 for value in values], np.int32)
+    headers = None
+    if declared.get("by") == "header":
+        headers = BinaryColumn.of([None if v is None else packed([("x", b"no"), ("kind", v)]) for v in values])
+    nothing = BinaryColumn.nulls(count)
+    chunk = Chunk(nothing, nothing, ranges, np.arange(count), np.zeros(count, np.int64), headers=headers)
+    kinds = pa.array(values, pa.large_string()) if declared.get("by", "field") == "field" else pa.nulls(count)
+    rows = pa.table({"kind": kinds, "row": pa.array(range(count), pa.int64())})
+    divide = Divider(
+        Destinations(**{"by": "field", "name": "kind", "targets": {}, "to_main": True, **declared}), RANGES
+    )
+    found: Divided = divide(chunk, Decoded(rows, np.arange(count)))
+    by_target: dict[str, list[int]] = {}
+    for row, code in zip(found.decoded.rows["row"].to_pylist(), found.codes.tolist(), strict=True):
+        by_target.setdefault(found.targets[code], []).append(row)
+    assert found.main_rows["row"].to_pylist() == by_target.get("main", [])
+    return by_target, {r.index: r.error for r in found.decoded.rejections}, divide
+
+
+def test_rows_without_a_table_go_to_the_main_one() -> None:
+    found, errors, divide = divided(["a", None, "b", "a", "c"], targets={"a": "n.a", "b": "n.b"})
+    assert found == {"n.a": [0, 3], "main": [1, 4], "n.b": [2]}
+    assert (errors, divide.values) == ({}, set())
+
+
+def test_rows_without_a_table_are_rejected_where_declared() -> None:
+    found, errors, _ = divided(["a", None, "c"], targets={"a": "n.a"}, to_main=False)
+    assert found == {"n.a": [0]}
+    assert errors == {1: "field kind: has no value", 2: "field kind: 'c' has no table"}
+
+
+def test_new_values_are_reported_and_their_rows_left_out() -> None:
+    declared = {"targets": {"a": "n.a"}, "makes": True, "allow": ("a*", "b*"), "refused": {"bad": "it is taken"}}
+    found, errors, divide = divided(["a", "ab", "bad", "c", "ab", "b" * 201], **declared)
+    assert found == {"n.a": [0]}
+    assert divide.values == {"ab"}
+    assert [errors[2], errors[3]] == [
+        "field kind: 'bad' gets no table: it is taken",
+        "field kind: 'c' gets no table: route.allow does not allow it",
+    ]
+    assert errors[5].endswith("gets no table: it has more than 200 characters")
+
+
+def test_when_no_further_table_can_be_made_new_values_are_rejected() -> None:
+    found, errors, divide = divided(["a", "b"], targets={"a": "n.a"}, makes=True, allow=("*",), full="there are enough")
+    assert (found, divide.values) == ({"n.a": [0]}, set())
+    assert errors == {1: "field kind: 'b' gets no table: there are enough"}
+
+
+def test_a_header_names_the_table_and_one_that_is_no_text_is_rejected() -> None:
+    found, errors, _ = divided([b"a", None, b"\xff"], by="header", targets={"a": "n.a"})
+    assert found == {"n.a": [0], "main": [1]}
+    assert errors == {2: r"header kind: b'\xff' is not UTF-8"}
+
+
+def test_a_topic_names_the_table() -> None:
+    found, _, divide = divided([0, 1, 0], by="topic", name="", targets={"u": "n.u"})
+    assert found == {"main": [0, 2], "n.u": [1]}
+    _, _, divide = divided([0, 0], by="topic", name="", makes=True, allow=("*",))
+    assert divide.values == {"t"}, "a topic without records here needs no table yet"
+
+
+@given(st.lists(st.sampled_from(["a", "b", "new", "bad", None, ""]), max_size=30), st.booleans(), st.booleans())
+def test_each_row_has_one_fate(values: list[str | None], to_main: bool, makes: bool) -> None:
+    targets = {"a": "n.a", "b": "n.a"}
+    found, errors, divide = divided(
+        values, targets=targets, to_main=to_main, makes=makes, allow=("*",), refused={"bad": "no"}
+    )
+    landed = [row for rows in found.values() for row in rows]
+    waiting = [row for row, value in enumerate(values) if value in divide.values]
+    assert sorted([*landed, *errors, *waiting]) == [*range(len(values))]
+
+
+def test_a_row_fits_a_table_whose_columns_differ() -> None:
+    rows = pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]})
+    schema = pa.schema([pa.field("c", pa.string()), pa.field("a", pa.int64())])
+    assert fitted(rows, schema).to_pylist() == [{"c": None, "a": 1}]
+
+
+@pytest.mark.parametrize("values", [[], ["a"]])
+def test_few_rows_are_divided_too(values: list[str]) -> None:
+    found, _, _ = divided(values, targets={"a": "n.a"})
+    assert found == ({"n.a": [0]} if values else {})

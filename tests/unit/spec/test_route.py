@@ -1,0 +1,98 @@
+"""What a route may be, what every mistake is answered with, and that no two values share a table that is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from frazil.errors import SpecError
+from frazil.spec.load import load_stream
+from frazil.spec.route import NAME_MOST, Route, name_part
+
+Declare = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("route", "message"),
+    [
+        ({"by": "field", "tables": {"a": "n.a"}}, "lacks the name of the field; add name"),
+        ({"by": "topic", "name": "x", "tables": {"a": "n.a"}}, "has a name, which by: topic does not use"),
+        ({"by": "header", "name": "x"}, "has neither tables nor a template"),
+        (
+            {"by": "header", "name": "x", "tables": {"a": "n.a"}, "limit": 3},
+            "has allow or limit, which only a template",
+        ),
+        ({"by": "header", "name": "x", "tables": {"a": "a"}}, "'a' for 'a', which is no identifier"),
+        ({"by": "header", "name": "x", "template": "n.a"}, "is not like namespace.{value}"),
+        ({"by": "header", "name": "x", "template": "{value}.a"}, "is not like namespace.{value}"),
+        (
+            {"by": "field", "name": "carier", "template": "n.{value}"},
+            "route.name: 'carier' is not a column of the schema",
+        ),
+        ({"by": "field", "name": "departed", "template": "n.{value}"}, "is a column of type timestamptz; a table is"),
+        ({"by": "topic", "tables": {"flight": "n.a"}}, "'flight' is not a topic of the stream"),
+        ({"by": "header", "name": "x", "tables": {"a": "demo.flights"}}, "is the stream's own table"),
+        (
+            {"by": "header", "name": "x", "tables": {"a": "demo.flights_dead_letters"}},
+            "is the table of its dead letters",
+        ),
+        ({"by": "header", "name": "x", "template": "n.{value}", "limit": 0}, "route.limit"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key(declare: Declare, route: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        load_stream(declare(schema={"carrier": "string", "departed": "timestamptz"}, route=route))
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"mode": "upsert", "key": ["carrier"]}, "mode: 'upsert' is not possible with a route yet"),
+        ({"evolution": "additive"}, "evolution: 'additive' is not possible with a route yet"),
+        ({"distribution": "hash"}, "distribution: 'hash' is not possible with a route yet"),
+        (
+            {"commit": {"align": "watermark"}, "partition-by": ["day(departed)"]},
+            "commit.align: 'watermark' is not possible with a route yet",
+        ),
+    ],
+)
+def test_what_is_not_possible_with_a_route_is_refused(declare: Declare, more: dict[str, Any], message: str) -> None:
+    route = {"by": "field", "name": "carrier", "template": "n.{value}"}
+    with pytest.raises(SpecError) as raised:
+        load_stream(declare(schema={"carrier": "string not null", "departed": "timestamptz"}, route=route, **more))
+    assert message in str(raised.value)
+
+
+def test_a_writer_is_restarted_for_its_route_alone(declare: Declare) -> None:
+    schema = {"carrier": "string", "departed": "timestamptz"}
+    plain = load_stream(declare(schema=schema))
+    routed = load_stream(declare(schema=schema, route={"by": "field", "name": "carrier", "template": "n.{value}"}))
+    assert plain.fingerprint() != routed.fingerprint()
+
+
+def test_a_plain_value_is_a_name_as_it_is() -> None:
+    route = Route(by="topic", template="shop.raw_{value}")
+    assert route.made_table("orders") == "shop.raw_orders"
+    assert name_part("a" * NAME_MOST) == "a" * NAME_MOST
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+@example("Orders", "orders")
+@example("a b", "a_b")
+@example("a-b", "a.b")
+@example("", "value")
+@example("a" * 65, "a" * 66)
+def test_different_values_have_different_names_that_every_catalog_takes(one: str, other: str) -> None:
+    assert (name_part(one) == name_part(other)) == (one == other)
+    assert (name_part(name_part(one)) == name_part(other)) == (name_part(one) == other)
+    name = name_part(one)
+    assert name.isascii()
+    assert name.replace("_", "a").isalnum()
+    assert name == name.lower()
+    assert len(name) <= NAME_MOST + 13
