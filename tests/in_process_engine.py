@@ -8,12 +8,15 @@ What it does not have: executors that die, retries of tasks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Self
 
 from pyspark import cloudpickle
 
+from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.stream.engine import TaskAnswer, read_answers, read_shuffled
+from frazil.stream.merge_tasks import MergeTasks, read_results
 from frazil.stream.stage_rows import StageRows
 
 
@@ -54,6 +57,10 @@ class InProcessEngine:
             for writer in writers
             for answer in _arrived(shipped).write(writer, (item for item in sent if item[0] == writer))
         )
+
+    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
+        work: MergeTasks = cloudpickle.loads(cloudpickle.dumps(MergeTasks(context)))
+        return read_results(work(json.dumps(task.to_json()) for task in tasks))
 
 
 def _arrived(shipped: bytes) -> StageRows:

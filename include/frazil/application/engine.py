@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from frazil.application.daemon_threads import DaemonThreads
+from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.stream.engine import Engine, TaskAnswer
 from frazil.stream.stage_rows import StageRows
 
@@ -51,6 +52,11 @@ class SharedEngine:
         if not plans:
             return ()
         return self._jobs.submit(lambda: self._engine.run(plans, work)).result()
+
+    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
+        if not tasks:
+            return ()
+        return self._jobs.submit(lambda: self._engine.merge(context, tasks)).result()
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._engine.ready(until)
@@ -99,6 +105,9 @@ class _Part:
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         return self._whole.run(plans, work)
+
+    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
+        return self._whole.merge(context, tasks)
 
     def check(self) -> None:
         self._whole.check()

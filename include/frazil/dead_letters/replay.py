@@ -31,6 +31,8 @@ from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import OMITTED, Unsealer, place_of, unsealer_of
 from frazil.ingest.stage import stage
+from frazil.merge.contract import MergeContext, MergeResult, MergeTask
+from frazil.merge.task import merge
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.stage_rows import StageRows
 
@@ -195,6 +197,9 @@ class ThisProcess:
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         return tuple(self._answer(StageTask.from_json(json.loads(plan)), work) for plan in plans)
+
+    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
+        return tuple(merge(context, task) for task in tasks)
 
     @staticmethod
     def _answer(task: StageTask, work: StageRows) -> TaskAnswer:

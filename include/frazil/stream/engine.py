@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from frazil import errors
 from frazil.ingest.contract import StagedFile, StageResult
+from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.stream.stage_rows import StageRows
 
 
@@ -55,6 +56,12 @@ class Engine(Protocol):
         """Map `work` over plans (`StageTask`s as JSON), one task per plan; returns the answers, none without plans.
 
         Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
+        """
+
+    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
+        """Carry the tasks of a merge out, one engine's task for each; returns their results in order.
+
+        Raises as `run` does.
         """
 
     def check(self) -> None:
