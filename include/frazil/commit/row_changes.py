@@ -17,21 +17,14 @@ from numpy.typing import NDArray
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import (
-    DataFile,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-    write_manifest,
-)
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
-from frazil.commit.counted_output import CountedOutput
 from frazil.commit.manifest_lists import manifests_of
-from frazil.commit.snapshot import FORMAT_VERSION, Base, Layout, Prepared, SnapshotWriter, avro_codec, metadata_folder
+from frazil.commit.manifest_writing import metadata_folder, write_without
+from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
@@ -123,10 +116,8 @@ class RowChangeWriter:
         copied.run()
         self.rows = copied.chosen
         snapshot_id = table.metadata.new_snapshot_id()
-        base, manifests = copied.base(snapshot_id)
-        writer = SnapshotWriter(copied.staged, base=base, snapshot_id=snapshot_id)
-        paths = (*(f.path for f in copied.staged), *(m.manifest_path for m in manifests))
-        self.attempts.append(_Attempt(writer, paths, head))
+        writer = SnapshotWriter(copied.staged, base=copied.base(snapshot_id), snapshot_id=snapshot_id)
+        self.attempts.append(_Attempt(writer, tuple(f.path for f in copied.staged), head))
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
     def delete_unused(self, table: Table) -> None:
@@ -192,8 +183,8 @@ class _Copies:
         for batch in scan.to_record_batches([task]):
             yield pa.Table.from_batches([batch])
 
-    def base(self, snapshot_id: int) -> tuple[Base, list[ManifestFile]]:
-        """What stays, and the manifests written for it: those whose files were replaced are written anew."""
+    def base(self, snapshot_id: int) -> Base:
+        """What stays; manifests whose files were replaced are written anew."""
         head = head_of(self.table.metadata)
         stays: list[ManifestFile] = []
         written: list[ManifestFile] = []
@@ -206,29 +197,13 @@ class _Copies:
                 else []
             )
             if any(entry.data_file.file_path in self.replaced for entry in entries):
-                written.append(self._rewritten(manifest, entries, snapshot_id, number=len(written)))
+                path = f"{metadata_folder(self.table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
+                written.append(
+                    write_without(
+                        self.replaced, manifest, entries, path=path, table=self.table, snapshot_id=snapshot_id
+                    )
+                )
                 stays.append(written[-1])
             else:
                 stays.append(manifest)
-        return Base(stays, [*self.replaced.values()], head.summary if head else None), written
-
-    def _rewritten(
-        self, manifest: ManifestFile, entries: list[ManifestEntry], snapshot_id: int, *, number: int
-    ) -> ManifestFile:
-        metadata = self.table.metadata
-        layout = Layout.of_spec(metadata.specs()[manifest.partition_spec_id], metadata)
-        path = f"{metadata_folder(metadata)}/{uuid.uuid4()}-m{number}.avro"
-        output, codec = CountedOutput(self.table.io.new_output(path)), avro_codec(metadata)
-        with write_manifest(FORMAT_VERSION, layout.spec, layout.schema, output, snapshot_id, codec) as writer:
-            for entry in entries:
-                gone = entry.data_file.file_path in self.replaced
-                writer.add_entry(
-                    ManifestEntry.from_args(
-                        status=ManifestEntryStatus.DELETED if gone else ManifestEntryStatus.EXISTING,
-                        snapshot_id=snapshot_id if gone else entry.snapshot_id,
-                        sequence_number=entry.sequence_number,
-                        file_sequence_number=entry.file_sequence_number,
-                        data_file=entry.data_file,
-                    )
-                )
-        return writer.to_manifest_file()
+        return Base(stays, [*self.replaced.values()], head.summary if head else None, written)

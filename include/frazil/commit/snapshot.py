@@ -12,23 +12,12 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from pyiceberg.avro.codecs import AvroCompressionCodec
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import (
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-    write_manifest,
-    write_manifest_list,
-)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile, write_manifest_list
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, UpdateMetrics, update_snapshot_summaries
@@ -45,26 +34,23 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from frazil.commit.counted_output import CountedOutput
 from frazil.commit.manifest_lists import add_manifests, manifests_of
-from frazil.errors import SchemaIncompatible
+from frazil.commit.manifest_writing import (
+    FORMAT_VERSION,
+    Layout,
+    avro_codec,
+    manifest_content,
+    metadata_folder,
+    write_added,
+)
 from frazil.ingest.contract import Content, StagedFile
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
-FORMAT_VERSION: Literal[2] = 2
 FOREVER_MS = 2**63 - 1
 
 TEXT_MOST = 2_000
 """The longest text in a snapshot's summary: every metadata file carries it while the snapshot exists."""
-
-_AVRO_CODECS: dict[str, AvroCompressionCodec] = {
-    "gzip": "deflate",
-    "deflate": "deflate",
-    "zstd": "zstandard",
-    "snappy": "snappy",
-    "uncompressed": "null",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +68,16 @@ class Prepared:
 class Base:
     """What a snapshot keeps of its branch, if not everything: the manifests that stay, and the files that left.
 
-    No manifest marks these files as deleted, because main has them, and an expiry that trusts such entries would delete
-    them.
+    No manifest of a branch beside main marks these files as deleted, because main has them, and an expiry that trusts
+    such entries would delete them.
     """
 
     stays: Sequence[ManifestFile]
     left: Sequence[DataFile]
     summary: Summary | None
     """The summary of the previous snapshot, which had all of it."""
+    written: Sequence[ManifestFile] = ()
+    """Those of `stays` that were written for this snapshot alone, to mark files as deleted."""
 
 
 @dataclass(slots=True)
@@ -119,6 +107,10 @@ class SnapshotWriter:
     @property
     def undecided(self) -> bool:
         return bool(self.attempts or self.manifests)
+
+    @property
+    def _written(self) -> list[ManifestFile]:
+        return [*self.manifests, *(self.base.written if self.base else ())]
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """The next attempt, on the metadata of `table`. `summary` is added to the snapshot's summary."""
@@ -173,7 +165,7 @@ class SnapshotWriter:
         """
         waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         if len(waste) == len(self.attempts) and not self._manifests_in(table):
-            waste += [m.manifest_path for m in self.manifests]
+            waste += [m.manifest_path for m in self._written]
             self.manifests = []
         self.attempts = [a for a in self.attempts if a.manifest_list not in waste]
         for path in waste:
@@ -182,7 +174,7 @@ class SnapshotWriter:
 
     def _manifests_in(self, table: Table) -> bool:
         """Whether any snapshot that could have our manifests lists one of them."""
-        ours = {m.manifest_path for m in self.manifests}
+        ours = {m.manifest_path for m in self._written}
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(
             not ours.isdisjoint(m.manifest_path for m in snapshot.manifests(table.io))
@@ -193,9 +185,10 @@ class SnapshotWriter:
     def _write_manifests(self, table: Table, snapshot_id: int) -> list[ManifestFile]:
         folder, number = metadata_folder(table.metadata), itertools.count()
         return [
-            _write_manifest(
+            write_added(
                 files,
                 layout,
+                content=manifest_content(files[0].content),
                 path=f"{folder}/{self.commit_id}-m{next(number)}.avro",
                 table=table,
                 snapshot_id=snapshot_id,
@@ -204,10 +197,10 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Files by spec and schema. Files from another branch go with any schema that has the spec's columns."""
+        """Files by content, spec and schema; files from another branch with any schema that has the spec's columns."""
 
-        def key(file: StagedFile) -> tuple[int, int, str]:
-            return (file.spec_id, file.schema_id, self.apart(file))
+        def key(file: StagedFile) -> tuple[str, int, int, str]:
+            return (file.content, file.spec_id, file.schema_id, self.apart(file))
 
         for _, group in itertools.groupby(sorted(self.files, key=key), key=key):
             files = list(group)
@@ -233,49 +226,8 @@ def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> boo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The spec and schema that a manifest is written with: those of its files."""
-
-    spec: PartitionSpec
-    schema: Schema
-
-    @classmethod
-    def of_staged(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
-        schema = metadata.schema_by_id(file.schema_id)
-        if schema is None:
-            raise SchemaIncompatible(f"schema {file.schema_id} of staged file {file.path} is no longer the table's")
-        return cls(metadata.specs()[file.spec_id], schema)
-
-    @classmethod
-    def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
-        """The layout with the current schema, or with the newest that has all of the spec's columns."""
-        sources = {f.source_id for f in spec.fields}
-        newest = [metadata.schema(), *reversed(metadata.schemas)]
-        return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
-
-
 def _spec_id(file: DataFile) -> int:
     return file.spec_id
-
-
-def _write_manifest(
-    files: Sequence[DataFile], layout: Layout, *, path: str, table: Table, snapshot_id: int
-) -> ManifestFile:
-    """Write one manifest of files with the same layout, all added by this snapshot."""
-    output, codec = CountedOutput(table.io.new_output(path)), avro_codec(table.metadata)
-    with write_manifest(FORMAT_VERSION, layout.spec, layout.schema, output, snapshot_id, codec) as writer:
-        for file in files:
-            writer.add_entry(
-                ManifestEntry.from_args(
-                    status=ManifestEntryStatus.ADDED,
-                    snapshot_id=snapshot_id,
-                    sequence_number=None,
-                    file_sequence_number=None,
-                    data_file=file,
-                )
-            )
-    return writer.to_manifest_file()
 
 
 def _write_list(
@@ -292,11 +244,19 @@ def _write_list(
         add_manifests(writer, manifests, of=snapshot, parent=parent)
 
 
-_CONTENT: Mapping[Content, DataFileContent] = {"data": DataFileContent.DATA}
+_CONTENT: Mapping[Content, DataFileContent] = {
+    "data": DataFileContent.DATA,
+    "position-deletes": DataFileContent.POSITION_DELETES,
+}
 
 
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """A staged file as a manifest entry, with deserialised bounds and partition values."""
+    """A staged file as a manifest entry, with deserialised bounds and partition values.
+
+    Raises ValueError for a file of changes, which no table may have.
+    """
+    if file.content not in _CONTENT:
+        raise ValueError(f"{file.path} holds {file.content}, which are no table's rows")
     types = [field.field_type for field in spec.partition_type(schema).fields]
     values = [
         None if text is None else from_bytes(_primitive(kind), base64.b64decode(text))
@@ -337,9 +297,14 @@ def _summary(
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:
-        metrics.added_data_files += 1
-        metrics.added_records += file.records
         metrics.added_file_size += file.bytes
+        if file.content == "data":
+            metrics.added_data_files += 1
+            metrics.added_records += file.records
+        else:
+            metrics.added_delete_files += 1
+            metrics.added_pos_delete_files += 1
+            metrics.added_pos_deletes += file.records
         partitions.add((file.spec_id, file.partition))
     for added in moved:
         metrics.add_file(added)
@@ -349,7 +314,8 @@ def _summary(
     counts = metrics.to_dict()
     if partitions:
         counts["changed-partition-count"] = str(len(partitions))
-    operation = Operation.OVERWRITE if base.left else Operation.APPEND
+    overwrites = base.left or metrics.added_delete_files
+    operation = Operation.OVERWRITE if overwrites else Operation.APPEND
     return update_snapshot_summaries(Summary(operation=operation, **counts, **extra), base.summary)
 
 
@@ -367,14 +333,3 @@ def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> Se
         max_snapshot_age_ms=kept.max_snapshot_age_ms if kept else None,
         min_snapshots_to_keep=kept.min_snapshots_to_keep if kept else None,
     )
-
-
-def metadata_folder(metadata: TableMetadata) -> str:
-    configured = metadata.properties.get(TableProperties.WRITE_METADATA_PATH)
-    return configured.rstrip("/") if configured else f"{metadata.location.rstrip('/')}/metadata"
-
-
-def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """The Avro name of the table's codec, which Iceberg names differently."""
-    name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
-    return _AVRO_CODECS.get(name, "deflate")

@@ -1,0 +1,146 @@
+"""Writes manifests of data files or of delete files, with the spec and schema of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from pyiceberg.avro.codecs import AvroCompressionCodec
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriter,
+    ManifestWriterV2,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.counted_output import CountedOutput
+from frazil.errors import SchemaIncompatible
+from frazil.ingest.contract import StagedFile
+
+FORMAT_VERSION: Literal[2] = 2
+
+_AVRO_CODECS: dict[str, AvroCompressionCodec] = {
+    "gzip": "deflate",
+    "deflate": "deflate",
+    "zstd": "zstandard",
+    "snappy": "snappy",
+    "uncompressed": "null",
+}
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    """PyIceberg writes manifests of data files only."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The spec and schema that a manifest is written with: those of its files."""
+
+    spec: PartitionSpec
+    schema: Schema
+
+    @classmethod
+    def of_staged(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
+        schema = metadata.schema_by_id(file.schema_id)
+        if schema is None:
+            raise SchemaIncompatible(f"schema {file.schema_id} of staged file {file.path} is no longer the table's")
+        return cls(metadata.specs()[file.spec_id], schema)
+
+    @classmethod
+    def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
+        """The layout with the current schema, or with the newest that has all of the spec's columns."""
+        sources = {f.source_id for f in spec.fields}
+        newest = [metadata.schema(), *reversed(metadata.schemas)]
+        return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
+
+
+def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
+    files: Iterable[DataFile], layout: Layout, *, content: ManifestContent, path: str, table: Table, snapshot_id: int
+) -> ManifestFile:
+    """Write a manifest of files with the same layout and content, all added by this snapshot."""
+    entries = (
+        ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=snapshot_id,
+            sequence_number=None,
+            file_sequence_number=None,
+            data_file=file,
+        )
+        for file in files
+    )
+    return _write(entries, layout, content, path=path, table=table, snapshot_id=snapshot_id)
+
+
+def write_without(  # noqa: PLR0913 - what a manifest consists of, and its place
+    gone: Collection[str],
+    manifest: ManifestFile,
+    entries: Iterable[ManifestEntry],
+    *,
+    path: str,
+    table: Table,
+    snapshot_id: int,
+) -> ManifestFile:
+    """Write a manifest anew, with the files at the paths `gone` as deleted by this snapshot."""
+    layout = Layout.of_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
+    written = (_kept_or_deleted(entry, snapshot_id, deleted=entry.data_file.file_path in gone) for entry in entries)
+    return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id)
+
+
+def _kept_or_deleted(entry: ManifestEntry, snapshot_id: int, *, deleted: bool) -> ManifestEntry:
+    return ManifestEntry.from_args(
+        status=ManifestEntryStatus.DELETED if deleted else ManifestEntryStatus.EXISTING,
+        snapshot_id=snapshot_id if deleted else entry.snapshot_id,
+        sequence_number=entry.sequence_number,
+        file_sequence_number=entry.file_sequence_number,
+        data_file=entry.data_file,
+    )
+
+
+def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
+    entries: Iterable[ManifestEntry],
+    layout: Layout,
+    content: ManifestContent,
+    *,
+    path: str,
+    table: Table,
+    snapshot_id: int,
+) -> ManifestFile:
+    kind: type[ManifestWriterV2] = _DeleteManifestWriter if content is ManifestContent.DELETES else ManifestWriterV2
+    output = CountedOutput(table.io.new_output(path))
+    writer: ManifestWriter
+    with kind(layout.spec, layout.schema, output, snapshot_id, avro_codec(table.metadata)) as writer:
+        for entry in entries:
+            writer.add_entry(entry)
+    return writer.to_manifest_file()
+
+
+def manifest_content(content: DataFileContent) -> ManifestContent:
+    """Of the manifests that list files of a content."""
+    return ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
+
+
+def metadata_folder(metadata: TableMetadata) -> str:
+    configured = metadata.properties.get(TableProperties.WRITE_METADATA_PATH)
+    return configured.rstrip("/") if configured else f"{metadata.location.rstrip('/')}/metadata"
+
+
+def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
+    """The Avro name of the table's codec, which Iceberg names differently."""
+    name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
+    return _AVRO_CODECS.get(name, "deflate")
