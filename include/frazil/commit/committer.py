@@ -20,6 +20,7 @@ from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import BatchKey, Marker, first_marker, merged_identity, of_same_topics, read_marker
+from frazil.commit.merging import MergeWriter
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.reasons import reasons_summary
 from frazil.commit.rules import (
@@ -35,7 +36,7 @@ from frazil.commit.rules import (
 from frazil.commit.snapshot import TEXT_MOST
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshots, swap
-from frazil.errors import StaleBatch
+from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -120,6 +121,7 @@ class Committer:
         `CommitUnavailable`.
         """
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
+        merge = self._merge_of(journal)
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -137,13 +139,47 @@ class Committer:
                 return aligned(table, marker, files, align)
             return None if marker.open_snapshot_id is None else released(table, marker.stream, files)
 
+        if merge:
+            main.forget()  # a merge that begins from an older snapshot is in vain
         prospect = preview(self._tables, main, decide)
         if isinstance(prospect, Done):
             return prospect.result
+        if merge and prospect.open_snapshot_id is not None:
+            self._release_open_windows()
         summary = self._history(journal)
-        batch = commit_of(self._tables, main, decide, files=files, summary=summary, branch_change=branch_change)
+        batch = commit_of(
+            self._tables, main, decide, files=files, merge=merge, summary=summary, branch_change=branch_change
+        )
         commits = (self._dead_letters_of(journal), batch)
         return commit_snapshots(commits, patience=self._tables.patience, at_once=self._tables.at_once)
+
+    def _merge_of(self, journal: Journal) -> MergeWriter | None:
+        """The merge of a batch of changes; None for a batch of rows. Raises SpecError if the stream merges nothing."""
+        files, merging = journal.staged_for("main"), self._tables.merging
+        changes = tuple(file for file in files if file.content == "changes")
+        if not changes:
+            return None
+        if merging is None:
+            raise SpecError(
+                f"batch {journal.key} of stream {journal.stream!r} has changes of rows, and the stream is not declared "
+                "with mode: upsert any more. Declare it so again until the batch is committed, then start again"
+            )
+        return MergeWriter(journal.stream, changes, merging)
+
+    def _release_open_windows(self) -> None:
+        """Move to main what the stream, when it was declared otherwise, kept on its open branch."""
+
+        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+            _check_in_table(table, marker, self._tables.main)
+            return Done(marker) if marker.open_snapshot_id is None else marker
+
+        def to_main(table: Table, marker: Marker) -> BranchChange | None:
+            return released(table, marker.stream)
+
+        summary = {"frazil.operation": "release"}
+        release = commit_of(self._tables, self._tables.main, decide, files=(), summary=summary, branch_change=to_main)
+        commit_snapshots((release,), patience=self._tables.patience)
 
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
         """Commit the dead letters. Without any, still check the table: the batch left out those that landed before."""
@@ -249,13 +285,14 @@ def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
     *,
     files: tuple[StagedFile, ...],
     summary: Mapping[str, str],
+    merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """The commit of one snapshot with `files` and the marker that `decide` returns.
+    """The commit of one snapshot with `files`, or with what `merge` makes of them, and the marker of `decide`.
 
     `branch_change` says which files go to the stream's open branch and which leave it; without it all go to main.
     """
-    update = MarkedUpdate(tables.stream, files)
+    update = MarkedUpdate(tables.stream, files, merge)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
         found = read_marker(table.metadata.properties, tables.stream)
@@ -264,7 +301,7 @@ def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
             return marker
         change = branch_change(table, marker) if branch_change else None
         said = {**_position(marker), **summary}
-        if change:  # it brings main other rows than the batch's
+        if change or merge:  # it brings main other rows than the batch's
             said.pop(WINDOWS, None)
         return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
 

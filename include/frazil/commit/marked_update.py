@@ -20,6 +20,7 @@ from pyiceberg.table.update import (
 from frazil.commit.adoption import forgotten
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.marker import Marker, open_branch, property_name
+from frazil.commit.merging import MergeWriter
 from frazil.commit.open_branch import BranchChange
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.swap import Change, Written
@@ -40,8 +41,10 @@ class MarkedUpdate:
 
     stream: str
     files: Sequence[StagedFile] = ()
+    merge: MergeWriter | None = None
+    """Merges changes into main, instead of adding `files`."""
     written: list[Written] = field(default_factory=list)
-    _main: SnapshotWriter | None = None
+    _main: SnapshotWriter | MergeWriter | None = None
 
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
@@ -53,7 +56,7 @@ class MarkedUpdate:
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
         if self._main is None:
-            self._main = SnapshotWriter(self.files)
+            self._main = self.merge or SnapshotWriter(self.files)
             self.written.append(self._main)
         prepared = self._main.prepare(table, summary=summary, now_ms=now_ms)
         return self._marked(table, prepared, marker, marker.open_snapshot_id if marker else None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer, append
@@ -30,6 +31,9 @@ from frazil.table.object_store import ObjectStore
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
+
+RECORD = "frazil.commit-record"
+"""The key in a batch's summary for the path of its commit record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,25 @@ class _Side:
     def marker(self) -> Marker | None:
         return read_marker(self.table.metadata.properties, self.stream)
 
+    def merged(self, key: BatchKey) -> Set[str]:
+        """The bare paths of the files that a committed merge brought, or of all files if its snapshot has expired."""
+        for snapshot in reversed(self.table.metadata.snapshots):
+            told = snapshot.summary
+            if told and RECORD in told and _batch_of(told) == (self.stream, key):
+                return _added_by(snapshot, self.table)
+        return self.referenced
+
+
+def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
+    key = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
+    return summary.get("frazil.stream"), key
+
+
+def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
+    manifests = (m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id)
+    entries = (entry for m in manifests for entry in m.fetch_manifest_entry(table.io))
+    return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
+
 
 def _drop_dead_journals(view: _View, below_epoch: int) -> None:
     """Remove the journals and closed keys of batches that were passed over; a fenced writer may leave such journals."""
@@ -215,13 +238,18 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
     if fate is Fate.NEVER:
         return _landed_alone(side, key) if _closed(view, key) else None
     if isinstance(record, Journal):
-        return _files_of(record)
+        return _kept_of(record, side)
     if is_routed(side.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None
     # Without a record the loaded table tells what the batch brought; only after a take-over is that load surely new.
     return side.referenced if view.just_settled else None
+
+
+def _kept_of(record: Journal, side: _Side) -> Set[str]:
+    """The bare paths to keep of a committed batch: its changes are needed no more once they are merged."""
+    return side.merged(record.key) if _has_changes(record, side.target) else _files_of(record)
 
 
 def _closed(view: _View, key: BatchKey) -> bool:
@@ -244,17 +272,17 @@ def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
 
 
 def sweep_batch(tables: StreamTables, journal: Journal) -> int:
-    """Delete what failed attempts of a committed batch left in its folders; returns the number of files.
+    """Delete what a committed batch needs no more in its folders; returns the number of files.
 
-    An attempt that failed had rows for the same tables.
+    That is what its failed attempts left, which had rows for the same tables, and its changes once they are merged.
     """
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
-    return _sweep_folders(tables, handles, journal.key, kept=_files_of(journal))
+    return _sweep_folders(tables, handles, journal.key, record=journal)
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete the files of a batch that its own writer gave up before journaling it; returns their number."""
-    return _sweep_folders(tables, tables.all, key, kept=frozenset())
+    return _sweep_folders(tables, tables.all, key, record=None)
 
 
 def give_back(tables: StreamTables, key: BatchKey) -> int:
@@ -279,12 +307,14 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
 
 
 def _sweep_folders(
-    tables: StreamTables, handles: Mapping[Target, TableHandle], key: BatchKey, *, kept: Set[str]
+    tables: StreamTables, handles: Mapping[Target, TableHandle], key: BatchKey, *, record: Journal | None
 ) -> int:
-    return sum(
-        _delete_others(tables.store_of(target), batch_folder(handle.current(), tables.stream, key), kept)
-        for target, handle in handles.items()
-    )
+    deleted = 0
+    for target, handle in handles.items():
+        side = _Side(target, handle.current(), tables.stream)
+        kept = _kept_of(record, side) if record else frozenset()
+        deleted += _delete_others(tables.store_of(target), batch_folder(side.table, tables.stream, key), kept)
+    return deleted
 
 
 def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
@@ -300,6 +330,11 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
             batch = folder.rstrip("/").rsplit("/", 1)[-1]
             if batch.isdigit():
                 yield BatchKey(int(epoch), int(batch)), folder
+
+
+def _has_changes(record: Journal, target: Target) -> bool:
+    """Whether a batch's files were merged into the table, which never has them."""
+    return any(file.content == "changes" for file in record.staged_for(target))
 
 
 def _files_of(record: Journal) -> set[str]:

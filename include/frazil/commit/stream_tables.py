@@ -9,6 +9,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
+from frazil.commit.merging import Merging
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.open_windows import Alignment
@@ -32,6 +33,8 @@ class StreamTables:
     """How the writer keeps open windows out of main; None if it does not, and for readers."""
     at_once: CommitTables | None = None
     """How the catalog commits to all tables of a batch in one step; None if it does so one after the other."""
+    merging: Merging | None = None
+    """How changes are merged into main; None if each record is a row, and for readers."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
     """The tables of the stream's route that are known so far, by target."""
 
@@ -45,6 +48,7 @@ class StreamTables:
         patience: Patience | None = None,
         align: Alignment | None = None,
         atomic: bool = False,
+        merging: Merging | None = None,
     ) -> StreamTables:
         """The stream's loaded tables, and the journals beside the main one, in its storage.
 
@@ -54,7 +58,7 @@ class StreamTables:
         main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
         at_once = commit_tables_of(main.catalog) if atomic else None
-        return cls(stream, handles, journals, clock_ms, patience or Patience(), align, at_once)
+        return cls(stream, handles, journals, clock_ms, patience or Patience(), align, at_once, merging)
 
     @property
     def main(self) -> TableHandle:

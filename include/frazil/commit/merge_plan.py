@@ -1,0 +1,404 @@
+"""Plans a merge: which of a table's files may hold the keys of a batch's changes, and which task has which of them.
+
+Changes and files are grouped by the partition fields that the key decides, where there are some: a row with the key of
+a change is in a partition with the same values of these fields, so a task that has whole groups inserts what its files
+lack. A group that is far above its share is split into tasks with some of its files and all of its changes; a last
+task inserts what none of them has matched.
+
+Manifests are chosen by the manifest list alone, and files by their partition and by the bounds of their key columns.
+"""
+
+from __future__ import annotations
+
+import base64
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.expressions.visitors import inclusive_projection, manifest_evaluator
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.delete_file_index import DeleteFileIndex
+from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import PrimitiveType
+
+from frazil.commit.manifest_lists import manifests_of
+from frazil.commit.manifest_writing import FORMAT_VERSION
+from frazil.errors import SchemaIncompatible
+from frazil.ingest.contract import PartitionKey, StagedFile
+from frazil.merge.contract import DeleteFile, MergeTask, TableFile
+from frazil.table.branches import head_of
+
+PATH_FIELD_ID = 2147483546
+"""Of a position-delete file's `file_path`, reserved by Iceberg."""
+SPLIT_BYTES = 64 * 2**20
+"""A group of fewer bytes is never split: the second round of tasks costs more than it saves."""
+
+Values = tuple[Any, ...]
+"""The values of the partition fields that the key decides."""
+Box = tuple[tuple[Any, Any], ...]
+"""The least and the greatest value of each key column; None where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inserting:
+    """A task that inserts the changes that none of the tasks before it has matched."""
+
+    index: int
+    changes: tuple[str, ...]
+    after: tuple[int, ...]
+    """Indices of these tasks."""
+
+    def task(self, matched: bytes) -> MergeTask:
+        return MergeTask(self.index, self.changes, (), inserts=True, matched=matched)
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """The tasks of a merge against one snapshot."""
+
+    tasks: tuple[MergeTask, ...]
+    inserting: tuple[Inserting, ...]
+    read: Mapping[str, Sequence[ManifestEntry]]
+    """The live entries of the manifests that may list files of the tasks, by the manifest's path."""
+    manifests: Sequence[ManifestFile]
+    """All manifests of the snapshot that have live files."""
+    bins: Mapping[Values, int]
+    """The task that each whole group was packed into."""
+
+
+def plan_merge(
+    table: Table,
+    changes: Sequence[StagedFile],
+    key: Collection[str],
+    *,
+    parallelism: int,
+    before: MergePlan | None = None,
+) -> MergePlan:
+    """Plan the merge of change files into the table at its head. Groups stay with the tasks that `before` gave them.
+
+    Raises SchemaIncompatible for a table that cannot be merged into: of another format version than 2, with equality
+    deletes, or without a column of the key.
+    """
+    _check_format(table)
+    head = head_of(table.metadata)
+    manifests = [m for m in manifests_of(head, table.io) if _is_live(m)] if head else []
+    if not changes:
+        return MergePlan((), (), {}, manifests, {})
+    wanted = _Wanted(table, tuple(changes), _key_schema(table, key))
+    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_hold(m)}
+    groups = _groups(wanted, manifests, read)
+    tasks, inserting, bins = _tasks(groups, parallelism, before.bins if before else {})
+    return MergePlan(tasks, inserting, read, manifests, bins)
+
+
+def _check_format(table: Table) -> None:
+    name, version = ".".join(table.name()), table.metadata.format_version
+    if version != FORMAT_VERSION:
+        raise SchemaIncompatible(
+            f"table {name} has format version {version}; a stream with mode: upsert needs version {FORMAT_VERSION}. "
+            f"{'Upgrade the table' if version < FORMAT_VERSION else 'Write to a new table'}, then start again"
+        )
+
+
+def _key_schema(table: Table, key: Collection[str]) -> Schema:
+    names = {column.name for column in table.schema().fields}
+    if missing := sorted(set(key) - names):
+        raise SchemaIncompatible(
+            f"table {'.'.join(table.name())} lacks {', '.join(missing)}, which the key of its stream names; "
+            "bring the column back, or declare another key"
+        )
+    return table.schema().select(*key)
+
+
+def _is_live(manifest: ManifestFile) -> bool:
+    return manifest.has_added_files() or manifest.has_existing_files()
+
+
+class _Wanted:
+    """What a batch's changes may touch."""
+
+    def __init__(self, table: Table, changes: tuple[StagedFile, ...], key: Schema) -> None:
+        self.table = table
+        self.changes = changes
+        specs = {f.spec_id for f in changes}
+        self.spec_id = specs.pop() if len(specs) == 1 else -1
+        """Of the change files, if it is one."""
+        self._kinds = [(f.field_id, f.field_type) for f in key.fields if isinstance(f.field_type, PrimitiveType)]
+        self._key = key
+        spec = table.metadata.specs().get(self.spec_id, PartitionSpec())
+        sources = {field_id for field_id, _ in self._kinds}
+        self.decided = [
+            position
+            for position, part in enumerate(spec.fields)
+            if part.source_id in sources and not isinstance(part.transform, VoidTransform)
+        ]
+        self._types = _partition_types(spec, table)
+        self.groups: dict[Values, list[StagedFile]] = defaultdict(list)
+        for file in changes:
+            self.groups[self._decided_of(file.partition)].append(file)
+        self.boxes = {values: self._box(files) for values, files in self.groups.items()}
+        self.box = self._box(changes)
+        self._evaluators: dict[int, Any] = {}
+
+    def _decided_of(self, partition: PartitionKey) -> Values:
+        return tuple(
+            None if (text := partition[i]) is None else from_bytes(self._types[i], base64.b64decode(text))
+            for i in self.decided
+        )
+
+    def values_of(self, file: DataFile) -> Values | None:
+        """The group of a table's file; None for one of another spec."""
+        return tuple(file.partition[i] for i in self.decided) if file.spec_id == self.spec_id else None
+
+    def _box(self, files: Iterable[StagedFile]) -> Box:
+        return tuple(
+            _range(kind, [(f.lower_bounds.get(i), f.upper_bounds.get(i)) for f in files]) for i, kind in self._kinds
+        )
+
+    def may_hold(self, manifest: ManifestFile) -> bool:
+        """Whether a manifest may list files with the keys, by its partition summaries."""
+        if manifest.partition_spec_id == self.spec_id and not self._in_summaries(manifest):
+            return False
+        spec_id = manifest.partition_spec_id
+        if spec_id not in self._evaluators:
+            spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
+            self._evaluators[spec_id] = _evaluator(spec, schema, self._filter)
+        return self._evaluators[spec_id] is None or bool(self._evaluators[spec_id](manifest))
+
+    @cached_property
+    def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
+        """For each decided field, whether null is among its values, and the others in order."""
+        columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
+        return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
+
+    def _in_summaries(self, manifest: ManifestFile) -> bool:
+        summaries = manifest.partitions
+        if not summaries:
+            return True
+        for position, (null, values) in zip(self.decided, self._sorted_values, strict=True):
+            summary, kind = summaries[position], self._types[position]
+            if null and summary.contains_null:
+                continue
+            if summary.lower_bound is None or summary.upper_bound is None:
+                return False  # all of its values are null
+            place = bisect_left(values, from_bytes(kind, summary.lower_bound))
+            if place == len(values) or values[place] > from_bytes(kind, summary.upper_bound):
+                return False
+        return True
+
+    @cached_property
+    def _filter(self) -> BooleanExpression:
+        """The rows whose key lies within the bounds of all changes."""
+        found: BooleanExpression = AlwaysTrue()
+        for column, (least, greatest) in zip(self._key.fields, self.box, strict=True):
+            if least is not None and greatest is not None:
+                found = And(
+                    found,
+                    GreaterThanOrEqual(term=column.name, value=least),
+                    LessThanOrEqual(term=column.name, value=greatest),
+                )
+        return found
+
+    def overlaps(self, file: DataFile, box: Box) -> bool:
+        lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+        for (field_id, kind), (least, greatest) in zip(self._kinds, box, strict=True):
+            if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
+                return False
+            if least is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < least:
+                return False
+        return True
+
+
+def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
+    """Read with the newest schema that has the spec's columns."""
+    sources = {part.source_id for part in spec.fields}
+    for schema in (table.schema(), *reversed(table.metadata.schemas)):
+        if sources <= set(schema._lazy_id_to_name):
+            found = [part.field_type for part in spec.partition_type(schema).fields]
+            return [kind for kind in found if isinstance(kind, PrimitiveType)]
+    return []
+
+
+def _range(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
+    """The least and the greatest of several files' bounds; None unless all are known."""
+    ends: list[list[Any]] = [
+        [None if text is None else from_bytes(kind, base64.b64decode(text)) for text in side]
+        for side in zip(*bounds, strict=True)
+    ]
+    lower, upper = ends or ([], [])
+    return None if None in lower else min(lower, default=None), None if None in upper else max(upper, default=None)
+
+
+def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
+    """Whether a manifest of a spec may list files with these rows; None if its columns are gone."""
+    if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
+        return None
+    return manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(rows))
+
+
+@dataclass(slots=True)
+class _Group:
+    """Changes, and all files of the table that may hold their keys."""
+
+    values: Values
+    changes: tuple[StagedFile, ...]
+    files: list[TableFile] = field(default_factory=list)
+
+    @property
+    def weight(self) -> int:
+        return sum(f.bytes for f in self.files) + sum(f.bytes for f in self.changes)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(sorted(f.path for f in self.changes))
+
+
+def _groups(
+    wanted: _Wanted, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
+) -> list[_Group]:
+    deletes = _deletes(wanted.table, manifests, read)
+    found: dict[Values, list[TableFile]] = defaultdict(list)
+    apart: list[TableFile] = []
+    layouts = _PartitionKeys(wanted.table)
+    for manifest in manifests:
+        if manifest.content is not ManifestContent.DATA:
+            continue
+        for entry in read.get(manifest.manifest_path, ()):
+            file = entry.data_file
+            values = wanted.values_of(file)
+            box = wanted.box if values is None else wanted.boxes.get(values)
+            if box is None or not wanted.overlaps(file, box):
+                continue
+            one = _table_file(entry, deletes, layouts)
+            (apart if values is None else found[values]).append(one)
+    if apart:  # they may have keys of any group
+        files = [*apart, *(file for files in found.values() for file in files)]
+        return [_Group((), wanted.changes, files)]
+    return [_Group(values, tuple(files), found.get(values, [])) for values, files in wanted.groups.items()]
+
+
+class _PartitionKeys:
+    """Partition values as `StagedFile` has them."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._types: dict[int, list[PrimitiveType]] = {}
+
+    def of(self, file: DataFile) -> PartitionKey:
+        if file.spec_id not in self._types:
+            self._types[file.spec_id] = _partition_types(self._table.metadata.specs()[file.spec_id], self._table)
+        return tuple(
+            None if (value := file.partition[i]) is None else base64.b64encode(to_bytes(kind, value)).decode()
+            for i, kind in enumerate(self._types[file.spec_id])
+        )
+
+
+def _deletes(
+    table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
+) -> DeleteFileIndex:
+    """The position deletes of the partitions that were read."""
+    index = DeleteFileIndex()
+    for manifest in manifests:
+        for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
+            file = entry.data_file
+            if file.content is DataFileContent.EQUALITY_DELETES:
+                raise SchemaIncompatible(
+                    f"table {'.'.join(table.name())} has equality deletes ({file.file_path}), which a stream with "
+                    "mode: upsert does not apply. Compact the table with the engine that wrote them, and let that "
+                    "engine write no more, then start again"
+                )
+            if file.file_format is not FileFormat.PARQUET:
+                raise SchemaIncompatible(
+                    f"table {'.'.join(table.name())} has deletes in a {file.file_format.value} file "
+                    f"({file.file_path}), which a stream with mode: upsert does not read. Compact the table with the "
+                    "engine that wrote them, then start again"
+                )
+            index.add_delete_file(entry, partition_key=file.partition)
+    return index
+
+
+def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: _PartitionKeys) -> TableFile:
+    file = entry.data_file
+    if file.file_format is not FileFormat.PARQUET:
+        raise SchemaIncompatible(
+            f"{file.file_path} is no Parquet file, and a stream with mode: upsert reads no other. "
+            "Compact the table with the engine that wrote it, then start again"
+        )
+    found = deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition)
+    path = file.file_path.encode()
+    return TableFile(
+        path=file.file_path,
+        records=file.record_count,
+        bytes=file.file_size_in_bytes,
+        spec_id=file.spec_id,
+        partition=keys.of(file),
+        deletes=tuple(
+            DeleteFile(d.file_path, d.record_count, alone=_path_bounds(d) == (path, path))
+            for d in sorted(found, key=lambda d: d.file_path)
+        ),
+    )
+
+
+def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
+    return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
+
+
+def _tasks(
+    groups: Sequence[_Group], parallelism: int, before: Mapping[Values, int]
+) -> tuple[tuple[MergeTask, ...], tuple[Inserting, ...], dict[Values, int]]:
+    share = sum(group.weight for group in groups) / parallelism
+    large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, SPLIT_BYTES)]
+    whole = [g for g in groups if g not in large]
+    pieces = [(g, files) for g in large for files in _pieces(g.files, share)]
+    bins = _packed(whole, max(1, parallelism - len(pieces)), before)
+    tasks: list[MergeTask] = []
+    for number in sorted(set(bins.values())):
+        packed = [g for g in whole if bins[g.values] == number]
+        paths = tuple(sorted(path for g in packed for path in g.paths))
+        tasks.append(MergeTask(number, paths, _in_order(f for g in packed for f in g.files), inserts=True))
+    after: dict[Values, list[int]] = defaultdict(list)
+    number = 1 + max((task.index for task in tasks), default=-1)
+    for group, files in pieces:
+        after[group.values].append(number)
+        tasks.append(MergeTask(number, group.paths, _in_order(files), inserts=False))
+        number += 1
+    inserting = tuple(Inserting(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
+    return tuple(tasks), inserting, bins
+
+
+def _in_order(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
+    return tuple(sorted(files, key=lambda f: f.path))
+
+
+def _pieces(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
+    """A group's files in lists of about a share's bytes."""
+    count = min(len(files), max(2, round(sum(f.bytes for f in files) / share)))
+    pieces: list[list[TableFile]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for file in sorted(files, key=lambda f: (-f.bytes, f.path)):
+        least = sizes.index(min(sizes))
+        pieces[least].append(file)
+        sizes[least] += file.bytes
+    return pieces
+
+
+def _packed(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
+    """The bin of each group: the one that it had before, or the emptiest, the heaviest group first."""
+    bins: dict[Values, int] = {}
+    weights = [0] * count
+    ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))
+    for known in (True, False):
+        for weight, _, group in ordered:
+            if (before.get(group.values, count) < count) is known:
+                number = before[group.values] if known else weights.index(min(weights))
+                bins[group.values] = number
+                weights[number] += weight
+    return bins

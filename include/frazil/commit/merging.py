@@ -1,0 +1,200 @@
+"""Merges a batch's changes into a table in one snapshot: plans, runs the tasks, and writes the manifests.
+
+A round of a swap whose table has changed plans again, and runs only tasks that are not as before. Files of results
+that no landed round needs are deleted, except those that may still land.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyroaring import BitMap64
+
+from frazil.commit.late_rows import windows_summary
+from frazil.commit.manifest_writing import metadata_folder, write_without
+from frazil.commit.merge_plan import MergePlan, plan_merge
+from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
+from frazil.commit.target import change_target, target_table
+from frazil.ingest.contract import StagedFile
+from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.table.branches import head_of
+from frazil.table.storage import open_store
+from frazil.table.tables import data_location
+
+Run = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
+"""Runs the tasks of a merge, and returns their results in the same order."""
+
+MERGED = "merged"
+"""The folder of merged files, below that of their batch's change files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """What the commits of an upsert stream need beside its tables."""
+
+    rules: Callable[[Table], MergeRules]
+    """The stream's rules, by the names that the table's columns have now."""
+    run: Run
+    parallelism: Callable[[], int] = lambda: 1
+    """How many tasks run at once."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    writer: SnapshotWriter
+    files: Collection[str]
+    """The paths of its results' files."""
+    head: Snapshot | None
+    """What main had then."""
+    folder: str
+
+
+@dataclass(slots=True)
+class MergeWriter:
+    """Prepares the snapshot of a merge within the rounds of one swap, and deletes what its failed rounds wrote."""
+
+    stream: str
+    changes: tuple[StagedFile, ...]
+    merging: Merging
+    attempts: list[_Attempt] = field(default_factory=list)
+    _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
+    """By the folder of their context, and their task."""
+    _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
+    """Where the merged files go, by all that a result depends on beside its task."""
+    _plan: MergePlan | None = None
+
+    @property
+    def undecided(self) -> bool:
+        return bool(self._results) or any(attempt.writer.undecided for attempt in self.attempts)
+
+    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
+        """The next attempt: an empty snapshot if nothing changes.
+
+        Raises SchemaIncompatible, and what running the tasks raises.
+        """
+        head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
+        context = self._context(table)
+        if last and last.writer.files and last.head == head and last.folder == context.target.folder:
+            writer = last.writer  # its answer is unknown: try the same again
+        else:
+            writer = self._merged(table, context, head)
+        results = [result for _, result in self._of_plan(context)]
+        return writer.prepare(table, summary={**summary, **_told(results, context.rules)}, now_ms=now_ms)
+
+    def _context(self, table: Table) -> MergeContext:
+        """What tasks need, with the newest credentials. Results stay valid while nothing else of it changes."""
+        rules, target = self.merging.rules(table), target_table(table, folder="")
+        properties = tuple(sorted(target.properties.items()))
+        key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
+        if key not in self._folders:
+            batch = self.changes[0].path.rsplit("/", 1)[0] if self.changes else data_location(table)
+            self._folders[key] = f"{batch}/{MERGED}/{uuid.uuid4()}"
+        target = dataclasses.replace(target, folder=self._folders[key])
+        return MergeContext(self.stream, rules, change_target(target, rules.key), target)
+
+    def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> SnapshotWriter:
+        self._plan = plan = plan_merge(
+            table, self.changes, context.rules.key, parallelism=self.merging.parallelism(), before=self._plan
+        )
+        self._run(context, plan.tasks)
+        self._run(context, self._inserting(context, plan))
+        results = [result for _, result in self._of_plan(context)]
+        files = tuple(file for result in results for file in result.files)
+        gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
+        snapshot_id = table.metadata.new_snapshot_id()
+        base = _without(gone, plan, table, head, snapshot_id) if gone else None
+        writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
+        self.attempts.append(_Attempt(writer, {file.path for file in files}, head, context.target.folder))
+        return writer
+
+    def _run(self, context: MergeContext, tasks: Iterable[MergeTask]) -> None:
+        folder = context.target.folder
+        missing = [task for task in tasks if (folder, task) not in self._results]
+        if missing:
+            found = self.merging.run(context, missing)
+            self._results.update({(folder, task): result for task, result in zip(missing, found, strict=True)})
+
+    def _inserting(self, context: MergeContext, plan: MergePlan) -> list[MergeTask]:
+        by_index = {task.index: self._results[context.target.folder, task] for task in plan.tasks}
+        found = []
+        for last in plan.inserting:
+            maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
+            matched = BitMap64.union(*maps) if maps else None
+            found.append(last.task(matched.serialize() if matched else b""))
+        return found
+
+    def _of_plan(self, context: MergeContext) -> list[tuple[MergeTask, MergeResult]]:
+        assert self._plan is not None
+        tasks = [*self._plan.tasks, *self._inserting(context, self._plan)]
+        return [(task, self._results[context.target.folder, task]) for task in tasks]
+
+    def delete_unused(self, table: Table) -> None:
+        for attempt in self.attempts:
+            attempt.writer.delete_unused(table)
+        needed = {path for attempt in self.attempts if attempt.writer.undecided for path in attempt.files}
+        waste = {file.path for result in self._results.values() for file in result.files} - needed
+        if waste:
+            waste -= _added_since(min((_first_number(a) for a in self.attempts), default=0), table)
+        if waste:
+            open_store(min(waste), table.io.properties).delete(sorted(waste))
+        self._results = {}
+
+
+def _first_number(attempt: _Attempt) -> int:
+    return 1 + ((attempt.head.sequence_number or 0) if attempt.head else 0)
+
+
+def _added_since(sequence_number: int, table: Table) -> set[str]:
+    """The paths in all manifests that are not older than a sequence number."""
+    manifests = {
+        manifest.manifest_path: manifest
+        for snapshot in table.metadata.snapshots
+        if (snapshot.sequence_number or 0) >= sequence_number
+        for manifest in snapshot.manifests(table.io)
+        if manifest.sequence_number >= sequence_number
+    }
+    return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
+
+
+def _without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
+    """What stays: manifests with files that leave are written anew."""
+    stays: list[ManifestFile] = []
+    written: list[ManifestFile] = []
+    left: list[DataFile] = []
+    for manifest in plan.manifests:
+        entries = plan.read.get(manifest.manifest_path, ())
+        leaving = [entry.data_file for entry in entries if entry.data_file.file_path in gone]
+        if not leaving:
+            stays.append(manifest)
+            continue
+        path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
+        written.append(write_without(gone, manifest, entries, path=path, table=table, snapshot_id=snapshot_id))
+        stays.append(written[-1])
+        left += leaving
+    if missing := gone - {file.file_path for file in left}:
+        raise ValueError(f"a merge replaced files that its plan did not have: {sorted(missing)}")
+    return Base(stays, left, head.summary if head else None, written)
+
+
+def _told(results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
+    """What became of the changes and of rows, as summary entries."""
+    counts = sum((result.counts for result in results), Counts())
+    windows: Counter[int] = Counter()
+    for result in results:
+        windows.update(result.windows)
+    return {
+        "frazil.inserted": str(counts.inserted),
+        "frazil.updated": str(counts.updated),
+        "frazil.deleted": str(counts.deleted),
+        "frazil.stale": str(counts.stale),
+        "frazil.superseded": str(counts.superseded),
+        "frazil.unchanged": str(counts.unchanged),
+        **({} if rules.window_us is None else windows_summary(windows)),
+    }
