@@ -24,12 +24,19 @@ from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.merge.task import merge
 from frazil.table.branches import head_of
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location
 
 Run = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
 """Runs the tasks of a merge, and returns their results in the same order."""
+
+
+def in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
+    """Run the tasks here, one after the other."""
+    return [merge(context, task) for task in tasks]
+
 
 MERGED = "merged"
 """The folder of merged files, below that of their batch's change files."""
@@ -41,7 +48,7 @@ class Merging:
 
     rules: Callable[[Table], MergeRules]
     """The stream's rules, by the names that the table's columns have now."""
-    run: Run
+    run: Run = in_process
     parallelism: Callable[[], int] = lambda: 1
     """How many tasks run at once."""
 

@@ -1,0 +1,189 @@
+"""A batch of changes is merged in the one commit that publishes it, once, however the catalog answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.errors import SchemaIncompatible
+from tests.unit.commit.upserts import BY_BUCKET, BY_REGION, WHOLE, upsert_world
+
+
+@pytest.fixture(params=[BY_BUCKET, BY_REGION, WHOLE], ids=["by bucket", "by region", "unpartitioned"])
+def world(request, catalog, tmp_path):
+    return upsert_world(catalog, tmp_path, request.param)
+
+
+@pytest.fixture
+def bucketed(catalog, tmp_path):
+    return upsert_world(catalog, tmp_path)
+
+
+FIRST = [(number, ("eu" if number % 2 else "us", number)) for number in range(8)]
+
+
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+def test_a_merge_lands_rows_and_marker_in_one_snapshot(world, how):
+    world.how = how
+    committer = world.begin()
+    world.upsert(committer, FIRST)
+    before = world.snapshots()
+
+    marker = world.upsert(committer, [(0, ("us", 100)), (1, None), (2, ("us", 2)), (9, ("eu", 9)), (9, ("eu", 10))])
+
+    rows = dict(FIRST) | {0: ("us", 100), 9: ("eu", 10)}
+    del rows[1]
+    assert world.accounts() == rows
+    assert world.snapshots() == before + 1
+    assert world.marker() == marker
+    assert marker.snapshot_id == world.load().current_snapshot().snapshot_id
+    counts = {name: world.summary()[f"frazil.{name}"] for name in ("inserted", "updated", "deleted", "unchanged")}
+    assert counts == {"inserted": "1", "updated": "1", "deleted": "1", "unchanged": "1"}
+    assert world.summary()["frazil.superseded"] == "1"
+    assert world.summary()["operation"] == "overwrite"
+    assert (world.delete_files() > 0) is (how == "merge-on-read")
+
+
+def test_summaries_count_files_of_deletes_as_iceberg_does(catalog, tmp_path):
+    world = upsert_world(catalog, tmp_path, WHOLE, how="merge-on-read")
+    committer = world.begin()
+    world.upsert(committer, [(number, ("eu", number)) for number in range(100)])
+
+    world.upsert(committer, [(3, None), (4, ("eu", 5))])
+    one = world.summary()
+    world.upsert(committer, [(5, None)])
+    two = world.summary()
+
+    assert (one["added-delete-files"], one["added-position-delete-files"], one["added-position-deletes"]) == (
+        *("1", "1"),
+        "2",
+    )
+    assert (one["total-delete-files"], one["total-position-deletes"], one["total-records"]) == ("1", "2", "101")
+    assert (two["added-position-deletes"], two["removed-position-deletes"]) == ("3", "2")
+    assert (two["removed-delete-files"], two["total-delete-files"], two["total-position-deletes"]) == ("1", "1", "3")
+    assert world.delete_files() == 1
+
+
+def test_a_batch_that_changes_nothing_commits_its_marker(world):
+    committer = world.begin()
+    world.upsert(committer, FIRST)
+    head = world.load().current_snapshot()
+
+    marker = world.upsert(committer, [FIRST[0], (77, None)])
+
+    summary = world.summary()
+    assert world.load().current_snapshot().parent_snapshot_id == head.snapshot_id
+    assert marker.offsets["events", 0] == 10
+    assert (summary["operation"], summary["frazil.unchanged"]) == ("append", "2")
+    assert "added-data-files" not in summary
+    assert world.accounts() == dict(FIRST)
+
+
+def _compacted(world):
+    world.compact()
+
+
+def _appended(world):
+    world.append_accounts({500: ("eu", 5)})
+
+
+def _evolved(world):
+    with world.load().update_schema() as update:
+        update.rename_column("amount", "sum")
+
+
+@pytest.mark.parametrize("happens", [_compacted, _appended])
+def test_a_merge_that_another_commit_overtakes_is_planned_again(world, catalog, happens):
+    committer = world.begin()
+    world.upsert(committer, FIRST)
+    catalog.next_meets(lambda: happens(world), "demo.accounts")
+    others = {} if happens is _compacted else {500: ("eu", 5)}
+
+    world.upsert(committer, [(0, ("us", 100)), (1, None)])
+
+    assert world.accounts() == {**{k: v for k, v in FIRST if k > 1}, 0: ("us", 100), **others}
+    merged = {path for path in world.parquet_files() if "/merged/" in path}
+    assert merged <= world.needed_files()
+    assert world.manifests() == world.used_manifests()
+
+
+def test_tasks_that_are_as_before_keep_their_results(bucketed, catalog):
+    bucketed.parallelism = 4
+    committer = bucketed.begin()
+    bucketed.upsert(committer, FIRST)
+    bucketed.ran.clear()
+    catalog.next_meets(lambda: bucketed.append_accounts({500: ("eu", 5)}), "demo.accounts")
+
+    bucketed.upsert(committer, [(number, ("us", 100)) for number in (*range(8), 500)])
+
+    first = len({task.index for task in bucketed.ran})
+    assert first > 1
+    assert len(bucketed.ran) == first + 1
+    assert len(bucketed.accounts()) == 9
+
+
+@pytest.mark.parametrize("changes", [[(0, ("us", 100)), (1, None)], [FIRST[0]]], ids=["rows change", "nothing changes"])
+@pytest.mark.parametrize("fault", ["next_answer_is_lost", "next_lands_late"])
+def test_a_merge_lands_once_whatever_becomes_of_the_answer(bucketed, catalog, fault, changes):
+    committer = bucketed.begin()
+    bucketed.upsert(committer, FIRST)
+    before = bucketed.snapshots()
+    getattr(catalog, fault)("demo.accounts")
+
+    marker = bucketed.upsert(committer, changes)
+
+    expected = dict(FIRST) | dict(changes)
+    assert bucketed.accounts() == {k: v for k, v in expected.items() if v is not None}
+    assert bucketed.snapshots() == before + 1
+    assert bucketed.marker() == marker
+
+
+def test_a_killed_writers_merge_is_done_from_its_journal(world, catalog):
+    committer = world.begin()
+    world.upsert(committer, FIRST)
+    world.change(committer, [(0, ("us", 100)), (1, None)])
+
+    settled = world.settle(world.take_over())
+
+    assert settled.committed
+    assert world.accounts() == {**{k: v for k, v in FIRST if k > 1}, 0: ("us", 100)}
+
+
+def test_changes_go_once_they_are_merged_and_what_a_dead_attempt_merged_goes_too(bucketed):
+    committer = bucketed.begin()
+    bucketed.upsert(committer, FIRST)
+    bucketed.change(committer, [(0, ("us", 100)), (1, None)])
+    inner = bucketed.run_tasks
+
+    def dies(context, tasks):
+        inner(context, tasks)
+        raise KeyboardInterrupt
+
+    bucketed.run_tasks = dies
+    with pytest.raises(KeyboardInterrupt):
+        bucketed.settle(bucketed.take_over())
+    bucketed.run_tasks = inner
+
+    bucketed.begin()
+
+    assert bucketed.accounts() == {**{k: v for k, v in FIRST if k > 1}, 0: ("us", 100)}
+    assert bucketed.parquet_files() == bucketed.needed_files()
+
+
+def test_a_table_of_another_format_version_is_refused(bucketed, monkeypatch):
+    committer = bucketed.begin()
+    journal = bucketed.change(committer, FIRST)
+    monkeypatch.setattr("frazil.commit.merge_plan.FORMAT_VERSION", 3)
+
+    with pytest.raises(SchemaIncompatible, match="has format version 2"):
+        committer.commit(journal)
+
+
+def test_a_renamed_column_between_plan_and_swap_is_met(bucketed, catalog):
+    committer = bucketed.begin()
+    bucketed.upsert(committer, FIRST)
+    catalog.next_meets(lambda: _evolved(bucketed), "demo.accounts")
+
+    bucketed.upsert(committer, [(0, ("us", 100))])
+
+    rows = {row["id"]: row["sum"] for row in bucketed.load().scan().to_arrow().to_pylist()}
+    assert rows == {**{k: v[1] for k, v in FIRST}, 0: 100}
