@@ -95,7 +95,10 @@ class UpsertWorld(World):
         region, amount = row or ("eu", None)
         place = {"kafka_topic": "events", "kafka_partition": 0, "kafka_offset": self.offset, "kafka_timestamp": None}
         return {
-            **{"id": number, "region": region, "amount": amount, **place},
+            "id": number,
+            "region": region,
+            "amount": amount,
+            **place,
             CHANGE: DELETE if row is None else UPSERT,
             KEPT: None,
         }
@@ -115,7 +118,8 @@ class UpsertWorld(World):
 
     def summary(self) -> Mapping[str, str]:
         head = self.load().current_snapshot()
-        assert head is not None and head.summary is not None
+        assert head is not None
+        assert head.summary is not None
         return {"operation": head.summary.operation.value, **head.summary.additional_properties}
 
     def delete_files(self) -> int:
