@@ -137,7 +137,7 @@ def test_a_merge_lands_once_whatever_becomes_of_the_answer(bucketed, catalog, fa
     assert bucketed.marker() == marker
 
 
-def test_a_killed_writers_merge_is_done_from_its_journal(world, catalog):
+def test_a_killed_writers_merge_is_done_from_its_journal(world):
     committer = world.begin()
     world.upsert(committer, FIRST)
     world.change(committer, [(0, ("us", 100)), (1, None)])
