@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,6 +106,30 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
     broken.clear()
     stream.catch_up()
     assert (ids("test.a"), ids("test.b")) == ([0, 2, 4], [1, 3])
+
+
+def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_says_so(
+    stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.declare(BASE + "route: {by: field, name: note, template: 'test.of_{value}', lag: 1s}\n")
+    stream.produce([record(0, "a")])
+    stream.catch_up()
+    assert frazil("route", "events").stdout == "All tables of the route of events have all rows that its home has.\n"
+    broken = refuse_commits_to("test.of_a", monkeypatch)
+    stream.produce([record(1, "a"), record(2, None)])
+    with pytest.raises(RouteBehind):
+        stream.catch_up()
+    broken.clear()
+    assert "test.of_a" in frazil("route", "events").stdout
+    load_catalog(None).purge_table("test.of_a")
+    stream.produce([record(3, "a")])
+    with pytest.raises(RouteBehind, match=r"--give-up test\.of_a"):
+        stream.catch_up()
+    assert frazil("route", "events", "--give-up", "test.b", "--yes").returncode == 10
+    done = frazil("route", "events", "--give-up", "test.of_a", "--yes")
+    assert done.stdout.startswith("1 row never reach test.of_a. Their files become orphans.")
+    stream.catch_up()
+    assert (ids("test.of_a"), stream.ids()) == ([3], [2])
 
 
 def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:

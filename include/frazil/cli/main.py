@@ -29,6 +29,7 @@ COMMANDS = {
     "reset": "frazil.cli.marker:reset",
     "adopt": "frazil.cli.marker:adopt",
     "forget": "frazil.cli.marker:forget",
+    "route": "frazil.cli.route:route",
     "evolve": "frazil.cli.evolve:evolve",
     "audit": "frazil.cli.audit:audit",
     "partitions": "frazil.cli.partitions:partitions",

@@ -19,6 +19,7 @@ from pyiceberg.table import Table
 from frazil.commit.committer import commit_of
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
+from frazil.commit.marker_change import change_marker
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
@@ -117,7 +118,7 @@ class Followers:
             follow(self.tables, handle, self.waiting[target], target=target, patience=patience)
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
-            return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+            return _said(error)
         return None
 
 
@@ -214,7 +215,25 @@ def _check_there(tables: StreamTables, target: Target, paths: Sequence[str]) -> 
 
 def begin_following(tables: StreamTables, handle: TableHandle, home: Marker) -> None:
     """Write a table's first marker, before any file is staged for it: no batch so far has a row for it."""
-    first = Marker(
+
+    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
+        return _with_all_of(home) if found is None else Done(found)
+
+    commit = commit_of(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
+    commit_snapshots((commit,), patience=tables.patience)
+
+
+def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
+    """Let a table go on as it stands, without the rows that wait for it, and also where it was rolled back.
+
+    Safe beside a running writer. Raises what `swap` raises.
+    """
+    change_marker(tables, tables.handle(target), lambda _: _with_all_of(home), operation="give-up")
+
+
+def _with_all_of(home: Marker) -> Marker:
+    """The marker of a table that lacks nothing of what home has."""
+    return Marker(
         home.stream,
         home.at,
         settled=home.settled or NOTHING,
@@ -223,8 +242,23 @@ def begin_following(tables: StreamTables, handle: TableHandle, home: Marker) -> 
         batches=dict(home.batches),
     )
 
-    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
-        return first if found is None else Done(found)
 
-    commit = commit_of(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
-    commit_snapshots((commit,), patience=tables.patience)
+def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
+    """The tables that lack rows, as the tables themselves say; in order of their names. Commits nothing."""
+    found = []
+    for target, waiting in sorted(Followers.of(tables, home).waiting.items()):
+        journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
+        try:
+            table = tables.handle(target).refresh()
+            marker = _present(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+            check_ancestry(table.metadata, marker, table=target)
+            journals = _lacking(marker, waiting)
+        except Exception as error:  # catalogs' clients raise anything
+            reason = _said(error)
+        if journals:
+            found.append(behind_of(target, journals, reason))
+    return found
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

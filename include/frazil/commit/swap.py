@@ -113,6 +113,11 @@ class TableHandle:
         log.warning("the catalog returned an older state of table %s than is known", self.identifier)
         return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
+    def know(self, table: Table) -> None:
+        """Take a table that was just loaded for what it is now."""
+        self._loaded = table
+        self._newest = self._table = self._newer(table)
+
     def forget(self) -> None:
         """Load the table the next time."""
         self._table = None

@@ -121,6 +121,15 @@ def name_part(value: str) -> str:
     return f"{plain}_{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
+def plain_value(route: Route, identifier: str) -> str | None:
+    """The value that a table was made for, if its name shows it."""
+    if route.template is None:
+        return None
+    before, _, after = route.template.partition(VALUE)
+    value = identifier.removeprefix(before).removesuffix(after)
+    return value if value and name_part(value) == value and route.made_table(value) == identifier else None
+
+
 def problems(spec: StreamSpec) -> Iterator[Problem]:
     """What is wrong between the route and the other parts of the stream."""
     if (route := spec.route) is None:

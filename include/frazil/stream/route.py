@@ -94,7 +94,8 @@ class StreamRoute:
         if self.tables.clock_ms() - behind[0].since_ms > lag / timedelta(milliseconds=1):
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {told(behind)}. That has lasted for longer than route.lag, "
-                f"{format_duration(lag)}. The rows are kept. Mend the table, then start again"
+                f"{format_duration(lag)}. The rows are kept. Mend the table, then start again; or let it go on without "
+                f"them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 

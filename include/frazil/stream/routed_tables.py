@@ -17,19 +17,48 @@ from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.errors import RouteBehind
+from frazil.errors import RouteBehind, SpecError
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import VALUE, Route
+from frazil.spec.route import VALUE, Route, plain_value
 from frazil.spec.units import counted
-from frazil.table.catalogs import catalog_errors
-from frazil.table.declared import DeclaredTable, declared_table
-from frazil.table.tables import ensure_declared
+from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.table.declared import DeclaredTable, declared_table, name_of
+from frazil.table.tables import as_declared, ensure_declared
 
 log = logging.getLogger(__name__)
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
 """Properties of the home table that no other table may have too."""
+
+
+def made_anew(spec: StreamSpec, identifier: str) -> None:
+    """Make a table of the route that was dropped, empty and without a marker.
+
+    Raises SpecError for one that the route does not have any more, and what `ensure_declared` raises.
+    """
+    catalog = load_catalog(spec.table.catalog)
+    if spec.route is not None and identifier in spec.route.tables.values():
+        ensure_declared(*wanted(spec, catalog, identifier))
+        return
+    value = None if spec.route is None else plain_value(spec.route, identifier)
+    if value is None:
+        raise SpecError(
+            f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
+            "route.tables until it is there again"
+        )
+    ensure_declared(*wanted(spec, catalog, identifier, value))
+
+
+def wanted(
+    spec: StreamSpec, catalog: Catalog, identifier: str, value: str | None = None
+) -> tuple[Catalog, DeclaredTable, str]:
+    """What `ensure_declared` makes a table of the route from; `value` for one that the template makes."""
+    home = declared_table(spec)
+    properties = {name: text for name, text in home.properties.items() if name not in OWN_FOLDERS}
+    if value is not None:
+        properties[value_property(spec.name)] = value
+    return catalog, dataclasses.replace(home, identifier=identifier, location=None, properties=properties), spec.name
 
 
 def value_property(stream: str) -> str:
@@ -49,8 +78,6 @@ class RoutedTables:
     """Tables that lack rows."""
     targets: dict[str, Target] = field(default_factory=dict)
     """By value."""
-    made: int = 0
-    """How many tables the template has made."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why some values get no table."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
@@ -71,6 +98,11 @@ class RoutedTables:
                 self._find_made(self.route.template, home)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
+    @property
+    def made(self) -> int:
+        """How many tables the template has made."""
+        return len(self.targets.keys() - self.route.tables.keys())
+
     def _find_made(self, template: str, home: Marker) -> None:
         """The tables that the template made, by the property that says so."""
         namespace, _, name = template.rpartition(".")
@@ -82,15 +114,13 @@ class RoutedTables:
 
         def found(name: str) -> None:
             identifier = f"{namespace}.{name}"
-            try:
-                table = self.catalog.load_table(identifier)
-            except NoSuchTableError:
-                return  # dropped meanwhile, or no table of Iceberg
-            value = table.properties.get(value_property(self.spec.name))
-            if value is not None and value not in self.targets and self.route.made_table(value) == identifier:
-                self._follow(ensure_declared(*self._wanted(identifier, value)), home)
+            table = self._loaded(identifier)
+            value = None if table is None else table.properties.get(value_property(self.spec.name))
+            if table is None or value is None or value in self.targets:
+                return  # dropped meanwhile, or not made by the template
+            if self.route.made_table(value) == identifier:
+                self._follow(self._as_declared(table, value), home)
                 self.targets[value] = identifier
-                self.made += 1
 
         long_enough = len(prefix) + len(suffix)
         self._side_by_side(
@@ -106,44 +136,48 @@ class RoutedTables:
 
     def _make(self, value: str, home: Marker) -> None:
         identifier = self.route.made_table(value)
-        if not self._is_made(identifier, value):
+        self._check_whole(identifier)
+        table = self._loaded(identifier)
+        table = ensure_declared(*self._wanted(identifier, value)) if table is None else table
+        if table.properties.get(value_property(self.spec.name)) != value:
             self.refused[value] = (
                 f"{identifier} exists, and was not made for it; if it shall have these rows, add it to route.tables"
             )
             return
-        self._follow(ensure_declared(*self._wanted(identifier, value)), home)
+        self._follow(self._as_declared(table, value), home)
         self.targets[value] = identifier
-        self.made += 1
         log.info("made table %s for the value %r", identifier, value)
 
-    def _is_made(self, identifier: str, value: str) -> bool:
-        """Whether the table is there for this value; makes it if there is none. Somebody else may be faster."""
+    def _loaded(self, identifier: str) -> Table | None:
         try:
-            table = self.catalog.load_table(identifier)
+            return self.catalog.load_table(identifier)
         except NoSuchTableError:
-            table = ensure_declared(*self._wanted(identifier, value))
-        return table.properties.get(value_property(self.spec.name)) == value
+            return None
+
+    def _as_declared(self, table: Table, value: str) -> Table:
+        _, declared, stream = self._wanted(name_of(table), value)
+        return as_declared(table, declared, stream)
 
     def _wanted(self, identifier: str, value: str | None = None) -> tuple[Catalog, DeclaredTable, str]:
-        home = declared_table(self.spec)
-        properties = {name: text for name, text in home.properties.items() if name not in OWN_FOLDERS}
-        if value is not None:
-            properties[value_property(self.spec.name)] = value
-        declared = dataclasses.replace(home, identifier=identifier, location=None, properties=properties)
-        return self.catalog, declared, self.spec.name
+        return wanted(self.spec, self.catalog, identifier, value)
 
     def _follow(self, table: Table, home: Marker) -> None:
         """Give the table its marker, before any file is staged for it."""
-        identifier = ".".join(table.name())
+        identifier = name_of(table)
         handle = self.tables.handle(identifier)
-        if read_marker(handle.refresh().properties, self.spec.name) is not None:
+        handle.know(table)
+        if read_marker(handle.current().properties, self.spec.name) is not None:
             return
+        self._check_whole(identifier)
+        begin_following(self.tables, handle, home)
+
+    def _check_whole(self, identifier: str) -> None:
+        """Check that no rows wait for a table that is about to get its first marker: they would be lost."""
         if identifier in self.behind:
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {self.behind[identifier]}. The table there now is another one, or lost "
-                "its marker: put the right one back"
+                f"stream {self.spec.name!r}: {self.behind[identifier]}. Put the table back as it was, or let it go on "
+                f"without them: `frazil route {self.spec.name} --give-up {identifier}`"
             )
-        begin_following(self.tables, handle, home)
 
     def _side_by_side(self, act: Callable[[str], None], names: list[str]) -> None:
         if names:

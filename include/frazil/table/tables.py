@@ -92,8 +92,13 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
             table = catalog.load_table(declared.identifier)
         except NoSuchTableError:
             table = _create(catalog, declared)
-        _check_format_version(table)
-        return evolve_to(table, declared, stream)
+        return as_declared(table, declared, stream)
+
+
+def as_declared(table: Table, declared: DeclaredTable, stream: str) -> Table:
+    """A loaded table, evolved if that is safe. Raises SchemaIncompatible."""
+    _check_format_version(table)
+    return evolve_to(table, declared, stream)
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:

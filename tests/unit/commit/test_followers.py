@@ -13,7 +13,7 @@ from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
-from frazil.commit.followers import Followers, begin_following
+from frazil.commit.followers import Followers, begin_following, give_up, lacking
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import bare_path, discard_batch, sweep
@@ -218,6 +218,19 @@ def test_a_table_that_was_dropped_is_behind_also_when_another_has_its_name(route
     routed.run({PAYMENTS: [2]}, 3)
     assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].reason
     assert routed.offsets(PAYMENTS) == [1, 2]
+
+
+def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> None:
+    routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    routed.world.roll_back(1, routed.load(ORDERS))
+    routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
+    (behind,) = lacking(routed.tables, routed.world.marker())
+    assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
+    give_up(routed.tables, ORDERS, routed.world.marker())
+    assert lacking(routed.tables, routed.world.marker()) == []
+    routed.run({ORDERS: [4]}, 5)
+    assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([4], [1, 3])
+    assert (routed.followers.behind, routed.followers.waiting) == ({}, {})
 
 
 def test_files_that_wait_are_kept_by_every_sweep_and_by_orphan_removal(routed: Routed) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from frazil.errors import SpecError
 from frazil.spec.load import load_stream
-from frazil.spec.route import NAME_MOST, Route, name_part
+from frazil.spec.route import NAME_MOST, Route, name_part, plain_value
 
 Declare = Callable[..., Path]
 
@@ -80,6 +80,13 @@ def test_a_plain_value_is_a_name_as_it_is() -> None:
     route = Route(by="topic", template="shop.raw_{value}")
     assert route.made_table("orders") == "shop.raw_orders"
     assert name_part("a" * NAME_MOST) == "a" * NAME_MOST
+
+
+@given(st.sampled_from(["a", "ab_c", "A", "a b", "a_0123456789ab", ""]))
+def test_a_plain_name_shows_its_value(value: str) -> None:
+    route = Route(by="topic", template="shop.raw_{value}_v1")
+    shown = plain_value(route, route.made_table(value))
+    assert shown == (value if name_part(value) == value else None)
 
 
 @given(st.text(max_size=80), st.text(max_size=80))

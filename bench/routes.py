@@ -1,0 +1,199 @@
+"""What a batch costs that touches many tables: `python -m bench.routes [TABLES] [--records N] [--batches N]`.
+
+One stream with a route by a field whose values are even over TABLES tables that its template makes. Each batch goes
+through the writer's own parts in this process (stage as one task, journal, commit to home, commit to the routed
+tables), on the embedded catalog (SQLite, local files), without Kafka and Spark: records come from memory. Prints CPU
+and wall seconds of each part, and of the same batch without a route. No maintenance runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from frazil.commit.committer import Committer
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.stream_tables import StreamTables
+from frazil.ingest import stage as staging
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange, StageResult, StageTask
+from frazil.kafka.identity import SourceIdentity
+from frazil.spec.model import StreamSpec
+from frazil.stream.route import StreamRoute
+from frazil.stream.stage_context import stage_context
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_dead_letters, ensure_table
+
+SOURCE = SourceIdentity("cluster", {"shop": "topic-id"})
+CHUNK = 100_000
+
+
+class Times:
+    """CPU and wall seconds by part."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, float, float]] = []
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        cpu, wall = time.process_time(), time.monotonic()
+        yield
+        self.parts.append((part, time.process_time() - cpu, time.monotonic() - wall))
+
+    def told(self) -> str:
+        total = sum(cpu for _, cpu, _ in self.parts)
+        each = ", ".join(f"{part} {cpu:.2f} ({wall:.2f})" for part, cpu, wall in self.parts)
+        return f"{total:6.2f} core-s: {each}"
+
+
+def declared(limit: int, *, routed: bool) -> StreamSpec:
+    route = {"by": "field", "name": "kind", "template": "shop.of_{value}", "limit": limit}
+    return StreamSpec.model_validate(
+        {
+            "name": "shop",
+            "source": {"topics": ["shop"], "format": "json", "bootstrap-servers": "nowhere:9092"},
+            "table": "shop.other" if routed else "shop.alone",
+            "schema": {
+                "id": "long not null",
+                "kind": "string",
+                "at": "timestamptz not null",
+                "amount": "double",
+                "note": "string",
+            },
+            "event-time": "at",
+            "partition-by": ["day(at)"],
+            **({"route": route} if routed else {}),
+        }
+    )
+
+
+def chunks(records: int, tables: int) -> list[Chunk]:
+    """About 120 bytes a record."""
+    found = []
+    for start in range(0, records, CHUNK):
+        count = min(CHUNK, records - start)
+        values = [
+            b'{"id":%d,"kind":"k%d","at":"2026-01-01T00:00:00Z","amount":%d.25,"note":"a note of some forty letters"}'
+            % (n, n * 7919 % tables, n % 1000)
+            for n in range(start, start + count)
+        ]
+        stamps = np.full(count, 1_767_225_600_000, np.int64)
+        nothing = BinaryColumn.nulls(count)
+        offsets = np.arange(start, start + count, dtype=np.int64)
+        found.append(Chunk(BinaryColumn.of(values), nothing, np.zeros(count, np.int32), offsets, stamps))
+    return found
+
+
+class Reader:
+    notice = None
+
+    def __init__(self, of: list[Chunk]) -> None:
+        self._of = of
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._of)
+
+
+class Bench:
+    """One stream, from its first batch on."""
+
+    def __init__(self, spec: StreamSpec, records: list[Chunk]) -> None:
+        self.spec, self.records = spec, records
+        self.count = sum(map(len, records))
+        catalog = load_catalog(None)
+        targets = {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)}
+        self.tables = StreamTables.of(spec.name, targets, clock_ms=lambda: time.time_ns() // 1_000_000)
+        self.committer = Committer.take_over(self.tables, source=SOURCE, initial=lambda: {("shop", 0): 0})
+        self.marker = self._marker()
+        self.route = StreamRoute.begin(spec, self.tables, self.marker, lambda _: None)
+
+    def _marker(self) -> Marker:
+        found = self.tables.marker()
+        assert found is not None
+        return found
+
+    def reopen(self, times: Times) -> None:
+        """As another process would."""
+        with times.of("open"):
+            fresh = Bench(self.spec, self.records)
+        assert fresh.route is None or len(fresh.route.routed.targets) == len(self.route.routed.targets)  # type: ignore[union-attr]
+        self.__dict__ = fresh.__dict__
+
+    def batch(self, times: Times) -> int:
+        """Returns the journal's bytes."""
+        key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
+        start = self.marker.offsets["shop", 0]
+        task = StageTask(0, (OffsetRange("shop", 0, start, start + self.count),))
+        result = self._stage(times, key, task)
+        if result.values and self.route:
+            with times.of(f"make {len(result.values)} tables"):
+                self.route.make(result.values, self.marker)
+            result = self._stage(times, key, task)
+        ends = {("shop", 0): start + self.count}
+        uuid = str(self.tables.main.current().metadata.table_uuid)
+        journal = Journal(
+            "shop", key, uuid, self.tables.clock_ms(), SOURCE, result.progress, result.files, None, frozenset(), ends
+        )
+        with times.of("journal"):
+            assert self.tables.journals.put(journal)
+        with times.of("home"):
+            self.marker = self.committer.commit(journal)
+        if self.route:
+            with times.of("follow"):
+                self.route.decided(journal)
+            assert not self.route.behind, self.route.followers.behind
+        return len(journal.to_bytes())
+
+    def _stage(self, times: Times, key: BatchKey, task: StageTask) -> StageResult:
+        with times.of("context"):
+            context = stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
+            if self.route:
+                context = self.route.placed(context, key)
+        reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
+        with times.of("stage"), mock.patch.object(staging, "kafka_reader", reader):
+            return staging.stage(context, task, attempt=0, on_progress=lambda _: None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tables", type=int, nargs="?", default=2_000)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--batches", type=int, default=3)
+    asked = parser.parse_args()
+    records = chunks(asked.records, asked.tables)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("FRAZIL_BENCH_FOLDER")) as folder:
+        os.environ["FRAZIL_HOME"] = folder
+        Path(folder, "warehouse").mkdir()
+        for routed in (False, True):
+            print(f"{asked.records:,} records, {f'{asked.tables:,} tables' if routed else 'one table'}", flush=True)
+            bench = Bench(declared(max(asked.tables, 1), routed=routed), records)
+            for number in range(asked.batches):
+                times = Times()
+                journal = bench.batch(times)
+                print(f"batch {number + 1}: {times.told()}; journal {journal / 1e6:.2f} MB", flush=True)
+            times = Times()
+            bench.reopen(times)
+            print(f"restart: {times.told()}", flush=True)
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
