@@ -64,7 +64,8 @@ def frazil(job: Job, *, how: str, per_batch: int) -> list[str]:
     streams.mkdir(parents=True)
     (streams / f"{job.table}.yaml").write_text(json.dumps(declared(job, how=how, per_batch=per_batch)))
     command = str(Path(sys.executable).with_name("frazil"))
-    return [command, "run", job.table, "--streams", str(streams), "--until-caught-up"]
+    of = f"{job.table} --streams {streams}"
+    return ["sh", "-c", f"{command} adopt {of} --yes && exec {command} run {of} --until-caught-up"]
 
 
 def merge_into(job: Job, *, per_batch: int) -> list[str]:

@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.contract import ChangeRules, StageContext
+from frazil.merge.contract import MergeRules
+from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.model import StreamSpec
@@ -80,6 +83,20 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
         delete_column=None if delete.column is None else called(delete.column),
         delete_values=delete.values,
         tombstones=delete.tombstones,
+    )
+
+
+def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
+    """How changes of the stream are merged into the table as it is now."""
+    schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
+    called = partial(_called, schema, other_names)
+    return MergeRules(
+        key=tuple(map(called, spec.key)),
+        order_by=None if spec.order_by is None else called(spec.order_by),
+        ignored=tuple(COORDINATES) if spec.coordinates else (),
+        how=spec.merge,
+        event_time=called(spec.event_time.column),
+        window_us=None if spec.window is None else Grain(spec.window).us,
     )
 
 

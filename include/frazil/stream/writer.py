@@ -20,6 +20,7 @@ from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
 from frazil.commit.marker import Marker, of_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
+from frazil.commit.merging import Merging
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
@@ -56,6 +57,7 @@ from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute
+from frazil.stream.stage_context import merge_rules
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import lost_table
@@ -198,6 +200,7 @@ class Writer:
             ),
             align=Alignment.of(self.spec),
             atomic=self.spec.commit.atomic,
+            merging=self._merging(),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
@@ -206,6 +209,11 @@ class Writer:
         progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties, period_s)
         reporter.table(main.location(), progress)
         return tables, progress
+
+    def _merging(self) -> Merging | None:
+        if self.spec.mode == "append":
+            return None
+        return Merging(partial(merge_rules, self.spec), self.engine.merge, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[Happening], None], seconds: float) -> bool:
         """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""
