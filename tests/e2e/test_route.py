@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.exceptions import ForbiddenError
 
 from frazil.commit.marker import read_marker
-from frazil.errors import RouteBehind
+from frazil.errors import AdoptionRequired, RouteBehind
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
 
@@ -127,9 +127,23 @@ def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_say
         stream.catch_up()
     assert frazil("route", "events", "--give-up", "test.b", "--yes").returncode == 10
     done = frazil("route", "events", "--give-up", "test.of_a", "--yes")
-    assert done.stdout.startswith("1 row never reach test.of_a. Their files become orphans.")
+    assert done.stdout.startswith("Rows that never reach test.of_a: 1. Their files")
     stream.catch_up()
     assert (ids("test.of_a"), stream.ids()) == ([3], [2])
+
+
+def test_a_forgotten_stream_does_not_write_its_rows_twice(stream: Any, frazil: Callable[..., Any]) -> None:
+    stream.declare(BASE + "route: {by: field, name: note, tables: {a: test.a}}\n")
+    stream.produce([record(0, "a")])
+    stream.catch_up()
+    assert frazil("audit", "events").returncode == 10, "it would miss what is in other tables"
+    assert frazil("forget", "events", "--yes").returncode == 0
+    with pytest.raises(AdoptionRequired, match=r"--give-up test\.a"):
+        stream.catch_up()
+    assert ids("test.a") == [0]
+    assert frazil("route", "events", "--give-up", "test.a", "--yes").returncode == 0
+    stream.catch_up()
+    assert ids("test.a") == [0, 0], "a person said so"
 
 
 def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -62,6 +62,11 @@ def evolve(
             f"stream {stream!r}: records of source.format {spec.source.format.type} have no names of fields that could "
             "differ from the columns': rename the column by an engine, and edit the declaration, while no writer runs"
         )
+    if spec.route is not None:
+        raise SpecError(
+            f"stream {stream!r} has a route: columns that differ between its tables would get no values. Renames and "
+            "drops are not possible with a route yet"
+        )
     table = open_stream(spec).tables.main.current()
     if asked.drops:
         click.echo(f"Readers of {spec.table.identifier} will no longer see: {', '.join(asked.drops)}.")

@@ -17,10 +17,12 @@ from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.catalog_probe import check_can_hold
+from frazil.commit.followers import lacking
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import Move, Standing, moves, standing
-from frazil.errors import AdoptionRequired, TableLost
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
@@ -180,10 +182,24 @@ def forget(stream: str, streams_folder: Path, yes: bool) -> None:
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
             opened = open_stream(spec)
+            _check_none_wait(opened.tables, stream)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
             click.echo(f"Removed the markers and {counted(removed, 'object')} beside the table.")
         shutil.rmtree(folder, ignore_errors=True)
     click.echo(f"Stream {stream} is forgotten.")
+
+
+def _check_none_wait(tables: StreamTables, stream: str) -> None:
+    """Check that no rows wait for tables of a route: their files are known by the journals alone."""
+    try:
+        marker = tables.marker()
+    except MarkerUnreadable:
+        return
+    if marker and (behind := lacking(tables, marker)):
+        raise SpecError(
+            f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
+            "shows no table, or give them up there"
+        )
 
 
 def _check_started(seen: Standing, *, stream: str, table: str) -> None:

@@ -11,11 +11,10 @@ from frazil.cli.options import streams_option
 from frazil.cli.output import ask, echo_table
 from frazil.commit import followers
 from frazil.commit.followers import Behind, lacking
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, property_name
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
-from frazil.spec.units import counted
 from frazil.stream.routed_tables import made_anew
 from frazil.table.catalogs import catalog_errors
 from frazil.timetext import utc
@@ -39,8 +38,8 @@ def route(stream: str, streams_folder: Path, give_up: str | None, yes: bool) -> 
     """
     opened = open_stream(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
-    if marker is None or marker.routed is None:
-        raise SpecError(f"stream {stream!r} has no route, or has committed no batch with one yet")
+    if marker is None or (marker.routed is None and opened.spec.route is None):
+        raise SpecError(f"stream {stream!r} has no route, or was never started")
     with catalog_errors(opened.tables.main.catalog_name):
         behind = lacking(opened.tables, marker)
         if give_up is None:
@@ -58,14 +57,19 @@ def _show(behind: list[Behind], stream: str) -> None:
 
 
 def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str, *, yes: bool) -> None:
-    if table not in behind:
-        known = ", ".join(behind) or "none"
-        raise SpecError(f"table {table} lacks no rows of stream {home.stream!r} (tables that do: {known})")
-    click.echo(f"{counted(behind[table].rows, 'row')} never reach {table}. Their files become orphans.")
-    ask(f"Let {table} go on without them?", yes=yes)
     try:
-        opened.tables.handle(table).refresh()
+        known = property_name(home.stream) in opened.tables.handle(table).refresh().properties
     except NoSuchTableError:
-        made_anew(opened.spec, table)
+        known = False
+        if table in behind:
+            made_anew(opened.spec, table)
+    if not (known or table in behind):
+        others = ", ".join(behind) or "none"
+        raise SpecError(
+            f"table {table} is none of the route of {home.stream!r} that lacks rows (those that do: {others})"
+        )
+    rows = behind[table].rows if table in behind else 0
+    click.echo(f"Rows that never reach {table}: {rows:,}. Their files become orphans.")
+    ask(f"Let {table} go on as it stands?", yes=yes)
     followers.give_up(opened.tables, table, home)
     click.echo(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")

@@ -24,7 +24,7 @@ from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
-from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible
+from frazil.errors import CommitUnavailable, FrazilError, MarkerUnreadable, SchemaIncompatible
 from frazil.ingest.contract import Target
 from frazil.spec.units import counted
 
@@ -66,6 +66,8 @@ class Followers:
     """What home has and a table may lack, in order."""
     behind: dict[Target, Behind] = field(default_factory=dict)
     """The tables whose last commit failed."""
+    inherited: set[Target] = field(default_factory=set)
+    """The tables whose files were staged by earlier writers."""
 
     @classmethod
     def of(cls, tables: StreamTables, marker: Marker) -> Followers:
@@ -75,6 +77,7 @@ class Followers:
         found = cls(tables, marker.routed)
         for journal in reversed([*_decided(tables, marker)]):
             found.add(journal)
+        found.inherited = set(found.waiting)
         return found
 
     @property
@@ -99,6 +102,7 @@ class Followers:
         for target, reason in failures.items():
             if reason is None:
                 del self.waiting[target]
+                self.inherited.discard(target)
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
                 continue
@@ -115,6 +119,8 @@ class Followers:
         if behind:
             handle.forget()
         try:
+            if behind or target in self.inherited:
+                _check_there(self.tables, target, self.waiting[target])
             follow(self.tables, handle, self.waiting[target], target=target, patience=patience)
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
@@ -134,7 +140,8 @@ def _decided(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
         if marker.routed is not None and journal.key <= marker.routed:
             return
         ours = (journal.stream, journal.table_uuid) == (tables.stream, uuid)
-        if ours and marker.settled and journal.key <= marker.settled and marker.fate(journal.key) is Fate.COMMITTED:
+        # A discarded batch has no journal. What the marker does not remember is old, and then certainly committed.
+        if ours and marker.settled and journal.key <= marker.settled and marker.fate(journal.key) is not Fate.NEVER:
             yield journal
 
 
@@ -159,7 +166,6 @@ def _commit(
 ) -> TableCommit[Marker]:
     """The commit of all files that these journals have for a table."""
     files = tuple(file for journal in journals for file in journal.staged_for(target))
-    _check_there(tables, target, [file.path for file in files])
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = _present(found, table, tables.stream)
@@ -205,8 +211,9 @@ def _present(found: Marker | None, table: Table, stream: str) -> Marker:
     return found
 
 
-def _check_there(tables: StreamTables, target: Target, paths: Sequence[str]) -> None:
+def _check_there(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
     """Check that all files exist: a table must never reference a missing file."""
+    paths = [file.path for journal in journals for file in journal.staged_for(target)]
     folders = {path.rsplit("/", 1)[0] for path in paths}
     there = {bare_path(file.path) for folder in folders for file in tables.store_of(target).list_files(folder)}
     if missing := sorted({bare_path(path) for path in paths} - there):
@@ -224,11 +231,28 @@ def begin_following(tables: StreamTables, handle: TableHandle, home: Marker) -> 
 
 
 def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
-    """Let a table go on as it stands, without the rows that wait for it, and also where it was rolled back.
+    """Let a table go on as it stands, without the rows of batches up to `home`'s last that wait for it.
 
-    Safe beside a running writer. Raises what `swap` raises.
+    Accepts a rollback of the table, and batches in it that home does not have. Safe beside a running writer: what
+    follows meanwhile stays. Raises what `swap` raises.
     """
-    change_marker(tables, tables.handle(target), lambda _: _with_all_of(home), operation="give-up")
+
+    def decide(table: Table) -> Marker:
+        try:
+            before = read_marker(table.metadata.properties, tables.stream)
+        except MarkerUnreadable:
+            before = None
+        now = tables.marker()  # read after the table: of the same stream, it is never behind it
+        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, home):
+            return _with_all_of(home)
+        return before.with_snapshots(-1, -1, open_snapshot_id=None)
+
+    change_marker(tables, tables.handle(target), decide, operation="give-up")
+
+
+def is_ahead(table: Marker, home: Marker) -> bool:
+    """Whether a table has batches that home does not have: home is then another table, or was forgotten."""
+    return (table.settled or NOTHING) > (home.settled or NOTHING)
 
 
 def _with_all_of(home: Marker) -> Marker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +54,11 @@ class Divided:
 class Divider:
     """Divides the rows of one task among tables. What becomes of a row depends on its record alone."""
 
-    def __init__(self, destinations: Destinations, ranges: Sequence[OffsetRange]) -> None:
+    def __init__(
+        self, destinations: Destinations, ranges: Sequence[OffsetRange], *, quote: Callable[[str], str] = repr
+    ) -> None:
+        """`quote` shows a value in the text of a dead letter."""
+        self._quote = quote
         self._to = destinations
         self._ranges = ranges
         self._verdicts: dict[str | bytes | None, _Verdict] = {}
@@ -109,13 +113,13 @@ class Divider:
         try:
             text = _text(value)
         except UnicodeDecodeError:
-            return self._rejection(f"{value[:QUOTED_MOST]!r} is not UTF-8")
+            return self._rejection("its value is not UTF-8")
         if text in self._to.targets:
             return self._to.targets[text]
         if not self._to.makes:
-            return MAIN if self._to.to_main else self._rejection(f"{text[:QUOTED_MOST]!r} has no table")
+            return MAIN if self._to.to_main else self._rejection(f"{self._quote(text[:QUOTED_MOST])} has no table")
         reason = refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
-        return self._rejection(f"{text[:QUOTED_MOST]!r} gets no table: {reason}") if reason else None
+        return self._rejection(f"{self._quote(text[:QUOTED_MOST])} gets no table: {reason}") if reason else None
 
     def _rejection(self, reason: str) -> Rejection:
         of = "" if self._to.by == "topic" else f" {self._to.name}"

@@ -243,7 +243,8 @@ class _Stage:
         self._shape = Shaper(context, schema, task.ranges, decode=self._decode, protect=self._protect)
         self._main = _writer(context, "main", name)
         self._dead = _writer(context, "dead-letters", name)
-        self._divide = Divider(context.destinations, task.ranges) if context.destinations else None
+        quote = (lambda _: "its value") if context.sensitive else repr
+        self._divide = Divider(context.destinations, task.ranges, quote=quote) if context.destinations else None
         self._routed = RoutedWriters(context, file_name=name)
         self._dead_letters = DeadLetterTable(
             Schema.model_validate_json(context.dead_letters.schema_json),

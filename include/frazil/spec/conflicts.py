@@ -22,6 +22,7 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
         *_names(streams),
         *_catalogs(streams),
         *_dead_letters(streams),
+        *_routes(streams),
         *_applications(streams),
         *chain.from_iterable(_one_table(feeding) for feeding in by_table.values()),
     ]
@@ -54,6 +55,21 @@ def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 f"{path}: dead-letters.table: {spec.dead_letter_table!r} is the table of the stream in {owner}; name "
                 "another one"
             )
+
+
+def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """A routed table that is another stream's own: its windows would wait for a stream that is not about them."""
+    own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
+    for path, spec in streams.items():
+        for value, identifier in (spec.route.tables if spec.route else {}).items():
+            owner = own.get((spec.table.catalog, identifier))
+            if owner is not None and owner != path:
+                place = f"{path}: route.tables.{value}"
+                yield f"{place}: {identifier!r} is a table of the stream in {owner}; name another one"
+
+
+def _own_tables(spec: StreamSpec) -> tuple[str, str]:
+    return spec.table.identifier, spec.dead_letter_table
 
 
 def _applications(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:

@@ -12,18 +12,20 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import AT_ONCE, Behind, begin_following
+from frazil.commit.followers import AT_ONCE, Behind, begin_following, is_ahead
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.rules import check_fence
 from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.errors import RouteBehind, SpecError
+from frazil.errors import AdoptionRequired, RouteBehind, SchemaIncompatible, SpecError
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import VALUE, Route, plain_value
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.declared import DeclaredTable, declared_table, name_of
+from frazil.table.renamed import former_columns
 from frazil.table.tables import as_declared, ensure_declared
 
 log = logging.getLogger(__name__)
@@ -87,9 +89,15 @@ class RoutedTables:
     def open(self, home: Marker) -> None:
         """Load the tables that there are, and make those that are declared.
 
-        Raises RouteBehind for a table that lacks rows and is not the one that lacks them any more, and what
-        `ensure_declared` raises.
+        Raises RouteBehind for a table that lacks rows and is not the one that lacks them any more, AdoptionRequired for
+        one with batches that home lacks, and what `ensure_declared` raises.
         """
+        if former := former_columns(self.tables.main.current().properties):
+            raise SchemaIncompatible(
+                f"columns of {self.spec.table.identifier} were renamed or dropped ({', '.join(sorted(former))}), and "
+                f"stream {self.spec.name!r} has a route: its tables would not get their values. Let the stream have "
+                "another table"
+            )
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
             self._side_by_side(lambda name: self._follow(ensure_declared(*self._wanted(name)), home), declared)
@@ -166,7 +174,16 @@ class RoutedTables:
         identifier = name_of(table)
         handle = self.tables.handle(identifier)
         handle.know(table)
-        if read_marker(handle.current().properties, self.spec.name) is not None:
+        marker = read_marker(handle.current().properties, self.spec.name)
+        if marker is not None and is_ahead(marker, home):
+            check_fence(self.tables.marker(), stream=self.spec.name, epoch=home.at.epoch)
+            raise AdoptionRequired(
+                f"table {identifier} has batch {marker.settled} of stream {self.spec.name!r}, and "
+                f"{self.spec.table.identifier} does not: that is another table than before, or the stream was "
+                f"forgotten. What is read again would come to {identifier} a second time. `frazil route "
+                f"{self.spec.name} --give-up {identifier}` lets it go on"
+            )
+        if marker is not None:
             return
         self._check_whole(identifier)
         begin_following(self.tables, handle, home)

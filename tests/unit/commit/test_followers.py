@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
-from frazil.commit.followers import Followers, begin_following, give_up, lacking
+from frazil.commit.followers import Followers, begin_following, give_up, is_ahead, lacking
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import bare_path, discard_batch, sweep
@@ -231,6 +232,22 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     routed.run({ORDERS: [4]}, 5)
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([4], [1, 3])
     assert (routed.followers.behind, routed.followers.waiting) == ({}, {})
+
+
+def test_what_follows_while_a_person_gives_up_rows_stays(routed: Routed) -> None:
+    shown = routed.world.marker()
+    last = routed.run({ORDERS: [0]}, 1)
+    give_up(routed.tables, ORDERS, shown)
+    assert routed.marker(ORDERS).settled == last.key, "else its rows would come again"
+    routed.begin().commit()
+    assert routed.offsets(ORDERS) == [0]
+
+
+def test_a_table_that_is_ahead_of_a_new_home_goes_on_when_it_is_given_up(routed: Routed) -> None:
+    routed.run({ORDERS: [0]}, 1)
+    other = dataclasses.replace(routed.world.marker(), settled=None)
+    assert is_ahead(routed.marker(ORDERS), other)
+    assert not is_ahead(routed.marker(ORDERS), routed.world.marker())
 
 
 def test_files_that_wait_are_kept_by_every_sweep_and_by_orphan_removal(routed: Routed) -> None:

@@ -76,7 +76,7 @@ def test_when_no_further_table_can_be_made_new_values_are_rejected() -> None:
 def test_a_header_names_the_table_and_one_that_is_no_text_is_rejected() -> None:
     found, errors, _ = divided([b"a", None, b"\xff"], by="header", targets={"a": "n.a"})
     assert found == {"n.a": [0], "main": [1]}
-    assert errors == {2: r"header kind: b'\xff' is not UTF-8"}
+    assert errors == {2: "header kind: its value is not UTF-8"}
 
 
 def test_a_topic_names_the_table() -> None:
