@@ -16,6 +16,7 @@ from typing import Any
 
 from frazil.commit.committer import Committer
 from frazil.commit.journal import JournalStore
+from frazil.commit.merging import MergeWriter
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Stage
 from frazil.stream.stage_rows import StageRows
@@ -76,6 +77,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "after-stage": lambda: around_stage(after_stage),
     "after-journal": lambda: after(JournalStore, "put"),
     "after-dead-letters": between_the_tables_of_a_batch,
+    "while-merging": lambda: after(MergeWriter, "_run"),
     "after-commit": lambda: after(Committer, "commit"),
 }
 

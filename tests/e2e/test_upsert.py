@@ -1,0 +1,140 @@
+"""Upserts through a real broker: the table has the newest version of each key, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.faults.exactness import parquet_files
+from tests.polling import eventually
+
+CRASHING = Path(__file__).parents[1] / "faults" / "crashing_writer.py"
+UPSERT = """\
+mode: upsert
+key: [id]
+order-by: at
+delete: {column: note, values: [gone]}
+commit: {interval: 1s}
+"""
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Source:
+    """Sends random changes, and knows what they make of a table. Records of a key are in one Kafka partition."""
+
+    def __init__(self, stream: Any, seed: int) -> None:
+        self.stream, self.draw = stream, random.Random(seed)
+        self.rows: dict[int, tuple[datetime, str | None]] = {}
+        self.sent = 0
+
+    def send(self, count: int) -> None:
+        producer = Producer({"bootstrap.servers": self.stream.bootstrap, "linger.ms": 5})
+        for _ in range(count):
+            self.sent += 1
+            key = self.draw.randrange(60)
+            at, note = START + timedelta(minutes=self.sent), self.draw.choice(["gone", None, "a", "b"])
+            if (known := self.rows.get(key)) and (odd := self.draw.random()) < 0.4:
+                at, note = known if odd < 0.2 else (known[0] - timedelta(hours=1), note)
+            value = {"id": key, "at": at.isoformat(), "note": note}
+            producer.produce(self.stream.topic, json.dumps(value), partition=key % 4)
+            if known is None or at >= known[0]:
+                self.rows[key] = (at, note)
+                if note == "gone":
+                    del self.rows[key]
+        assert producer.flush(30) == 0
+
+    def check(self) -> None:
+        found = self.stream.table().scan().to_arrow().to_pylist()
+        assert sorted((row["id"], row["at"], row["note"]) for row in found) == sorted(
+            (key, *row) for key, row in self.rows.items()
+        )
+
+
+@pytest.fixture
+def source(stream: Any) -> Source:
+    stream.declare(UPSERT)
+    return Source(stream, seed=1)
+
+
+def counts(stream: Any) -> dict[str, int]:
+    """What the batches say they did, added up."""
+    names = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
+    told = [snapshot.summary for snapshot in stream.table().metadata.snapshots if snapshot.summary]
+    return {name: sum(int(one.get(f"frazil.{name}") or 0) for one in told) for name in names}
+
+
+def test_the_table_has_the_newest_version_of_each_key(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
+    for count in (200, 1, 150):
+        source.send(count)
+        stream.catch_up()
+        source.check()
+    stream.catch_up()  # nothing new
+    source.check()
+    told = counts(stream)
+    assert sum(told.values()) == source.sent
+    assert min(told.values()) > 0
+    assert frazil("status", "events").returncode == 0
+
+
+def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:
+    stream.declare(UPSERT)
+    stream.produce([b'{"at": "2026-01-01T00:00:00Z"}', b'{"id": 1, "note": "gone"}', None, b'{"id": 2, "note": "a"}'])
+    stream.catch_up()
+    assert stream.ids() == []
+    letters = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert sorted(letter["kafka_offset"] for letter in letters) == [0, 2, 3]
+
+
+def test_another_commit_in_between_is_merged_into(stream: Any, source: Source) -> None:
+    source.send(100)
+    stream.catch_up()
+    with stream.writing():
+        for _ in range(5):
+            source.send(40)
+            rows = stream.table().scan(limit=3).to_arrow()
+            # Foreign commits, each of which may make a merge begin anew.
+            stream.table().append(rows.slice(0, 0))
+        eventually(lambda: sum(counts(stream).values()) == source.sent, within_s=60)
+    source.check()
+
+
+POINTS = ["after-journal", "while-merging", "after-commit", "after-stage", "after-dead-letters"]
+
+
+@pytest.mark.parametrize(
+    "point", [point if point == "while-merging" else pytest.param(point, marks=pytest.mark.soak) for point in POINTS]
+)
+def test_a_writer_killed_anywhere_ends_right(stream: Any, source: Source, point: str, tmp_path: Path) -> None:
+    source.send(200)
+    stream.catch_up()
+    source.send(200)
+    command = [*stream.command("--until-caught-up")]
+    command[1] = str(CRASHING)
+    (tmp_path / "points").write_text(point)
+    environment = {**os.environ, "FRAZIL_TEST_CRASHES": str(tmp_path / "points"), "FRAZIL_TEST_ENGINE": "python"}
+    crashed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert crashed.returncode == -signal.SIGKILL, crashed.stderr[-3000:]
+    source.send(50)
+    stream.catch_up()
+    source.check()
+    assert sum(counts(stream).values()) == source.sent
+    referenced = {task.file.file_path for task in stream.table().scan().plan_files()}
+    deletes = {d.file_path for task in stream.table().scan().plan_files() for d in task.delete_files}
+    assert parquet_files(stream) >= {path.removeprefix("file://") for path in referenced | deletes}
+
+
+def test_spark_runs_the_tasks_of_a_merge(spark: Any, stream: Any, source: Source) -> None:
+    for _ in range(2):
+        source.send(150)
+        stream.catch_up()
+        source.check()
