@@ -133,7 +133,8 @@ def test_a_writer_killed_anywhere_ends_right(stream: Any, source: Source, point:
     assert parquet_files(stream) >= {path.removeprefix("file://") for path in referenced | deletes}
 
 
-def test_spark_runs_the_tasks_of_a_merge(spark: Any, stream: Any, source: Source) -> None:
+@pytest.mark.usefixtures("spark")
+def test_spark_runs_the_tasks_of_a_merge(stream: Any, source: Source) -> None:
     for _ in range(2):
         source.send(150)
         stream.catch_up()
