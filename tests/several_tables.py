@@ -104,7 +104,7 @@ class Troubled:
         event.listen(catalog.engine, "before_cursor_execute", lambda *_: self._step())
         event.listen(catalog.engine, "commit", lambda *_: self._step())
         write = catalog._write_metadata
-        catalog._write_metadata = lambda *what: (self._step(), write(*what))  # type: ignore[method-assign, assignment, return-value]
+        catalog._write_metadata = lambda *what, **named: (self._step(), write(*what, **named))  # type: ignore[method-assign, assignment, return-value]
 
     def _step(self) -> None:
         """The process dies before one of the files, statements and commits of a commit, or right after it."""
