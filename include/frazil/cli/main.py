@@ -32,6 +32,7 @@ COMMANDS = {
     "route": "frazil.cli.route:route",
     "evolve": "frazil.cli.evolve:evolve",
     "audit": "frazil.cli.audit:audit",
+    "cut": "frazil.cli.cut:cut",
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
     "dlq": "frazil.cli.dlq:dlq",

@@ -18,8 +18,8 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.table.recent import Recent
 
-KEPT_MOST = 8
-"""Lists: those of a stream's two tables and of its open branch, and what failed attempts wrote."""
+KEPT_MOST = 32
+"""Lists: those of a stream's tables and open branch before and after a commit, and what failed attempts wrote."""
 
 
 @dataclass(slots=True)

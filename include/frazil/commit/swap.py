@@ -32,6 +32,7 @@ from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import catalog_errors
 from frazil.table.object_store import ObjectStore
+from frazil.table.parallel import in_parallel
 from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
@@ -267,12 +268,13 @@ class _Rounds(Generic[T]):
     def run(self) -> T:
         """Run one round. Raises anything if it is not decided."""
         self.step = "load"
-        self.tables = tables = [commit.handle.current() for commit in self._commits]
+        self.tables = tables = in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
         landed = next((attempt for attempt in self._tried if attempt.stands_in(tables)), None)
         if landed is not None:
             return landed.result
-        proposed = [commit.propose(table) for commit, table in zip(self._commits, tables, strict=True)]
+        both = list(zip(self._commits, tables, strict=True))
+        proposed = in_parallel(lambda one: one[0].propose(one[1]), both)
         attempt = _Attempt(
             {place: change for place, change in enumerate(proposed) if isinstance(change, Change)}, proposed[-1].result
         )

@@ -13,6 +13,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from frazil.table.atomic_commit import TableChange
+from frazil.table.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +29,8 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
     try:
         for change in changes:
             name = change.table.name()
-            made = catalog._update_and_stage_table(change.table, name, change.requirements, change.updates)
-            staged.append(made)
-            catalog._write_metadata(made.metadata, made.io, made.metadata_location)
+            staged.append(catalog._update_and_stage_table(change.table, name, change.requirements, change.updates))
+        in_parallel(lambda made: catalog._write_metadata(made.metadata, made.io, made.metadata_location), staged)
         with Session(catalog.engine) as session:
             # In one order everywhere: two writers that lock the same rows never wait for each other.
             for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):

@@ -1,0 +1,168 @@
+"""`frazil cut`: the snapshots of one consistent cut over the tables of streams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, get_args
+
+import click
+from pyiceberg.table import Table
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_json, echo_table
+from frazil.cli.positions import MomentText
+from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
+from frazil.commit.opened import PATIENCE_S, open_stream
+from frazil.commit.swap import Patience
+from frazil.errors import FrazilError
+from frazil.spec.load import find_stream
+from frazil.timetext import utc
+
+Engine = Literal["spark", "trino", "duckdb"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@click.command()
+@click.argument("streams", nargs=-1, required=True)
+@streams_option
+@json_option
+@click.option("--at", type=MomentText(), help="As of this time: ISO 8601 with a zone. Now, unless given.")
+@click.option("--sql", "engine", type=click.Choice(get_args(Engine)), help="Print a SELECT for each table.")
+@click.option("--tag", metavar="NAME", help=f"Tag the snapshots as {TAG}NAME, so that expiry keeps them.")
+@click.option("--untag", metavar="NAME", help="Remove these tags again, and print no cut.")
+def cut(  # noqa: PLR0913 - a command's options
+    streams: tuple[str, ...],
+    streams_folder: Path,
+    *,
+    as_json: bool,
+    at: datetime | None,
+    engine: Engine | None,
+    tag: str | None,
+    untag: str | None,
+) -> None:
+    """Print the snapshots of one consistent cut over the tables of STREAMS.
+
+    One stream is cut by batch: its dead letters are those of the batches whose rows its table has. Several streams are
+    cut by watermark: by the newest that all of them had, each table at its newest snapshot at or below it.
+
+    A tag keeps its snapshot from expiry until --untag removes it. What expired before is said, and exits with 1.
+
+    \b
+    Example:
+      frazil cut flights --sql spark
+      frazil cut flights weather --at 2013-12-31T00:00:00Z --tag year-end
+      frazil cut flights weather --untag year-end
+    """
+    if untag and (tag or at or engine or as_json):
+        raise click.UsageError("--untag removes tags and does nothing else: give it alone")
+    if as_json and engine:
+        raise click.UsageError("--json and --sql are two ways to print: give either")
+    for name in filter(None, (tag, untag)):
+        if not _NAME.fullmatch(name):
+            raise click.UsageError(f"{name!r} is no tag's name: use letters, digits, `.`, `-` and `_`")
+    histories, tables = _opened(streams, streams_folder)
+    if untag:
+        _untag(untag, tables)
+        return
+    found = cut_of(
+        histories,
+        {name: table for name, (table, _) in tables.items()},
+        at_ms=None if at is None else int(at.timestamp() * 1000),
+    )
+    if tag:
+        _tag(tag, found, tables)
+    if as_json:
+        echo_json(found)
+    elif engine:
+        for table in found.tables:
+            click.echo(select(engine, tables[table.table][1], table))
+    else:
+        _show(found)
+
+
+Tables = dict[str, tuple[Table, str]]
+"""The loaded tables and their catalogs' names, by identifier."""
+
+
+def _opened(names: Sequence[str], folder: Path) -> tuple[list[StreamHistory], Tables]:
+    histories: list[StreamHistory] = []
+    tables: Tables = {}
+    for name in dict.fromkeys(names):
+        spec = find_stream(folder, name)
+        opened = open_stream(spec).tables
+        both = [opened.main, opened.dead_letters]
+        for handle in both:
+            known = tables.setdefault(handle.identifier, (handle.current(), handle.catalog_name))
+            if known[1] != handle.catalog_name:
+                raise FrazilError(f"table {handle.identifier} is in two catalogs: cut the streams one by one")
+        histories.append(StreamHistory(name, *(handle.identifier for handle in both)))
+    return histories, tables
+
+
+def _tag(name: str, found: Cut, tables: Tables) -> None:
+    """Tag all tables, or none that had no such tag."""
+    made = []
+    try:
+        for table in found.tables:
+            if table.snapshot_id is None:
+                click.echo(f"{table.table} had no snapshot then: it is not tagged", err=True)
+                continue
+            loaded = tables[table.table][0]
+            had = TAG + name in loaded.metadata.refs
+            set_tag(loaded, name, table.snapshot_id, patience=Patience(total_s=PATIENCE_S))
+            if not had:
+                made.append(loaded)
+    except FrazilError:
+        for loaded in made:
+            remove_tag(loaded, name, patience=Patience(total_s=PATIENCE_S))
+        raise
+
+
+def _untag(name: str, tables: Tables) -> None:
+    removed = [
+        identifier
+        for identifier, (table, _) in tables.items()
+        if remove_tag(table, name, patience=Patience(total_s=PATIENCE_S))
+    ]
+    if not removed:
+        raise FrazilError(f"no table has a tag {TAG}{name}: {', '.join(tables)}")
+    click.echo(f"{TAG}{name} is removed from {', '.join(removed)}")
+
+
+def select(engine: Engine, catalog: str, table: CutTable) -> str:
+    """A statement that reads the table at the cut."""
+    if table.snapshot_id is None:
+        return f"-- {table.table} had no snapshot then"
+    parts = [catalog, *table.table.split(".")]
+    match engine:
+        case "spark":
+            return f"SELECT * FROM {'.'.join(f'`{part}`' for part in parts)} VERSION AS OF {table.snapshot_id};"
+        case "trino":
+            quoted = ".".join(f'"{part}"' for part in parts)
+            return f"SELECT * FROM {quoted} FOR VERSION AS OF {table.snapshot_id};"
+        case "duckdb":
+            location = table.metadata_location.replace("'", "''")
+            return f"SELECT * FROM iceberg_scan('{location}', snapshot_from_id = {table.snapshot_id});"
+
+
+def _show(found: Cut) -> None:
+    def moment(ms: int | None) -> str:
+        return "" if ms is None else utc(ms)
+
+    rows = [
+        (
+            table.table,
+            table.holds,
+            "none yet" if table.snapshot_id is None else str(table.snapshot_id),
+            moment(table.committed_at_ms),
+            ", ".join(f"{name} {batch}" for name, batch in table.batches.items()),
+            ", ".join(moment(ms) for ms in table.watermarks_ms.values()),
+        )
+        for table in found.tables
+    ]
+    echo_table(("table", "holds", "snapshot", "committed", "last batch", "watermark"), rows)
+    if found.watermark_ms is not None:
+        click.echo(f"Cut by watermark: {moment(found.watermark_ms)}.")

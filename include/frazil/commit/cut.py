@@ -1,0 +1,254 @@
+"""One consistent cut over the tables of one stream or of several: a snapshot of each, from what their commits say.
+
+Within a stream the cut is by batch: its dead letters are those of the batches whose rows its table has. Several streams
+are cut by watermark: by the newest that all of them had, each table at its newest snapshot at or below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    SetSnapshotRefUpdate,
+)
+
+from frazil.commit.history import ancestors
+from frazil.commit.journal import key_of
+from frazil.commit.marker import BatchKey, read_marker
+from frazil.commit.snapshot import FOREVER_MS
+from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
+from frazil.errors import FrazilError
+from frazil.timetext import utc
+
+TAG = "frazil-cut-"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHistory:
+    """A stream and the metadata of its tables, whose names are `namespace.table`."""
+
+    stream: str
+    main: str
+    dead_letters: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutTable:
+    """One table in the cut."""
+
+    table: str
+    holds: Literal["rows", "dead letters"]
+    streams: tuple[str, ...]
+    snapshot_id: int | None
+    """None if the table had no snapshot then."""
+    committed_at_ms: int | None
+    batches: Mapping[str, str]
+    """The last batch (epoch-batch) of each stream in the snapshot, where the history tells it."""
+    watermarks_ms: Mapping[str, int]
+    metadata_location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    watermark_ms: int | None
+    """By which several streams were cut; None for one stream."""
+    tables: tuple[CutTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A table's main branch, newest snapshot first, as far as it has not expired."""
+
+    table: str
+    metadata: TableMetadata
+    snapshots: Sequence[Snapshot]
+
+    @classmethod
+    def of(cls, table: str, metadata: TableMetadata) -> _Line:
+        return cls(table, metadata, tuple(ancestors(metadata)))
+
+    def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
+        """The stream's commits with their places in the line."""
+        for place, snapshot in list(enumerate(self.snapshots))[begin:end]:
+            if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
+                yield place, snapshot
+
+    def place_at(self, at_ms: int | None) -> int:
+        """The place of the newest snapshot of that time or before."""
+        if at_ms is None:
+            return 0
+        return self._checked(
+            next((p for p, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
+        )
+
+    def place_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
+        """The place of the newest snapshot, from `begin` on, that has none of the stream's excluded commits."""
+        return self._checked(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
+
+    def _checked(self, place: int) -> int:
+        """Raise if the place is beyond the line's end, unless the line begins with the table's first snapshot."""
+        if place < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
+            return place
+        oldest = self.snapshots[-1]
+        raise FrazilError(
+            f"the history of table {self.table} before {utc(oldest.timestamp_ms)} has expired (its oldest snapshot is "
+            f"{oldest.snapshot_id}): which snapshot the cut has is no longer known. Choose a later time, keep "
+            "snapshots for longer (`maintenance.expiry`), or tag cuts when they are made (`frazil cut --tag`)"
+        )
+
+
+def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
+    """The newest cut, or that of a time.
+
+    `tables` are the loaded tables by name. Raises FrazilError for a cut that their history no longer tells, and for
+    several streams of which one has no watermark.
+    """
+    lines = {name: _Line.of(name, table.metadata) for name, table in tables.items()}
+    mains = {history.main: lines[history.main].place_at(at_ms) for history in streams}
+    watermark = None
+    if len(streams) > 1:
+        watermark = min(_watermark(lines[h.main], h.stream, mains[h.main]) for h in streams)
+        for history in streams:
+            line, begin = lines[history.main], mains[history.main]
+            mains[history.main] = line.place_before(history.stream, begin, lambda s: _later(s, watermark))
+    letters: dict[str, int] = {}
+    for history in streams:
+        place = _letters_place(history, lines, mains[history.main], at_ms)
+        letters[history.dead_letters] = max(place, letters.get(history.dead_letters, 0))
+    found = [
+        *(_table(streams, lines[name], place, "rows", tables[name]) for name, place in mains.items()),
+        *(_table(streams, lines[name], place, "dead letters", tables[name]) for name, place in letters.items()),
+    ]
+    return Cut(watermark, tuple(found))
+
+
+def _letters_place(history: StreamHistory, lines: Mapping[str, _Line], main: int, at_ms: int | None) -> int:
+    line = lines[history.main]
+    later = [key for _, s in line.commits(history.stream, 0, main) if (key := _batch(s))]
+    marker = read_marker(line.metadata.properties, history.stream)
+    settled = marker.settled if marker else None
+
+    def excluded(snapshot: Snapshot) -> bool:
+        key = _batch(snapshot)
+        if key is None:
+            return False
+        return key >= min(later) if later else settled is None or key > settled
+
+    letters = lines[history.dead_letters]
+    place = letters.place_before(history.stream, 0, excluded)
+    # What others did to the table later (a compaction) is left out, as it is of the rows.
+    while (
+        at_ms is not None
+        and place < len(letters.snapshots)
+        and letters.snapshots[place].timestamp_ms > at_ms
+        and not _batch(letters.snapshots[place])
+    ):
+        place = letters._checked(place + 1)
+    return place
+
+
+def _table(
+    streams: Sequence[StreamHistory], line: _Line, place: int, holds: Literal["rows", "dead letters"], table: Table
+) -> CutTable:
+    names = tuple(h.stream for h in streams if line.table in (h.main, h.dead_letters))
+    snapshot = line.snapshots[place] if place < len(line.snapshots) else None
+    batches: dict[str, str] = {}
+    watermarks: dict[str, int] = {}
+    for name in names:
+        for _, commit in line.commits(name, place):
+            if (key := _batch(commit)) and name not in batches:
+                batches[name] = str(key)
+            if (told := _watermark_ms(commit)) is not None and name not in watermarks:
+                watermarks[name] = told
+    return CutTable(
+        table=line.table,
+        holds=holds,
+        streams=names,
+        snapshot_id=snapshot.snapshot_id if snapshot else None,
+        committed_at_ms=snapshot.timestamp_ms if snapshot else None,
+        batches=batches,
+        watermarks_ms=watermarks,
+        metadata_location=table.metadata_location,
+    )
+
+
+def _batch(snapshot: Snapshot) -> BatchKey | None:
+    """The batch that a commit brought, by its commit record; None for a take-over, a tick, or another's commit."""
+    record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
+    return key_of(record) if record else None
+
+
+def _watermark_ms(snapshot: Snapshot) -> int | None:
+    told = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
+    return int(told) if told else None
+
+
+def _later(snapshot: Snapshot, watermark: int | None) -> bool:
+    told = _watermark_ms(snapshot)
+    return told is not None and watermark is not None and told > watermark
+
+
+def _watermark(line: _Line, stream: str, begin: int) -> int:
+    for _, commit in line.commits(stream, begin):
+        if (told := _watermark_ms(commit)) is not None:
+            return told
+    raise FrazilError(
+        f"stream {stream!r} has no watermark at that point, or its history in table {line.table} has expired: several "
+        "streams are cut by watermark. Cut it alone, or wait until all of its partitions have had records"
+    )
+
+
+def set_tag(table: Table, name: str, snapshot_id: int, *, patience: Patience) -> None:
+    """Tag a snapshot, so that expiry keeps it. Raises FrazilError if the tag is at another one, or it has expired."""
+    tag = TAG + name
+
+    def propose(table: Table) -> Done[None] | Change[None]:
+        identifier, there = ".".join(table.name()), table.metadata.refs.get(tag)
+        if there is not None and there.snapshot_id == snapshot_id:
+            return Done(None)
+        if there is not None:
+            raise FrazilError(
+                f"table {identifier} has a tag {tag} already, at snapshot {there.snapshot_id}: choose another name, or "
+                f"remove it with `frazil cut … --untag {name}`"
+            )
+        if table.metadata.snapshot_by_id(snapshot_id) is None:
+            raise FrazilError(f"snapshot {snapshot_id} of table {identifier} has expired meanwhile: cut again")
+        update = SetSnapshotRefUpdate(
+            ref_name=tag,
+            type=SnapshotRefType.TAG,
+            snapshot_id=snapshot_id,
+            max_ref_age_ms=FOREVER_MS,
+            max_snapshot_age_ms=None,
+            min_snapshots_to_keep=None,
+        )
+        uuid = AssertTableUUID(uuid=table.metadata.table_uuid)
+        return Change((uuid, AssertRefSnapshotId(ref=tag, snapshot_id=None)), (update,), None)
+
+    swap(TableHandle.of(table), propose, patience=patience)
+
+
+def remove_tag(table: Table, name: str, *, patience: Patience) -> bool:
+    """Remove a tag of `set_tag`; whether it was there. Its snapshot then expires like others."""
+    tag = TAG + name
+    found = False
+
+    def propose(table: Table) -> Done[None] | Change[None]:
+        nonlocal found
+        there = table.metadata.refs.get(tag)
+        if there is None:
+            return Done(None)
+        found = True
+        requirement = AssertRefSnapshotId(ref=tag, snapshot_id=there.snapshot_id)
+        return Change((requirement,), (RemoveSnapshotRefUpdate(ref_name=tag),), None)
+
+    swap(TableHandle.of(table), propose, patience=patience)
+    return found

@@ -1,0 +1,259 @@
+"""`frazil cut`: which snapshots belong together, as SQL, with tags, and what it says when history has expired."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from pyiceberg.table.update import RemoveSnapshotsUpdate
+
+from frazil import clock
+from frazil.cli.main import frazil
+from frazil.commit.cut import TAG
+from frazil.commit.swap import TableHandle, commit_snapshots
+from frazil.maintenance.expiry import Pins, plan_expiry
+from frazil.spec.load import find_stream
+from frazil.spec.maintenance import Expiry
+from frazil.table.catalogs import load_catalog
+from frazil.timetext import utc
+from tests.made_batches import EventTimes, MadeStream
+
+HOUR_MS = 3_600_000
+BEGIN_MS = (clock.now_ms() // HOUR_MS + 1) * HOUR_MS
+"""After the tables were made, or their commits would be dated later than they ask."""
+
+
+def at(hour: float) -> str:
+    return utc(int(BEGIN_MS + (hour + 0.5) * HOUR_MS))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, frazil_home: Path) -> Path:  # noqa: ARG001
+    found = tmp_path / "streams"
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def made(folder: Path) -> Callable[..., MadeStream]:
+    """`made(name)`: a declared stream of one partition."""
+
+    def made(name: str, table: str | None = None) -> MadeStream:
+        spec = {
+            "name": name,
+            "source": {"topics": [name], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
+            "table": f"demo.{table or name}",
+            "schema": {"at": "timestamptz"},
+            "event-time": "at",
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+        return MadeStream(find_stream(folder, name), now_ms=BEGIN_MS, partitions=1)
+
+    return made
+
+
+@pytest.fixture
+def call(folder: Path) -> Callable[..., Result]:
+    return lambda *words: CliRunner().invoke(frazil, ["cut", *words, "--streams", str(folder)])
+
+
+@pytest.fixture
+def cut(call: Callable[..., Result]) -> Callable[..., dict[str, Any]]:
+    """`cut(*words)`: each table of the cut by its name."""
+
+    def cut(*words: str) -> dict[str, Any]:
+        done = call(*words, "--json")
+        assert done.exit_code == 0, done.output
+        return {table["table"]: table for table in json.loads(done.stdout)["tables"]}
+
+    return cut
+
+
+def land(stream: MadeStream, hour: int, *, bad: bool = True, event_hour: int | None = None) -> None:
+    """The batch of an hour, of which one record is bad."""
+    stream.now_ms = BEGIN_MS + hour * HOUR_MS
+    newest_us = (BEGIN_MS + (hour if event_hour is None else event_hour) * HOUR_MS) * 1000
+    rejected = {0: [hour * 10]} if bad else {}
+    stream.land({0: (hour * 10, hour * 10 + 10)}, rejected=rejected, times=EventTimes({0: newest_us}))
+
+
+def offsets(table: dict[str, Any]) -> list[int]:
+    """What a reader finds at the cut."""
+    loaded = load_catalog(None).load_table(table["table"])
+    if table["snapshot-id"] is None:
+        return []
+    return sorted(loaded.scan(snapshot_id=table["snapshot-id"]).to_arrow()["kafka_offset"].to_pylist())
+
+
+def expire_before(handle: TableHandle, hour: int) -> None:
+    table = handle.refresh()
+    old = [s.snapshot_id for s in table.metadata.snapshots if s.timestamp_ms < BEGIN_MS + hour * HOUR_MS]
+    table.catalog.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=old),))
+
+
+def test_the_newest_cut_has_what_has_landed(made, cut):
+    stream = made("a")
+    land(stream, 0)
+    land(stream, 1)
+    found = cut("a")
+    assert list(found) == ["demo.a", "demo.a_dead_letters"]
+    assert offsets(found["demo.a"]) == [*range(1, 10), *range(11, 20)]
+    assert offsets(found["demo.a_dead_letters"]) == [0, 10]
+    assert found["demo.a"]["batches"] == found["demo.a_dead_letters"]["batches"] == {"a": "1-2"}
+    assert found["demo.a"]["watermarks-ms"] == {"a": BEGIN_MS + HOUR_MS}
+
+
+def test_dead_letters_that_landed_before_their_batch_are_left_out(made, cut, monkeypatch):
+    stream = made("a")
+    land(stream, 0)
+
+    def only_the_first(commits: Any, **how: Any) -> Any:
+        return commit_snapshots(commits[:1], **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("frazil.commit.committer.commit_snapshots", only_the_first)
+        land(stream, 1)
+    found = cut("a")
+    assert offsets(found["demo.a"]) == list(range(1, 10))
+    assert offsets(found["demo.a_dead_letters"]) == [0]
+
+
+def test_a_cut_of_an_earlier_time_has_the_batches_until_then(made, cut):
+    stream = made("a")
+    for hour in range(4):
+        land(stream, hour, bad=hour != 1)
+    for hour in range(4):
+        found = cut("a", "--at", at(hour))
+        bad = [offset for offset in (0, 20, 30) if offset < (hour + 1) * 10]
+        assert offsets(found["demo.a_dead_letters"]) == bad
+        assert offsets(found["demo.a"]) == [o for o in range((hour + 1) * 10) if o not in bad]
+
+
+def test_what_others_commit_is_in_the_cut_of_its_time(made, cut):
+    stream = made("a")
+    land(stream, 0)
+    table = stream.tables.main.refresh()
+    table.delete("kafka_offset = 5")
+    assert 5 not in offsets(cut("a")["demo.a"])
+
+
+def test_a_table_without_a_snapshot_then_is_said(made, cut, call):
+    land(made("a"), 0)
+    found = cut("a", "--at", at(-2))
+    assert {name: table["snapshot-id"] for name, table in found.items()} == {
+        "demo.a": None,
+        "demo.a_dead_letters": None,
+    }
+    assert "-- demo.a had no snapshot then" in call("a", "--at", at(-2), "--sql", "spark").stdout
+
+
+def test_what_has_expired_is_said(made, cut, call):
+    stream = made("a")
+    for hour in range(4):
+        land(stream, hour)
+    expire_before(stream.tables.main, 2)
+    assert offsets(cut("a", "--at", at(2))["demo.a_dead_letters"]) == [0, 10, 20]
+    done = call("a", "--at", at(1))
+    assert done.exit_code == 1
+    assert f"the history of table demo.a before {at(1.5)} has expired" in str(done.exception)
+    expire_before(stream.tables.dead_letters, 3)
+    done = call("a", "--at", at(2))
+    assert "the history of table demo.a_dead_letters before" in str(done.exception)
+    assert offsets(cut("a")["demo.a_dead_letters"]) == [0, 10, 20, 30]
+
+
+def test_streams_are_cut_by_the_newest_watermark_that_all_had(made, cut, call):
+    first, second = made("a"), made("b")
+    for hour in range(4):
+        land(first, hour)
+    for hour in range(3):
+        land(second, hour, event_hour=hour // 2)
+    done = call("a", "b", "--json")
+    assert json.loads(done.stdout)["watermark-ms"] == BEGIN_MS + HOUR_MS
+    found = cut("a", "b")
+    assert found["demo.a"]["watermarks-ms"] == {"a": BEGIN_MS + HOUR_MS}
+    assert offsets(found["demo.a_dead_letters"]) == [0, 10]
+    assert offsets(found["demo.b_dead_letters"]) == [0, 10, 20]
+    assert f"Cut by watermark: {at(0.5)}." in call("a", "b").stdout
+
+
+def test_two_streams_of_one_table_have_one_snapshot_of_it(made, cut):
+    first, second = made("a", "shared"), made("b", "shared")
+    for hour in range(3):
+        land(first, hour)
+        if hour < 2:
+            land(second, hour)
+    found = cut("a", "b")
+    assert found["demo.shared"]["streams"] == ["a", "b"]
+    assert found["demo.shared"]["watermarks-ms"] == {"a": BEGIN_MS + HOUR_MS, "b": BEGIN_MS + HOUR_MS}
+    assert len(offsets(found["demo.shared"])) == 36
+
+
+def test_a_stream_without_a_watermark_is_not_cut_with_others(made, call):
+    land(made("a"), 0)
+    made("b").land({0: (0, 3)})
+    done = call("a", "b")
+    assert done.exit_code == 1
+    assert "stream 'b' has no watermark" in str(done.exception)
+
+
+def test_a_tag_keeps_the_cut_from_expiry_until_it_is_removed(made, cut, call):
+    stream = made("a")
+    land(stream, 0)
+    tagged = cut("a", "--tag", "year-end")
+    for hour in range(1, 5):
+        land(stream, hour)
+
+    def expired(handle: TableHandle) -> tuple[int, ...]:
+        now_ms = BEGIN_MS + 1000 * HOUR_MS
+        settings = Expiry.model_validate({"keep": "1h", "at-least": 1})
+        return plan_expiry(handle.refresh().metadata, settings, Pins(), table=handle.identifier, now_ms=now_ms).expire
+
+    handles = {handle.identifier: handle for handle in stream.tables.targets.values()}
+    for name, handle in handles.items():
+        assert tagged[name]["snapshot-id"] not in expired(handle)
+        assert handle.current().metadata.refs[f"{TAG}year-end"].snapshot_id == tagged[name]["snapshot-id"]
+    again = call("a", "--tag", "year-end")
+    assert again.exit_code == 1
+    assert "has a tag frazil-cut-year-end already" in str(again.exception)
+    done = call("a", "--untag", "year-end")
+    assert done.output == "frazil-cut-year-end is removed from demo.a, demo.a_dead_letters\n"
+    for name, handle in handles.items():
+        assert tagged[name]["snapshot-id"] in expired(handle)
+    assert call("a", "--untag", "year-end").exit_code == 1
+
+
+def test_a_tag_that_one_table_refuses_is_left_on_none(made, call):
+    stream = made("a")
+    land(stream, 0)
+    stream.tables.dead_letters.refresh().manage_snapshots().create_tag(
+        stream.tables.dead_letters.current().metadata.snapshots[0].snapshot_id, f"{TAG}x"
+    ).commit()
+    assert call("a", "--tag", "x").exit_code == 1
+    assert f"{TAG}x" not in stream.tables.main.refresh().metadata.refs
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("spark", "SELECT * FROM `default`.`demo`.`a` VERSION AS OF {id};"),
+        ("trino", 'SELECT * FROM "default"."demo"."a" FOR VERSION AS OF {id};'),
+        ("duckdb", "SELECT * FROM iceberg_scan('{location}', snapshot_from_id = {id});"),
+    ],
+)
+def test_each_engine_gets_its_own_statement(made, cut, call, engine, said):
+    land(made("a"), 0)
+    table = cut("a")["demo.a"]
+    line = said.format(id=table["snapshot-id"], location=table["metadata-location"])
+    assert call("a", "--sql", engine).stdout.splitlines()[0] == line
+
+
+@pytest.mark.parametrize("words", [("--untag", "x", "--tag", "y"), ("--json", "--sql", "spark"), ("--tag", "a b")])
+def test_options_that_clash_are_a_mistake_of_usage(made, call, words):
+    made("a")
+    assert call("a", *words).exit_code == 2
