@@ -192,7 +192,7 @@ class _Side:
         """The bare paths of the files that a committed merge brought, or of all files if its snapshot has expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             told = snapshot.summary
-            if told and RECORD in told and _batch_of(told) == (self.stream, key):
+            if told and told.get(RECORD) and _batch_of(told) == (self.stream, key):
                 return _added_by(snapshot, self.table)
         return self.referenced
 

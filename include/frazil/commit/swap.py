@@ -259,8 +259,12 @@ class _Attempt(Generic[T]):
 class _Rounds(Generic[T]):
     """The rounds of one swap. `step` is what the current one does, `tables` what the last one saw."""
 
-    def __init__(self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None) -> None:
-        self._commits, self._at_once = commits, at_once
+    def __init__(
+        self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
+    ) -> None:
+        self._commits, self._at_once, self._clock = commits, at_once, clock
+        self.proposing_s = 0.0
+        """Spent on proposals: a merge takes minutes, and a race that it lost must not end the swap."""
         self._tried: list[_Attempt[T]] = []
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()
@@ -274,7 +278,9 @@ class _Rounds(Generic[T]):
         if landed is not None:
             return landed.result
         both = list(zip(self._commits, tables, strict=True))
+        began = self._clock()
         proposed = in_parallel(lambda one: one[0].propose(one[1]), both)
+        self.proposing_s += self._clock() - began
         attempt = _Attempt(
             {place: change for place, change in enumerate(proposed) if isinstance(change, Change)}, proposed[-1].result
         )
@@ -316,7 +322,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patie
     """As `swap`, for several tables that `at_once` commits to; one table needs none."""
     deadline = patience.clock() + patience.total_s
     attempt = 0
-    rounds = _Rounds(commits, at_once)
+    rounds = _Rounds(commits, at_once, patience.clock)
     of = TablesNamed(tuple(commit.handle.identifier for commit in commits))
     refusals, outage = Refusals(of), Outage(of, patience.clock)
     while True:
@@ -327,7 +333,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patie
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, rounds.tables)
             setback = setback_of(error, rounds.step, of, patience.total_s)
-            left_s = deadline - patience.clock()
+            left_s = deadline + rounds.proposing_s - patience.clock()
             if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
             wait_s = patience.wait_s(attempt, asked_s=retry_after_s(error))

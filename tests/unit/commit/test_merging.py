@@ -187,3 +187,20 @@ def test_a_renamed_column_between_plan_and_swap_is_met(bucketed, catalog):
 
     rows = {row["id"]: row["sum"] for row in bucketed.load().scan().to_arrow().to_pylist()}
     assert rows == {**{k: v[1] for k, v in FIRST}, 0: 100}
+
+
+def test_a_long_merge_that_lost_a_race_is_planned_again(bucketed, catalog):
+    committer = bucketed.begin()
+    bucketed.upsert(committer, FIRST)
+    inner = bucketed.run_tasks
+
+    def slow(context, tasks):
+        bucketed.time.now_s += 10 * bucketed.tables.patience.total_s
+        return inner(context, tasks)
+
+    bucketed.run_tasks = slow
+    catalog.next_meets(lambda: bucketed.append_accounts({500: ("eu", 5)}), "demo.accounts")
+
+    bucketed.upsert(committer, [(0, ("us", 100))])
+
+    assert bucketed.accounts() == {**dict(FIRST), 0: ("us", 100), 500: ("eu", 5)}

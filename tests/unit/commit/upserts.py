@@ -19,7 +19,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import Merging, Run, in_process
-from frazil.commit.settle import batch_folder
+from frazil.commit.settle import batch_folder, sweep_batch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
@@ -76,7 +76,11 @@ class UpsertWorld(World):
         return journal
 
     def upsert(self, committer: Committer, changes: Changes) -> Marker:
-        return committer.commit(self.change(committer, changes))
+        """Stage, journal, commit and sweep one batch, as a writer does."""
+        journal = self.change(committer, changes)
+        marker = committer.commit(journal)
+        sweep_batch(self.tables, journal)
+        return marker
 
     def stage_changes(self, key: BatchKey, changes: Changes) -> tuple[StagedFile, ...]:
         table = self.load()
