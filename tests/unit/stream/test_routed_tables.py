@@ -1,0 +1,153 @@
+"""Which tables a route has, and which it makes: by what the catalog says of them, and never somebody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import Catalog
+
+from frazil.commit.committer import Committer
+from frazil.commit.followers import Behind
+from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Patience
+from frazil.errors import RouteBehind
+from frazil.ingest.contract import StageContext
+from frazil.kafka.identity import SourceIdentity
+from frazil.spec.model import StreamSpec
+from frazil.stream.routed_tables import RoutedTables, made_anew, value_property
+from frazil.stream.stage_context import stage_context
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_dead_letters, ensure_table
+
+SOURCE = SourceIdentity("cluster", {"shop": "id"})
+
+pytestmark = pytest.mark.usefixtures("frazil_home")
+
+
+def declared(**route: Any) -> StreamSpec:
+    return StreamSpec.model_validate(
+        {
+            "name": "shop",
+            "source": {"topics": ["shop"], "format": "json", "bootstrap-servers": "nowhere:9092"},
+            "table": {"identifier": "shop.other", "properties": {"write.data.path": "/tmp/nobody", "note": "kept"}},
+            "schema": {"id": "long not null", "kind": "string", "at": "timestamptz not null"},
+            "event-time": "at",
+            "route": {"by": "field", "name": "kind", **route},
+        }
+    )
+
+
+class Shop:
+    """A stream with its home and a route, as its writer opens them."""
+
+    def __init__(self, **route: Any) -> None:
+        self.spec = declared(**route)
+        self.catalog: Catalog = load_catalog(None)
+        targets = {
+            "main": ensure_table(self.catalog, self.spec),
+            "dead-letters": ensure_dead_letters(self.catalog, self.spec),
+        }
+        self.tables = StreamTables.of("shop", targets, clock_ms=lambda: 1, patience=Patience(total_s=5))
+        Committer.take_over(self.tables, source=SOURCE, initial=lambda: {("shop", 0): 0})
+
+    def home(self) -> Marker:
+        found = self.tables.marker()
+        assert found is not None
+        return found
+
+    def open(self, **behind: Behind) -> RoutedTables:
+        assert self.spec.route is not None
+        named = {name.replace("__", "."): found for name, found in behind.items()}
+        routed = RoutedTables(self.spec, self.spec.route, self.catalog, self.tables, named)
+        routed.open(self.home())
+        return routed
+
+    def context(self, routed: RoutedTables) -> StageContext:
+        key = BatchKey(1, 1)
+        return routed.placed(
+            stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids), key
+        )
+
+
+def test_declared_tables_are_made_with_a_marker_and_folders_of_their_own() -> None:
+    shop = Shop(tables={"a": "shop.a", "b": "shop.a"})
+    routed = shop.open()
+    assert routed.targets == {"a": "shop.a", "b": "shop.a"}
+    table = shop.catalog.load_table("shop.a")
+    assert read_marker(table.properties, "shop") is not None
+    assert table.properties["note"] == "kept"
+    assert "write.data.path" not in table.properties, "else a sweep of home would meet its files"
+    context = shop.context(routed)
+    assert context.targets["shop.a"].folder == f"{table.location()}/data/shop/00000001/00000001"
+    assert context.targets["shop.a"].schema_json == context.main.schema_json
+    assert StageContext.from_named(context.named()) == context
+
+
+def test_tables_that_were_made_are_found_again_and_count() -> None:
+    shop = Shop(template="shop.of_{value}", limit=3)
+    shop.open().make(["b", "A"], shop.home())
+    routed = shop.open()
+    assert sorted(routed.targets) == ["A", "b"]
+    routed.make(["y", "x"], shop.home())
+    assert sorted(routed.targets) == ["A", "b", "x"], "in the order of values, whoever asks"
+    destinations = shop.context(routed).destinations
+    assert destinations is not None
+    assert destinations.full == "route.limit is 3, and so many tables were made"
+
+
+def test_tables_beside_them_are_not_the_routes() -> None:
+    shop = Shop(template="shop.of_{value}")
+    home = shop.tables.main.current()
+    for name, properties in (("of_plain", {}), ("of_moved", {value_property("shop"): "another"}), ("of_", {})):
+        shop.catalog.create_table(f"shop.{name}", home.schema(), properties=properties)
+    routed = shop.open()
+    assert routed.targets == {}
+    routed.make(["plain", "moved", "new"], shop.home())
+    assert sorted(routed.targets) == ["new"]
+    assert sorted(routed.refused) == ["moved", "plain"]
+    assert read_marker(shop.catalog.load_table("shop.of_plain").properties, "shop") is None
+
+
+def test_two_writers_that_make_a_table_at_once_make_one() -> None:
+    shop = Shop(template="shop.of_{value}")
+    one, other = shop.open(), shop.open()
+    one.make(["a"], shop.home())
+    other.make(["a"], shop.home())
+    assert one.targets == other.targets == {"a": "shop.of_a"}
+    marker = read_marker(shop.catalog.load_table("shop.of_a").properties, "shop")
+    assert marker is not None
+    assert len(shop.catalog.load_table("shop.of_a").metadata.snapshots) == 1
+
+
+def test_many_tables_are_made_side_by_side() -> None:
+    shop = Shop(template="shop.of_{value}")
+    routed = shop.open()
+    routed.make([f"v{number}" for number in range(25)], shop.home())
+    assert len(routed.targets) == routed.made == 25
+    assert len({id(t.schema_json) for name, t in shop.context(routed).targets.items() if "." in name}) == 1
+
+
+def test_a_table_that_rows_wait_for_is_never_begun_anew() -> None:
+    shop = Shop(template="shop.of_{value}")
+    shop.open().make(["a"], shop.home())
+    shop.catalog.purge_table("shop.of_a")
+    waiting = Behind("shop.of_a", 1, 1, 5, "it does not exist any more")
+    routed = shop.open(shop__of_a=waiting)
+    with pytest.raises(RouteBehind, match=r"shop\.of_a lacks 5 rows of 1 batch: it does not exist any more"):
+        routed.make(["a"], shop.home())
+    made_anew(shop.spec, "shop.of_a")
+    with pytest.raises(RouteBehind):
+        shop.open(shop__of_a=waiting)
+
+
+def test_values_of_another_route_stay_where_they_are() -> None:
+    shop = Shop(template="shop.of_{value}")
+    shop.open().make(["a"], shop.home())
+    assert shop.spec.route is not None
+    shop.spec = shop.spec.model_copy(
+        update={"route": shop.spec.route.model_copy(update={"tables": {"a": "shop.declared"}})}
+    )
+    routed = shop.open()
+    assert (routed.targets, routed.made) == ({"a": "shop.declared"}, 0)
