@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import requests
+from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
 """To connect, and between two parts of an answer."""
@@ -14,19 +15,27 @@ class Silent(Exception):
     """No usable answer. Nothing is known of the driver; the message says why."""
 
 
+class Unreached(Silent):
+    """No connection was made, so nothing was asked."""
+
+
 def call(session: requests.Session, method: str, url: str, *, who: str, **how: Any) -> requests.Response:
     """Any answer of the API itself, whatever its status; `who` names the API in messages.
 
-    Raises Silent: no connection, no answer in time, redirects in a circle, an error of the server (5xx, 429).
+    Raises Unreached: no connection; and Silent: no answer in time, redirects in a circle, an error of the server
+    (5xx, 429).
     """
     try:
         answer = session.request(method, url, timeout=TIMEOUT_S, **how)
     except requests.exceptions.SSLError as error:
-        raise Silent(f"the certificate of {who} is not trusted: {_cause(error)}") from error
+        raise Unreached(f"the certificate of {who} is not trusted: {_cause(error)}") from error
+    except requests.ConnectTimeout as error:
+        raise Unreached(f"{who} cannot be reached: no connection within {TIMEOUT_S[0]:.0f} s") from error
     except requests.Timeout as error:
         raise Silent(f"{who} did not answer in time") from error
     except (requests.RequestException, OSError) as error:
-        raise Silent(f"{who} cannot be reached: {_cause(error)}") from error
+        kind = Unreached if _never_connected(error) else Silent
+        raise kind(f"{who} cannot be reached: {_cause(error)}") from error
     if answer.status_code >= 500 or answer.status_code == 429:
         raise Silent(f"{who} answered {answer.status_code} {answer.reason}")
     return answer
@@ -42,6 +51,12 @@ def body(answer: requests.Response, *, who: str) -> dict[str, Any]:
         kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
         raise Silent(f"{who} answered {answer.status_code} with {kind}, and not with JSON: is a proxy in front of it?")
     return found
+
+
+def _never_connected(error: BaseException) -> bool:
+    """Whether the connection was refused, or the host's name is unknown: a connection may also break later."""
+    wrapped = error.args[0] if error.args else None
+    return isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
 
 
 def _cause(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import requests
 
-from frazil.cluster.api import Silent, body, call
+from frazil.cluster.api import Silent, Unreached, body, call
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import EnvironmentUnusable
 
@@ -60,20 +60,24 @@ def create_request(
 def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
     """Have one of the masters run a driver; returns its id, such as `driver-20251122013000-0000`.
 
-    Raises EnvironmentUnusable if all refuse, and Silent if the driver may run although nobody said so.
+    The next master is asked after one that refused or could not be reached. One that does not answer may have taken the
+    driver, and another would start it twice.
+
+    Raises EnvironmentUnusable if all refuse, Unreached if none took it and one could not be reached, and Silent if the
+    driver may run although nobody said so.
     """
-    refused, silent = [], None
+    refused, unreached = [], None
     for address in addresses:
         try:
             found = _ask("POST", f"{address}/v1/submissions/create", json=dict(request))
-        except Silent as problem:
-            silent = problem
+        except Unreached as problem:
+            unreached = problem
             continue
         if found.get("success") is True and found.get("submissionId"):
             return str(found["submissionId"])
         refused.append(str(found.get("message") or "it does not say why").partition("\n")[0])
-    if silent is not None:
-        raise silent
+    if unreached is not None:
+        raise unreached
     raise EnvironmentUnusable(f"the cluster does not take the driver: {'; '.join(refused) or 'it has no master'}")
 
 

@@ -81,7 +81,12 @@ class StandaloneSubmitter:
             environment=_standalone_environment(driver),
             spark_version=pyspark.__version__,
         )
-        return standalone.submit(self._addresses, request)
+        try:
+            return standalone.submit(self._addresses, request)
+        except Silent:
+            # The next submission, which has another id, begins at another master: this one may hang for hours.
+            self._addresses = (*self._addresses[1:], *self._addresses[:1])
+            raise
 
     def find(self, driver: ClusterDriver) -> str | None:  # noqa: ARG002 - see the interface
         """See `Submitter.find`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ class Answer:
     body: Any = None
     """An object is sent as JSON, a text as it is."""
     headers: dict[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
 
 
 @dataclass
@@ -40,6 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.api.asked.append((self.command, self.path, dict(self.headers), body))
         found = self.api.answers.get((self.command, self.path.partition("?")[0]), Answer(404, {"message": "not found"}))
         kind = "text/html" if isinstance(found.body, str) else "application/json"
+        time.sleep(found.delay_s)
         text = (found.body if isinstance(found.body, str) else json.dumps(found.body)).encode()
         self.send_response(found.status)
         for name, value in {"Content-Type": kind, "Content-Length": str(len(text)), **found.headers}.items():

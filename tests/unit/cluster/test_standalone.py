@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frazil.cluster import standalone
-from frazil.cluster.api import Silent
+from frazil.cluster.api import Silent, Unreached
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.cluster.standalone import StandaloneDriver, submission_status
 from frazil.errors import EnvironmentUnusable
@@ -80,8 +80,24 @@ def test_the_master_that_leads_takes_the_driver(apis: Any) -> None:
     assert standalone.submit([standby.address, leader.address], REQUEST) == DRIVER
     with pytest.raises(EnvironmentUnusable, match=r"does not take the driver: Can only accept \.\.\. ALIVE state$"):
         standalone.submit([standby.address], REQUEST)
-    with pytest.raises(Silent, match="cannot be reached"):
+    with pytest.raises(Unreached, match="cannot be reached"):
         standalone.submit([standby.address, "http://127.0.0.1:1"], REQUEST)
+    assert standalone.submit(["http://127.0.0.1:1", leader.address], REQUEST) == DRIVER
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1.0])
+def test_no_other_master_is_asked_after_one_that_may_have_taken_the_driver(
+    apis: Any, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    monkeypatch.setattr("frazil.cluster.api.TIMEOUT_S", (2.0, 0.1))
+    hangs, other = apis(), apis()
+    path = ("POST", "/v1/submissions/create")
+    hangs.answers[path] = Answer(503, {"message": "gateway"}, delay_s=delay_s)
+    other.answers[path] = Answer(body={"success": True, "submissionId": DRIVER})
+    with pytest.raises(Silent, match="did not answer in time" if delay_s else "answered 503") as caught:
+        standalone.submit([hangs.address, other.address], REQUEST)
+    assert not isinstance(caught.value, Unreached)
+    assert not other.asked
 
 
 def test_status_and_kill_ask_each_master_until_one_knows(apis: Any) -> None:
