@@ -24,7 +24,7 @@ from frazil import __version__, clock
 from frazil.cluster.api import Silent
 from frazil.cluster.driver import Driver, DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
-from frazil.errors import FrazilError
+from frazil.errors import Fenced, FrazilError
 from frazil.home import run_folder
 from frazil.host.agents import KILL, record_agent
 from frazil.host.process_log import log_to_stderr
@@ -121,7 +121,7 @@ class Agent:
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
-        """The exit code, and why, if it is not 0. Raises what a submission raises."""
+        """The exit code, and why, if it is not 0. Raises what a submission raises, and Fenced."""
         while True:
             try:
                 seen = self._look()
@@ -226,6 +226,10 @@ class Agent:
             master=self._prepared.resources.master,
             ordered_at_ms=clock.now_ms(),
         )
+        if self._order is None and (other := self._folder.order()) is not None:
+            self._order = other  # of an agent that began beside this one: the next look decides about its driver
+            return
+        self._ordered_now()
         # First the order, then the submission: a driver that nobody knows of would be named by nothing.
         self._folder.put_order(order)
         self._order, self._told, self._status = order, None, _UNASKED
@@ -246,7 +250,8 @@ class Agent:
             return
         if not self._order.kill:
             # An agent that comes after this one goes on with it. A driver that starts late hears of the stop.
-            self._put(kill=True, stop=self._order.stop or "the supervisor ended it by force")
+            order = self._ordered_now() or self._order
+            self._put(kill=True, stop=order.stop or "the supervisor ended it by force")
         if self._order.submission is None:
             return
         if self._monotonic() - self._killed_at_s < KILL_AGAIN_S:
@@ -258,10 +263,21 @@ class Agent:
             log.warning("the driver could not be killed yet: %s", error)
 
     def _put(self, **changes: Any) -> None:
-        if self._order is not None:
-            order = dataclasses.replace(self._order, **changes)
-            self._folder.put_order(order)
-            self._order = order
+        """Change the order as it stands: another agent may have noted a stop in it. Raises Fenced."""
+        if (order := self._ordered_now()) is not None:
+            self._order = dataclasses.replace(order, **changes)
+            self._folder.put_order(self._order)
+
+    def _ordered_now(self) -> Order | None:
+        """The order, read again. Raises Fenced if it names another driver than this agent's."""
+        now = self._folder.order()
+        if now is None or self._order is None or now.id == self._order.id:
+            return now or self._order
+        stream = self._prepared.spec.name
+        raise Fenced(
+            f"another agent of stream {stream!r}, perhaps on another host, ordered a driver after this one's: this one "
+            f"ends and leaves that driver alone; see `frazil status {stream}`"
+        )
 
     def _end(self, step: Step) -> tuple[int, str | None]:
         if self._order is not None and self._followed:
@@ -274,6 +290,10 @@ class Agent:
                 # Its Python has ended, and its JVM may hold executors for ever.
                 with suppress(FrazilError):
                     self._driver(self._order.submission).kill()
+        if step.code == 0 and self._asked.stop is None and not self._asked.force:
+            order = self._ordered_now()
+            if self._until_caught_up and order is not None and order.stop is not None:
+                raise Fenced(f"the driver ended before it had caught up: another agent asked it to ({order.stop})")
         code = KILLED if self._asked.force and step.code == 0 and not self._was_last_word() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason

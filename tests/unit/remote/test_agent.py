@@ -14,7 +14,7 @@ from frazil import __version__
 from frazil.cluster.api import Silent
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
-from frazil.errors import EnvironmentUnusable
+from frazil.errors import EnvironmentUnusable, Fenced
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -72,6 +72,24 @@ class Cluster:
         return "the JVM's last words"
 
 
+class LooksTooEarly:
+    """A driver's folder as one who looked before there was an order."""
+
+    def __init__(self, folder: DriverFolder) -> None:
+        self._folder, self.looks = folder, 0
+
+    def order(self) -> Any:
+        self.looks += 1
+        return self._folder.order() if self.looks > 1 else None
+
+    def told(self, driver: str) -> Any:
+        self.looks += 1
+        return self._folder.told(driver)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._folder, name)
+
+
 class World:
     def __init__(self, folder: Path, spec: StreamSpec) -> None:
         self.spec, self.cluster, self.asked = spec, Cluster(), Asked()
@@ -87,7 +105,7 @@ class World:
             spec=spec,
             declared={"name": "ticks"},
             resources=spec.resources,
-            folder=self.folder,
+            folder=wanted.pop("folder", self.folder),
             restart_generation=wanted.pop("restart_generation", 0),
             program=Path("/opt/drive_stream.py"),
             arguments=("ticks",),
@@ -280,3 +298,59 @@ def test_a_cluster_that_refuses_the_driver_ends_the_agent_with_its_words(
     world.start()
     eventually(lambda: world.ended)
     assert isinstance(world.ended[0], EnvironmentUnusable), "and it is not taken for a storage that is away"
+
+
+def test_an_agent_never_writes_over_the_order_of_another(world: World, eventually: Any) -> None:
+    world.start()
+    order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
+    other = dataclasses.replace(order, id="b" * 32, submission="driver-9")
+    world.folder.put_order(other)
+    world.stop()
+    eventually(lambda: world.ended)
+    assert isinstance(world.ended[0], Fenced)
+    assert world.folder.order() == other
+
+
+def test_what_another_agent_noted_in_the_order_stays(world: World, eventually: Any) -> None:
+    world.start()
+    order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
+    world.folder.put_order(dataclasses.replace(order, stop="a restart was asked for"))
+    world.asked.force = True
+    world.asked.wake.set()
+    eventually(lambda: world.ended == [137])
+    assert world.folder.order() == dataclasses.replace(order, stop="a restart was asked for", kill=True)
+
+
+def test_two_agents_that_begin_at_once_order_one_driver(world: World, eventually: Any) -> None:
+    """The second one looked before the first one had ordered."""
+    world.start()
+    order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
+    late = LooksTooEarly(world.folder)
+    world.start(folder=late)
+    eventually(lambda: late.looks > 2)
+    assert world.folder.order() == order
+    world.stop()
+    eventually(lambda: (found := world.folder.order()) and found.stop)
+    world.tell(ended=Exit(0))
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    eventually(lambda: world.ended == [0, 0])
+    assert len(world.cluster.submitted) == 1
+
+
+@pytest.mark.parametrize("changes", [{"id": "b" * 32}, {"stop": "a restart was asked for"}])
+def test_a_driver_that_was_replaced_has_not_caught_up(world: World, eventually: Any, changes: dict[str, str]) -> None:
+    world.start(until_caught_up=True)
+    order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
+    world.tell(ended=Exit(0))
+    world.folder.put_order(dataclasses.replace(order, **changes))  # type: ignore[arg-type]
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    eventually(lambda: world.ended)
+    assert isinstance(world.ended[0], Fenced)
+
+
+def test_a_driver_that_ended_by_itself_has_caught_up(world: World, eventually: Any) -> None:
+    world.start(until_caught_up=True)
+    eventually(lambda: (found := world.folder.order()) and found.submission)
+    world.tell(ended=Exit(0))
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    eventually(lambda: world.ended == [0])

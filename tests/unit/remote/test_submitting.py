@@ -96,6 +96,24 @@ def test_no_resolved_reference_is_on_a_standalone_drivers_command_line(monkeypat
     assert "hush" not in str(properties)
 
 
+def test_the_next_submission_begins_at_another_master_after_one_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def hang(addresses: tuple[str, ...], _: object) -> str:
+        asked.append(addresses)
+        raise Silent("it did not answer in time")
+
+    monkeypatch.setattr("frazil.cluster.standalone.submit", hang)
+    submitted = driver(master="spark://a:7077,b:7077")
+    masters = StandaloneSubmitter(submitted.resources)
+    for _ in range(2):
+        with pytest.raises(Silent):
+            masters.submit(submitted)
+    assert asked == [("http://a:6066", "http://b:6066"), ("http://b:6066", "http://a:6066")]
+
+
 def test_spark_submit_has_its_secrets_in_a_file_of_its_own() -> None:
     seen: list[str] = []
 
