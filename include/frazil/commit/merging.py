@@ -114,6 +114,8 @@ class MergeWriter:
         self._run(context, self._inserting(context, plan))
         results = [result for _, result in self._of_plan(context)]
         files = tuple(file for result in results for file in result.files)
+        if files:  # they must outlive a loss of power, as the marker does
+            open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
         gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
         snapshot_id = table.metadata.new_snapshot_id()
         base = _without(gone, plan, table, head, snapshot_id) if gone else None
