@@ -13,9 +13,15 @@ THREADS_MOST = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """The results in the items' order. All steps have ended when it returns or raises what the first failed one did."""
-    if len(items) < 2:
-        return [step(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), THREADS_MOST), "tables") as threads:
-        steps = [threads.submit(step, item) for item in items]
-    return [done.result() for done in steps]
+    """The results in the order of the items, of which there is one at least.
+
+    The last item's step runs in the calling thread: the table that decides a commit may need what belongs to that one.
+    All steps have ended when it returns, or raises an error of one of them.
+    """
+    *others, last = items
+    if not others:
+        return [step(last)]
+    with ThreadPoolExecutor(min(len(others), THREADS_MOST), "tables") as threads:
+        steps = [threads.submit(step, item) for item in others]
+        done = step(last)
+    return [*(one.result() for one in steps), done]
