@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from uuid import UUID
 
 from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
@@ -156,7 +157,7 @@ class _Wanted:
 
     def values_of(self, file: DataFile) -> Values | None:
         """The group of a table's file; None for one of another spec."""
-        return tuple(file.partition[i] for i in self.decided) if file.spec_id == self.spec_id else None
+        return tuple(_plain(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
 
     def _box(self, files: Iterable[StagedFile]) -> Box:
         return tuple(
@@ -215,6 +216,11 @@ class _Wanted:
             if least is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < least:
                 return False
         return True
+
+
+def _plain(value: Any) -> Any:
+    """A partition value as `from_bytes` gives it: Avro has another form of UUIDs."""
+    return value.bytes if isinstance(value, UUID) else value
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:

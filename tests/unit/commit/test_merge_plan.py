@@ -4,21 +4,44 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestFile
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import LongType, StringType
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    FixedType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
 
 from frazil.commit import merge_plan
 from frazil.commit.manifest_writing import Layout, write_added
 from frazil.commit.merge_plan import PATH_FIELD_ID, plan_merge
 from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.target import change_target, target_table
 from frazil.errors import SchemaIncompatible
+from frazil.ingest.changes import CHANGE
 from frazil.ingest.contract import StagedFile
+from frazil.ingest.write import TableWriter, file_namer
 from tests.unit.commit.upserts import BY_REGION, WHOLE, upsert_world
 
 KEY = ("id",)
@@ -239,3 +262,52 @@ def test_deletes_that_a_merge_does_not_apply_are_refused(whole, more, said):
 def test_a_key_column_that_is_gone_is_refused(whole):
     with pytest.raises(SchemaIncompatible, match="lacks other, which the key"):
         plan_merge(whole.load(), [change(0)], ("id", "other"), parallelism=1)
+
+
+DAY = date(2013, 1, 2)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+VALUES = [
+    (BooleanType(), True, False),
+    (IntegerType(), 1, 2),
+    (LongType(), 1, 2**40),
+    (DecimalType(9, 2), Decimal("1.25"), Decimal("-3.50")),
+    (DateType(), DAY, date(1969, 5, 1)),
+    (TimeType(), time(1, 2, 3), time(4)),
+    (TimestampType(), datetime(2013, 1, 2, tzinfo=UTC).replace(tzinfo=None), EPOCH),
+    (TimestamptzType(), datetime(2013, 1, 2, tzinfo=UTC), datetime(1960, 1, 1, tzinfo=UTC)),
+    (StringType(), "a" * 40, "ä"),
+    (UUIDType(), UUID(int=1).bytes, UUID(int=2**127 + 5).bytes),
+    (FixedType(2), b"ab", b"\xff\x00"),
+    (BinaryType(), b"a", b"\xff" * 40),
+]
+
+
+@pytest.mark.parametrize("transform", [IdentityTransform(), BucketTransform(4), None], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "one", "other"), VALUES, ids=lambda value: str(value) if "(" not in str(value) else ""
+)
+def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transform):
+    if isinstance(transform, BucketTransform) and not transform.can_transform(kind):
+        pytest.skip("Iceberg has no buckets of it")
+    field = NestedField(1, "key", kind, required=True)
+    parts = [] if transform is None else [PartitionField(1, 1000, transform, "part")]
+    table = catalog.inner.create_table("demo.keyed", Schema(field), partition_spec=PartitionSpec(*parts))
+    target = target_table(table, folder=f"{table.location()}/data")
+
+    def write(to, value):
+        writer = TableWriter(to, "main", io=table.io, file_name=file_namer(0, 0))
+        rest = dict.fromkeys(writer.layout.arrow_schema.names)
+        rest |= {"kafka_topic": "t", "kafka_partition": 0, "kafka_offset": 0, CHANGE: 0} if to is not target else {}
+        rows = [{**rest, "key": value}]
+        writer.add(pa.Table.from_pylist(rows, schema=writer.layout.arrow_schema))
+        return writer.finish()
+
+    prepared = SnapshotWriter(write(target, one)).prepare(table, summary={}, now_ms=1_800_000_000_000)
+    catalog.inner.commit_table(table, prepared.requirements, prepared.updates)
+    table = catalog.inner.load_table("demo.keyed")
+    found = {
+        value: sum(len(task.files) for task in plan_merge(table, write(changes, value), ["key"], parallelism=1).tasks)
+        for changes in [change_target(target, ("key",))]
+        for value in (one, other)
+    }
+    assert found == {one: 1, other: 0}
