@@ -8,7 +8,7 @@ lock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from pyiceberg.table import Table
@@ -55,6 +55,8 @@ class Committer:
         self._held: dict[TopicPartition, BitMap64] | None = None
         self.routed: BatchKey | None = None
         """What the marker says of routed tables from the next commit on; None to say what it said before."""
+        self.together: Callable[[Journal], Sequence[TableCommit[Marker]]] = lambda _: ()
+        """The commits of a batch to routed tables, where they are in one step with its others."""
 
     @classmethod
     def take_over(
@@ -150,7 +152,7 @@ class Committer:
         batch = commit_of(
             self._tables, main, decide, files=files, merge=merge, summary=summary, branch_change=branch_change
         )
-        commits = (self._dead_letters_of(journal), batch)
+        commits = (self._dead_letters_of(journal), *self.together(journal), batch)
         return commit_snapshots(commits, patience=self._tables.patience, at_once=self._tables.at_once)
 
     def _merge_of(self, journal: Journal) -> MergeWriter | None:

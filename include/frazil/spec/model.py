@@ -109,9 +109,9 @@ class Commit(Model):
 
     atomic: bool = Field(
         default=False,
-        description="Whether a batch's rows and its dead letters appear in one step, where the catalog can do that: "
-        "SQLite, PostgreSQL, or a REST catalog that is declared to be Lakekeeper or Polaris. Without it the dead "
-        "letters appear first.",
+        description="Whether a batch's rows, in all tables of a route, and its dead letters appear in one step, where "
+        "the catalog can do that: SQLite, PostgreSQL, or a REST catalog that is declared to be Lakekeeper or Polaris. "
+        "Without it the dead letters appear first.",
     )
 
     @property

@@ -142,7 +142,6 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     for place, declared, sound, instead in (
         ("mode", spec.mode, "append", "leave it out"),
         ("commit.align", spec.commit.align, "none", "leave it out"),
-        ("commit.atomic", str(spec.commit.atomic).lower(), "false", "leave it out"),
         ("evolution", spec.evolution.mode, "off", "leave it out, and declare new columns"),
         ("distribution", spec.distribution, "none", "leave it out"),
         ("source.format.lines", str(spec.has_lines).lower(), "false", "let each record be one row"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from frazil.commit.committer import Committer
 from frazil.commit.followers import Behind, Followers
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
@@ -71,7 +72,7 @@ class StreamRoute:
             self.routed.make(values, home)
 
     def decided(self, journal: Journal) -> None:
-        """Home has committed a batch: its tables follow."""
+        """Home has committed a batch: its tables follow. After a commit in one step they have it already."""
         self.followers.add(journal)
         self.tried = time.monotonic()
         self.followers.commit()
@@ -97,6 +98,13 @@ class StreamRoute:
                 f"{format_duration(lag)}. The rows are kept. Mend the table, then start again; or let it go on without "
                 f"them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
+
+
+def join_routed(tables: StreamTables, committer: Committer) -> None:
+    """Let all of a batch's tables be committed to in one step, if the stream declares `commit.atomic`."""
+    marker = tables.marker()
+    if tables.at_once is not None and marker is not None:
+        committer.together = Followers.of(tables, marker).together
 
 
 def told(behind: Sequence[Behind]) -> str:

@@ -56,7 +56,7 @@ from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.reporter import Reporter
-from frazil.stream.route import StreamRoute
+from frazil.stream.route import StreamRoute, join_routed
 from frazil.stream.stage_context import merge_rules
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
@@ -310,6 +310,7 @@ class Epoch:
             after=self.after,
         )
         self.number = committer.epoch
+        join_routed(p.tables, committer)
         settled = settle(p.tables, committer)
         marker = p.tables.marker()
         if marker is None:

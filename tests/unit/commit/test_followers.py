@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyiceberg.exceptions import ForbiddenError
+from pyiceberg.exceptions import CommitFailedException, ForbiddenError
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
@@ -19,8 +19,12 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import bare_path, discard_batch, sweep
 from frazil.commit.stream_tables import StreamTables
+from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import Undecided
+from frazil.stream.route import join_routed
+from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_commit import TableChange
 
 from .conftest import BY_DAY, SCHEMA, TOPIC, World, catalog_in, event_time, new_world
 
@@ -289,6 +293,76 @@ def test_a_marker_without_routed_tables_reads_and_writes_as_before(routed: Route
     text = routed.world.marker().to_property()
     assert "routed" not in text
     assert Marker.from_property("events", text).routed is None
+
+
+@pytest.mark.parametrize("event", ["well", "refused", "lost answer", "crash"])
+def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(routed: Routed, event: str) -> None:
+    at_once = commit_tables_of(routed.world.catalog.inner)
+    steps: list[list[str]] = []
+
+    def committed(changes: Sequence[TableChange]) -> Any:
+        steps.append([".".join(change.table.name()) for change in changes])
+        if event == "refused" and len(steps) == 1:
+            raise CommitFailedException("lost a race")
+        done = at_once(changes)
+        assert routed.offsets(ORDERS) == routed.offsets(PAYMENTS) == routed.offsets("demo.events") == [0]
+        if event == "lost answer" and len(steps) == 1:
+            raise ConnectionError("the answer was lost")
+        if event == "crash":
+            raise KeyboardInterrupt
+        return done
+
+    def begin() -> None:
+        routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
+        routed.committer = routed.world.take_over()
+        join_routed(routed.tables, routed.committer)
+        routed.world.settle(routed.committer)
+        routed.followers = Followers.of(routed.tables, routed.world.marker())
+
+    begin()
+    rows = {"main": [0], ORDERS: [0], PAYMENTS: [0]}
+    if event == "crash":
+        with pytest.raises(KeyboardInterrupt):
+            routed.run(rows, 1)
+        begin()
+        routed.followers.commit()
+    else:
+        routed.run(rows, 1)
+    assert routed.offsets(ORDERS) == routed.offsets(PAYMENTS) == routed.offsets("demo.events") == [0]
+    assert set(steps[0]) == {"demo.events", ORDERS, PAYMENTS}
+    assert len(steps) == (2 if event == "refused" else 1)
+
+
+def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Routed) -> None:
+    journal = routed.stage({"main": [0], ORDERS: [0], PAYMENTS: [0]}, 1)
+    assert routed.tables.journals.put(journal)
+    at_once, steps = commit_tables_of(routed.world.catalog.inner), []
+
+    def committed(changes: Sequence[TableChange]) -> Any:
+        steps.append(len(changes))
+        return at_once(changes)
+
+    routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
+    routed.committer = routed.world.take_over()
+    join_routed(routed.tables, routed.committer)
+    routed.world.settle(routed.committer)
+    assert steps == [3]
+    assert routed.offsets(ORDERS) == routed.offsets(PAYMENTS) == routed.offsets("demo.events") == [0]
+
+
+def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Routed) -> None:
+    routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
+    routed.run({ORDERS: [0]}, 1)
+    at_once = commit_tables_of(routed.world.catalog.inner)
+    routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
+    routed.committer = routed.world.begin()
+    routed.followers = Followers.of(routed.tables, routed.world.marker())
+    routed.committer.together = routed.followers.together
+    with pytest.raises(CommitUnavailable, match=r"demo\.orders lacks 1 row of 1 batch: .*not yours"):
+        routed.run({"main": [1], ORDERS: [2]}, 3)
+    assert routed.offsets("demo.events") == []
+    routed.begin().commit()
+    assert (routed.offsets(ORDERS), routed.offsets("demo.events")) == ([0, 2], [1])
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
